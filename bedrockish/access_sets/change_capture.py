@@ -81,7 +81,7 @@ class Capture:
             self._db.preupdate_hook(self._hook)
 
     def use(self, tables: Tables) -> None:
-        """Learn the tables of a new schema."""
+        """Use the tables of a new schema from now on."""
         self._tables, self._shadows, self._chunks = tables.by_name, tables.virtual.shadows, tables.virtual.chunks
         self._searched = {
             name: [[table.columns.index(column) for column in one.columns if column in table.columns] for one in found]

@@ -37,9 +37,10 @@ class Growing:
         return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
 
     def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
-        """Add the reads of a statement with these parameters; if it failed, also the keys that constraints looked up.
+        """Add the reads of a statement with these parameters.
 
-        Its error depends on these keys. Rows that the failed statement changed, and SQLite rolled back, are not added.
+        With ``failed``, also add the keys that constraints may have looked up, on which the error depends. Rows that
+        the statement changed before SQLite rolled it back are not added.
         """
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))

@@ -63,7 +63,7 @@ _WRITES_P3 = """Concat Add Subtract Multiply Divide Remainder BitAnd BitOr Shift
     Clear"""
 
 WRITES: dict[str, tuple[str, ...]] = {}
-"""Opcode -> the operands that name a register which it gives a value unknown to us."""
+"""Opcode -> its operands that name a register to which it writes an unknown value."""
 for _operand, _text in (("p1", _WRITES_P1), ("p2", _WRITES_P2), ("p3", _WRITES_P3)):
     for _name in sorted(_names(_text)):
         WRITES[_name] = (*WRITES.get(_name, ()), _operand)
@@ -72,7 +72,7 @@ TRACKED = _names(
     """Integer Int64 Real String8 Variable Null SoftNull BeginSubrtn SCopy IntCopy Copy Move Affinity MustBeInt
     RealAffinity RowSetAdd RowSetRead RowSetTest TypeCheck"""
 )
-"""Moves values between registers in a way that ``registers.py`` follows."""
+"""Opcodes that move values between registers, which ``register_values.py`` computes."""
 
 _NEUTRAL = _names(
     """Init Goto Halt HaltIfNull Transaction ResultRow Noop Explain Return ElseEq Compare Permutation Jump Once If

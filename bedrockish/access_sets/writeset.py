@@ -280,7 +280,10 @@ class _TableKeys:
         return None if values is None else (*row, *values)
 
     def between(self, rowids: Set[int | None]) -> list[Range]:
-        """Return ranges with all keys that rows with ids between these can write; whole for a WITHOUT ROWID table."""
+        """Return ranges with all keys that rows with rowids from the least to the greatest of these can write.
+
+        The rowids do not bound the keys of indexes and of a WITHOUT ROWID table, so the whole index or table is
+        returned."""
         if self._table.key is not None or None in rowids:
             return self.whole()
         known = [rowid for rowid in rowids if rowid is not None]

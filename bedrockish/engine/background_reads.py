@@ -29,7 +29,7 @@ class BackgroundReads:
 
     Args:
         file: path of the database file.
-        prepare: gives a connection the functions and collations that SQLite does not have.
+        prepare: registers the functions and collations of plugins on a connection.
         limits: bounds of values.
     """
 

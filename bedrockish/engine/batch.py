@@ -2,9 +2,9 @@
 
 Every write of the node goes into the open batch. ``flush`` commits it and opens the next one. SQLite sometimes rolls
 back the whole transaction because of one statement; ``redo`` then writes the batch again from the list of its actions,
-so no request can take away a decided write.
+so no request can undo a decided write.
 
-One user has the connection at a time: the engine, an open transaction of a client (the *guest*, which leaves when the
+The connection has one user at a time: the engine, an open transaction of a client (the *guest*, which leaves when the
 engine needs the connection), or another thread (between ``hand_over`` and ``take_back``).
 """
 
@@ -66,7 +66,7 @@ class Batch:
         state: the state of the connection.
         failed: whether the file or the machine failed; nothing is committed any more then.
         weight: about how many bytes the open batch has.
-        guest: the user of the connection while the engine does not use it: open transactions of clients.
+        guest: the borrower of the connection: the open transactions of clients.
     """
 
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
@@ -104,7 +104,7 @@ class Batch:
     # -- users of the connection -----------------------------------------------------------------------------------
 
     def hand_over(self, wait: Callable[[], None]) -> None:
-        """Let another thread have the connection until ``take_back``.
+        """Give the connection to another thread until ``take_back``.
 
         Other users wait for that thread, or test ``is_away`` first and come back later.
 
@@ -133,9 +133,10 @@ class Batch:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Write the batch again after a read failed for the disk or the memory, and SQLite rolled the batch back.
+        """Write the batch again, after a read failed because of the disk or the memory and SQLite rolled the batch
+        back.
 
-        Otherwise the next write would be committed without the writes on which it rests.
+        Otherwise the next write would be committed without the writes before it.
         """
         if self.guest is not None:
             self.guest.lose()
@@ -146,7 +147,7 @@ class Batch:
             raise self.broken(error) from error
 
     def leave(self) -> None:
-        """Wait until no other thread has the connection, and take the rows of an open transaction out of the batch."""
+        """Wait until no other thread has the connection, and roll back an open transaction's rows in the batch."""
         self.come_back()
         if self.guest is not None and self.guest.inside is not None:
             try:
@@ -225,7 +226,7 @@ class Batch:
                 self._wal.finish(self._db, self._limits.wal_frames_max)
             self.open()
             if self._wal.is_overtaken():
-                # Between two batches the file is free for a moment; the node's own writes do not count here.
+                # Between two batches another process could write the file; the node's own writes do not count here.
                 self.failed = True
                 raise DamagedError(FOREIGN_WRITER)
             self._wal.reserve(self._limits.wal_frames_max)

@@ -2,7 +2,7 @@
 
 One connection writes, and is always inside a transaction, the *batch*. Requests run in the batch and are rolled back;
 entries and votes are written into it. ``flush`` commits the batch and opens the next one, and ``sync`` makes it
-durable. No message may leave the node before the batch on which it rests is durable.
+durable. No message may leave the node before the batches that it depends on are durable.
 
 SQLite sometimes rolls back a whole transaction because of one statement. The batch is then written again from the list
 of all writes since the last commit, so that no request can undo decided entries.
@@ -77,7 +77,7 @@ class Engine:
         publication: tells other programs which batches are written and durable.
         batch: the open batch.
         entries: applies entries of the journal.
-        builds: builds indexes and tables next to their tables.
+        builds: builds indexes and tables online.
         votes: the stored votes and pieces.
         background: reads of committed batches in other threads.
     """
@@ -140,7 +140,7 @@ class Engine:
             founding: the contents of a new file, with which an old file must agree. None: the file must be a node's
                 already.
             limits: the limits of a request.
-            prepare: gives every connection the functions and collations that SQLite does not have.
+            prepare: registers the functions and collations of plugins on every connection.
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.
@@ -170,18 +170,18 @@ class Engine:
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
-        """Run a request on the database as it is now, roll it back, and return its results and effects.
+        """Execute a request on the present database, roll it back, and return its results and effects.
 
         ``clock`` is the value of ``transaction_clock()`` in the request, and later than the clock of every applied
         entry; 0: the request has no clock yet.
 
         Raises:
             ClockNeededError: the request calls that function, and ``clock`` is 0.
-            TakesLongError: it has run for ``budget_s`` and has not ended.
+            TakesLongError: the request has used ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
-            UnsupportedError: it cannot be replicated.
-            TooLargeError: it is over a limit of size or time.
+            UnsupportedError: the request cannot be replicated.
+            TooLargeError: the request exceeds a limit of size or time.
             DamagedError: the file failed; the node must stop.
         """
         base, version = dict(self.applied), self.schema_version
@@ -194,7 +194,7 @@ class Engine:
                 prepared = self._roll_back(self._execute, request, base, version, budget_s, at_once=False)
         finally:
             if self.locks.held:
-                self.locks.release(request.command)  # from now on, the coordinator knows the request's writes
+                self.locks.release(request.command)  # the coordinator knows the request's writes from now on
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def _execute(
@@ -206,10 +206,10 @@ class Engine:
             return execute_mixed(self._executor, request, base, version, budget_s)
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
-        """Return the encoded results of a request that only reads, on the database as it is now, without its read set.
+        """Execute a request on the present database without computing its read set; return its encoded results.
 
-        None: the request has to be executed, because it does not only read, has already happened, fails, or takes
-        longer than ``budget_s`` seconds.
+        Return None if the request has to go through ``execute``, because it does not only read, has already happened,
+        fails, or takes longer than ``budget_s`` seconds.
 
         Raises:
             DamagedError: the file failed; the node must stop.
@@ -255,7 +255,7 @@ class Engine:
         return found or self.execute(requests[0], budget_s)
 
     def explain(self, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return the reads and writes of each statement of a text, as ``explain.explain``; roll the statements back."""
+        """Run a text, roll it back, and return the reads and writes of each statement, as ``explain.explain``."""
         self.scope.begin("", 0, dict(self.applied))
         try:
             return self._roll_back(partial(explain, self._executor, statement, user, columns=columns))
@@ -290,7 +290,7 @@ class Engine:
     def lend(self, guest: Guest) -> Parts:
         """Lend the writing connection to open transactions, and return the parts of the engine that they need.
 
-        The guest takes its rows out of the open batch when the engine needs the connection.
+        The guest rolls its rows back when the engine needs the connection.
         """
         batch, reader = self.batch, self.background.open_reader
         batch.guest = guest
@@ -298,7 +298,7 @@ class Engine:
         return Parts(*writer, reader, batch.control, batch.redo)
 
     def beside(self) -> Beside:
-        """Return the means to open connections in parallel with the writer's."""
+        """Return the functions and objects to open connections in parallel with the writer's."""
         wal = self._wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
@@ -355,7 +355,7 @@ class Engine:
 
     @property
     def is_slow_to_roll_back(self) -> bool:
-        """Whether SQLite reads thousands of definitions again each time that a request is rolled back.
+        """Whether each rollback of a request makes SQLite read thousands of definitions again.
 
         From a change of the schema until the commit of its batch, every ROLLBACK TO makes SQLite read the schema again.
         """
@@ -448,12 +448,12 @@ class Engine:
 
     @property
     def wal_frames(self) -> int:
-        """How many frames the WAL has."""
+        """The number of frames in the WAL."""
         return self._wal.frames
 
     @property
     def wal_held_frames(self) -> int:
-        """How many frames the WAL keeps because a reader needs old frames; 0 if no reader does."""
+        """The number of frames that the WAL keeps for readers of old frames; 0 without such readers."""
         return self._wal.held_frames
 
     @property

@@ -111,7 +111,7 @@ class EntryApplier:
             self._rows.apply(entry, (changes,))
             try:
                 store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
-            except BaseException:  # the file failed: no row stays without its entry
+            except BaseException:  # the file failed: roll back, so that no row is there without its entry
                 self._batch.give_up()
                 raise
             return
@@ -141,7 +141,9 @@ class EntryApplier:
         return bool(fits)
 
     def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
-        """Make an entry's changes by ``make``, and append the entry if all fitted; return the result of ``make``."""
+        """Call ``make`` for an entry's changes, and append the entry if all of them fit; return the result of
+        ``make``.
+        """
         try:
             fits = make()
             if fits:

@@ -1,4 +1,4 @@
-"""Online schema changes: the build of an index next to its table, while requests go on."""
+"""Online schema changes: an index is built in the background while requests are served."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class OnlineBuilds:
         batch: the batch on it.
         versions: the versions of the schema.
         tables: returns the tables of the schema in force.
-        prepare: gives a connection the functions and collations that SQLite does not have.
+        prepare: registers the functions and collations of plugins on a connection.
         open_reader: opens another connection, which only reads.
         note_change: notes that the open batch changes the schema.
 
@@ -116,8 +116,8 @@ class OnlineBuilds:
     def activate(self, txid: Txid) -> str:
         """Put the scheduled schema change in force, in the open batch; return why the data forbids it, or ''.
 
-        A build that is nearly done is finished first. A build that has much left to load is given up: SQLite makes the
-        whole index in less time than the rest of the build would take.
+        A build that is nearly done is finished first. A build that has much left to load is abandoned: SQLite builds
+        the whole index in less time than the rest of the build would take.
         """
         self._batch.come_back()
         build = self.current
@@ -128,14 +128,14 @@ class OnlineBuilds:
         return self._versions.activate(txid, build)
 
     def end(self) -> None:
-        """Forget a build whose schema change is in force in a committed batch."""
+        """Drop a build whose schema change is in force in a committed batch."""
         build = self.current
         if build is not None and build.version != self._versions.current:
             build.close(wait=False)  # if a thread still reads for the build, the thread's owner closes the build
             self.current = None
 
     def interrupt(self) -> None:
-        """Give the build up, and interrupt its thread."""
+        """Abandon the build, and interrupt its thread."""
         if self.current is not None:
             self.current.interrupt()
 

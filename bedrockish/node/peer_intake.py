@@ -43,7 +43,8 @@ class PeerIntake:
     """A converter of the mesh's reports into events of the core.
 
     Attributes:
-        astray: members at whose address a program refuses this node or is not the member: node -> reason.
+        wrong_ends: members whose address leads to a program that refuses this node or is not the member: node ->
+            reason.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class PeerIntake:
     ) -> None:
         self._core, self._engine, self._known, self._plugins = core, engine, known, plugins
         self._output, self._loop = output, loop
-        self.astray: dict[str, str] = {}
+        self.wrong_ends: dict[str, str] = {}
         self._strange_to = set[str]()  # members that do not know this node
         self._why_out = ""
 
@@ -60,7 +61,7 @@ class PeerIntake:
         match event:
             case net.PeerUp(node):
                 logger.info("link to %s is up", node)
-                self.astray.pop(node, None)
+                self.wrong_ends.pop(node, None)
                 self._strange_to.discard(node)
                 self._judge_membership()
                 self._loop.post(PeerUp(node))
@@ -70,7 +71,7 @@ class PeerIntake:
             case net.TurnedAway(node, code, reason, info):
                 why = reason.removeprefix("the other end refused: ")
                 text = IT_WAITS if code == WAITING else "the program at its address refuses the connection: "
-                self.astray[node] = text + why
+                self.wrong_ends[node] = text + why
                 if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
                     self._accused(node, code, reason, info)
                 if code == Code.UNKNOWN_MEMBER:
@@ -140,5 +141,5 @@ class PeerIntake:
         try:
             recognise(self._core, hello)
         except RefusedError as error:
-            self.astray[hello.node] = error.message
+            self.wrong_ends[hello.node] = error.message
             raise

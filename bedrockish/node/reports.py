@@ -72,7 +72,7 @@ class Reports:
     def status(self) -> dict[str, Any]:
         """Return the node's report about itself."""
         node, mesh, credentials = self._node, self._node.output.mesh, self._credentials
-        counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.astray}
+        counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.wrong_ends}
         told = describe_node(node.core, node.engine, node.config, counts, mesh, refused, node.clock(), self._started)
         told |= {"plugins": node.plugins.describe(), "workers": node.workers.describe(), **node.upkeep.status()}
         told |= {"open_transactions": len(node.transactions), "open_streams": len(node.transactions.streams)}

@@ -190,12 +190,12 @@ class Options:
 
     @property
     def pace_at_rest(self) -> float:
-        """The factor on the delays of disks and network after all faults.
+        """The factor on the delays of network and disks after the end of all faults.
 
-        A closing lag that is shorter than the delay of a BEGIN is a misconfiguration: too few voters get it in time.
-        Such worlds test late BEGINs, but need faster links in order to come to rest.
+        A closing lag that is shorter than the delay of a BEGIN is a misconfiguration: too few voters get the BEGIN in
+        time. Such worlds test late BEGINs, but need faster links to finish their last transactions.
         """
-        # A BEGIN in pieces takes further messages, by which the voter fetches the pieces.
+        # A BEGIN in pieces needs further messages, with which the voter fetches the pieces.
         ways = 8 if self.piece_bytes else 2
         return min(1.0, self.closing_lag_ms / (ways * (self.delay_ms + self.sync_ms)))
 

@@ -1,1 +1,1 @@
-"""Virtual tables: tables whose rows are replicated, and indexes that every node keeps by itself."""
+"""Virtual tables: tables whose rows are replicated, and indexes that every node maintains by itself."""

@@ -1,4 +1,4 @@
-"""FTS5 indexes on the rows of ordinary tables, kept in step by every node as it changes these rows.
+"""FTS5 indexes on the rows of ordinary tables, which every node updates as it changes these rows.
 
 The triggers with which programs maintain such an index run when a request is executed, and are rolled back with it.
 When the rows are applied, triggers are off: the applier removes the old values of a row from the index and adds the new
@@ -65,7 +65,7 @@ class Edit:
 
 
 class IndexKeeper:
-    """The indexes on one connection, which it keeps in step with their tables."""
+    """The FTS5 indexes on one connection, updated with the rows of their tables."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -73,7 +73,7 @@ class IndexKeeper:
         self._corrupt: dict[str, None] = {}
 
     def use(self, layout: VirtualLayout, tables: Mapping[str, Table]) -> None:
-        """Learn the indexes of a new schema."""
+        """Use the indexes of a new schema from now on."""
         self._of = {
             name: tuple(_kept(tables[name], one) for one in found)
             for name, found in layout.indexes.items()
@@ -179,7 +179,7 @@ class IndexKeeper:
 def stale_indexes(
     before: VirtualLayout, now: VirtualLayout, changed: Collection[str], statements: Sequence[str]
 ) -> list[str]:
-    """Return the indexes that a change of the schema has left out of step with the rows of their tables.
+    """Return the indexes that no longer match the rows of their tables after a change of the schema.
 
     Args:
         before: the virtual tables before the change.

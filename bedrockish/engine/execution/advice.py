@@ -11,13 +11,13 @@ _SCANS = ("with no bound", "with one bound")
 
 
 def advice(schema: Schema, ops: Sequence[Op], reason: str, name: str) -> str:
-    """Return what to do about a read that is wider than it may be; empty if there is nothing simple to do.
+    """Return advice for a read that is wider than necessary; empty if no simple advice fits.
 
     Args:
         schema: the schema that the statement runs on.
-        ops: the statement's programs, one after the other.
+        ops: the instructions of the statement's programs, one program after the other.
         reason: why the read is wide.
-        name: of the table or index: ``t:NAME`` or ``i:NAME``.
+        name: the table or index: ``t:NAME`` or ``i:NAME``.
     """
     if reason.endswith(_SCANS):
         table, columns = _compared(schema, ops, name)
@@ -38,7 +38,7 @@ def advice(schema: Schema, ops: Sequence[Op], reason: str, name: str) -> str:
 
 
 def _compared(schema: Schema, ops: Sequence[Op], name: str) -> tuple[str, list[str]]:
-    """Return a table, and its columns that a scan of it compares with something."""
+    """Return the name of a table, and the columns that a scan of the table or index compares."""
     on: dict[int, Table | Index] = {}
     loaded: dict[int, str] = {}
     found: dict[str, None] = {}

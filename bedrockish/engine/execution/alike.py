@@ -1,4 +1,4 @@
-"""Successive statements of a request that have the same text: how many of them run at once, and how."""
+"""Successive statements of a request with the same text, which run at once as a batch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from bedrockish.engine.statements.classify import Piece
 
 
 class Recipe(NamedTuple):
-    """A statement that writes rows and calls no function, and the plan of its reads, none of which depends on rows."""
+    """A statement that writes rows and calls no function, and the plan of its reads, which do not depend on rows."""
 
     piece: Piece
     plan: ReadPlan

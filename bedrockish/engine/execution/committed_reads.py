@@ -1,9 +1,9 @@
-"""Reads of the last committed batch in the file, while another thread has the writer.
+"""Reads of the last committed batch in the file, while another thread uses the writing connection.
 
-With SQLite's write-ahead log, another connection sees the last committed batch, however much is being written on top of
-it. So a request that only reads need not wait for the writer, if that batch has everything that its session has seen.
-The number of the batch is read from the snapshot itself: the thread that has the writer may commit the next batch at
-any moment, and the vector of that batch is not known yet.
+With SQLite's write-ahead log, another connection sees the last committed batch while the writer writes the next one. So
+a request that only reads need not wait for the writer if the last batch has everything that its session has seen. The
+snapshot itself tells the number of its batch, because the writer's thread may commit the next batch at any moment, and
+the vector of that batch is not known yet.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Pin:
     """The batch that a held snapshot shows.
 
     Attributes:
-        flushed: the state that the batch has left.
+        flushed: the state of the file after the batch.
         clock: a clock at or after every commit in the snapshot and the activation of its schema.
         following: the clock at which the next schema comes into force; None if no change is scheduled.
     """
@@ -45,7 +45,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The answer to a request that reads.
+    """The answer to a request that only reads.
 
     Attributes:
         result: the encoded results.
@@ -60,22 +60,23 @@ class CommittedReads:
     """A connection for reads of the last committed batch. One thread at a time may use it.
 
     Args:
-        beside: the means to open and prepare a connection other than the writer's.
+        means: opens and prepares connections other than the writer's.
     """
 
-    def __init__(self, beside: Beside) -> None:
-        self._beside = beside
+    def __init__(self, means: Beside) -> None:
+        self._means = means
         self._db: apsw.Connection | None = None
-        self._version = -1  # of the schema that the executor knows
+        self._version = -1  # the version of the schema that the executor knows
         self.pinned: Pin | None = None
 
     def pin(self, flushed: Flushed) -> bool:
-        """Hold a snapshot of the last batch for ``read_pinned``, instead of an earlier one; return whether it is held.
+        """Pin a snapshot of the last batch for ``read_pinned``, instead of an earlier one; return whether that
+        succeeded.
 
-        A held snapshot keeps the write-ahead log from starting over: release it with ``unpin`` where that is due.
+        A pinned snapshot prevents a restart of the write-ahead log: release it with ``unpin`` when a restart is due.
 
         Args:
-            flushed: the state that the last batch has left, of whose schema ``knows`` is true.
+            flushed: the state of the file after the last batch; ``knows`` must be true for its schema.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.
@@ -89,7 +90,7 @@ class CommittedReads:
             if system.get_meta(db, "batches") == flushed.batches:
                 in_force, following = schema_history.clocks(db)
                 self.pinned = Pin(flushed, max(flushed.clock, in_force), following)
-            else:  # a thread has committed the next batch, whose vector is not known yet
+            else:  # the writer's thread has committed the next batch, whose vector is not known yet
                 db.execute("ROLLBACK")
         except apsw.CorruptError as error:
             raise broken(error) from error
@@ -99,16 +100,16 @@ class CommittedReads:
         return self.pinned is not None
 
     def unpin(self) -> None:
-        """Release the held snapshot, if there is one."""
+        """Release the pinned snapshot, if any."""
         if self.pinned is not None:
             self.pinned = None
             assert self._db is not None
             self._db.execute("ROLLBACK")
 
     def read_pinned(self, request: Request, budget_s: float) -> bytes | None:
-        """Return the encoded results of a request on the held snapshot; None if the core has to answer.
+        """Return the encoded results of a request on the pinned snapshot; None if the core has to answer.
 
-        The core has to answer under the conditions under which ``read`` returns None.
+        It returns None under the same conditions as ``read``.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.
@@ -133,11 +134,11 @@ class CommittedReads:
             executor.forget()
 
     def knows(self, version: int) -> bool:
-        """Return whether ``read`` can be called where this version of the schema is in force."""
+        """Return whether ``read`` can be called while this version of the schema is in force."""
         return self._version == version
 
     def learn(self) -> None:
-        """Learn the schema that the file has now, which takes long if it has thousands of tables.
+        """Read the schema of the file, which takes long for thousands of tables.
 
         Raises:
             UnavailableError: the machine has no room for another connection, or the schema cannot be read now.
@@ -148,7 +149,7 @@ class CommittedReads:
             db.execute("BEGIN")
             try:
                 version = int(system.get_meta(db, "schema_version"))
-                tables = Tables(db, self._beside.known().tables)
+                tables = Tables(db, self._means.known().tables)
                 self._capture.use(tables)
                 self._executor.use(tables)
                 self._version = version
@@ -158,15 +159,15 @@ class CommittedReads:
             raise UnavailableError(f"the file cannot be read once more: {error}") from error
 
     def _connected(self) -> apsw.Connection:
-        beside = self._beside
-        db = beside.reader()
+        means = self._means
+        db = means.reader()
         try:
             db.pragma("cache_size", -CACHE_KIB)
             give_functions(db, Holder())  # a function that needs the writer raises an error
-            ids = beside.ids.twin()
+            ids = means.ids.twin()
             ids.register(db)
-            self._capture = Capture(db, beside.limits.changes_bytes)
-            self._executor = beside.executor(db, self._capture, ids, beside.limits)
+            self._capture = Capture(db, means.limits.changes_bytes)
+            self._executor = means.executor(db, self._capture, ids, means.limits)
         except BaseException:
             db.close()
             raise
@@ -174,16 +175,16 @@ class CommittedReads:
         return db
 
     def read(self, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
-        """Run a request that only reads, and return its answer; None if it has to wait for the writer.
+        """Execute a request that only reads, and return its answer; None if it has to wait for the writer.
 
-        It has to wait if it does not only read, if its session has seen commits that are not in the last batch, if its
-        command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the error is then
-        found with the writer.
+        The request has to wait if it does not only read, if its session has seen commits that are not in the last
+        batch, if its command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the
+        execution by the writer then finds the error.
 
         Args:
-            request: at the level ``stale`` or ``session``.
-            flushed: the state that the last batch has left, of whose schema ``knows`` is true.
-            budget_s: how long it may take, in seconds.
+            request: a request at the level ``stale`` or ``session``.
+            flushed: the state of the file after the last batch; ``knows`` must be true for its schema.
+            budget_s: the seconds that it may take.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.
@@ -206,7 +207,7 @@ class CommittedReads:
 
     def _read(self, db: apsw.Connection, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
         if system.get_meta(db, "batches") != flushed.batches:
-            return None  # the next batch has just been committed, and its content is not known yet
+            return None  # the next batch has just been committed, whose vector is not known yet
         in_force, following = schema_history.clocks(db)
         if _has_seen_newer_schema(request.token, following) or store.command_txid(db, request.command) is not None:
             return None
@@ -235,5 +236,5 @@ class CommittedReads:
 
 
 def _has_seen_newer_schema(token: Token, following: int | None) -> bool:
-    """Return whether a session has seen the schema that is to come into force at a clock, on another node."""
+    """Return whether a session has seen, on another node, the schema that comes into force at a clock."""
     return following is not None and token.clock >= following

@@ -1,6 +1,6 @@
-"""Results that are too long for one answer: read on a snapshot, a bounded batch at a time, in helper threads.
+"""Results that are too long for one answer: helper threads read them on a snapshot, in bounded batches.
 
-Between two batches only the statement's state in SQLite is kept, so a result may be larger than the memory.
+Between two batches only SQLite's state of the statement is kept, so a result may be larger than the memory.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ BATCH_S = 0.1  # a batch with a row is sent after so many seconds
 
 
 def compile_read(executor: Executor, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...], ReadPlan]:
-    """Return the one statement of a text, which must read, its parameters and its plan; nothing is run.
+    """Return the single, reading statement of a text, its parameters and its plan, without running it.
 
     Raises:
-        SqlError: SQLite does not understand it, or its parameters.
-        UnsupportedError: it writes, or there are several.
+        SqlError: SQLite does not accept the statement or its parameters.
+        UnsupportedError: the statement writes, or the text has several.
     """
     found = None
     for piece, params in executor.pieces(statement, user):
@@ -37,7 +37,7 @@ def compile_read(executor: Executor, statement: Statement, user: str = "") -> tu
         if found is not None:
             raise UnsupportedError("a stream is the result of one statement; leave out what follows it")
         found = piece, params
-    assert found is not None  # a text without a statement has been refused
+    assert found is not None  # texts without a statement were refused before
     return *found, executor.analysis.plan(found[0])
 
 
@@ -49,13 +49,13 @@ def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], s
 
 
 class Batches:
-    """The rows of one statement. Each call may be made in another thread, but one at a time.
+    """The rows of one statement. Several threads may call the methods, one at a time.
 
     Args:
-        snapshot: the snapshot to read on; its maker gives it back after ``close``.
+        snapshot: the snapshot to read on; its creator returns it to ``Readers`` after ``close``.
         piece: the statement.
         params: its parameters.
-        lengths: how long its values may be.
+        lengths: the bounds of the lengths of its values.
     """
 
     def __init__(self, snapshot: Snapshot, piece: Piece, params: tuple[Any, ...], lengths: Lengths) -> None:
@@ -64,12 +64,12 @@ class Batches:
         self._is_stopped = False
 
     def take(self) -> tuple[bytes, int, bool]:
-        """Return the next rows as an encoded result, how many they are, and whether there may be more.
+        """Return the next rows as an encoded result, their number, and whether there may be more.
 
         Raises:
             SqlError: SQLite does not accept a value, or cannot compute a row.
-            TooLargeError: no row came within the time that a statement may run.
-            UnavailableError: it was stopped.
+            TooLargeError: SQLite returned no row within the time limit of a statement.
+            UnavailableError: ``stop`` was called.
         """
         snapshot, limits = self._snapshot, self._snapshot.limits
         snapshot.until = limits.seconds() + limits.statement_s
@@ -122,13 +122,13 @@ class Batches:
         )
 
     def stop(self) -> None:
-        """Let a ``take`` that runs in another thread end soon."""
-        self._is_stopped = True  # in this order: ``take`` sets the time, and then looks at this
+        """Interrupt a ``take`` that runs in another thread."""
+        self._is_stopped = True  # before the interrupt: ``take`` sets the deadline, and then tests this flag
         self._snapshot.until = float("-inf")
         self._snapshot.interrupt()
 
     def close(self) -> None:
-        """Release the statement, so that the snapshot can be given back."""
+        """Close the statement, so that the snapshot can be returned."""
         if self._cursor is not None:
             self._cursor.close(True)
             self._cursor = None

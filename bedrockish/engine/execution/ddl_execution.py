@@ -1,9 +1,8 @@
-"""Statements of a schema change that also changes rows: run now to learn their answers, and recorded to be run later.
+"""Schema changes that also change rows: their statements are run now for their answers, and recorded to be run later.
 
-The change comes into force at a cut of transactions at which every node has the same tables, and each node runs the
-recorded statements (``bedrockish_journal.storage.schema_steps``). So a statement whose result could differ between
-nodes is refused: one that draws a number, reads the time of day or a node's own data, or could roll back more than
-itself.
+At the activation, every node has the same tables and runs the recorded statements
+(``bedrockish_journal.storage.schema_steps``). So a statement whose result could differ between nodes is refused: a
+statement that draws a random number, reads the time of day or a node's own data, or could roll back more than itself.
 """
 
 from collections import Counter
@@ -51,7 +50,7 @@ from bedrockish_journal.storage.table_layout import value_as_sql
 _DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
 _ROLLBACK, _FAIL = 1, 3  # conflict clauses, by their numbers in bytecode
-_DATA = (  # counted as the catalogue, although their content is data
+_DATA = (  # names that are counted as the catalogue, although their content is data
     ("sqlite_sequence", "sqlite_sequence is each node's own: use max() of the ids"),
     ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
 )
@@ -62,9 +61,9 @@ _WAY_OUT = "in a transaction that changes the schema and rows, every node runs e
 def execute_mixed(
     executor: Executor, request: Request, base: dict[str, int], version: int, budget_s: float = float("inf")
 ) -> Prepared:
-    """Run a request that mixes changes of rows and of the schema, as ``Executor.execute`` has found.
+    """Execute a request that mixes changes of rows and of the schema (``MixesError``).
 
-    Start again from the savepoint ``request`` of the open transaction.
+    It begins by rolling back to the savepoint ``request`` of the open transaction.
 
     Raises:
         TakesLongError: as from ``Executor.execute``.
@@ -92,20 +91,20 @@ def execute_mixed(
 
 
 class Mixed:
-    """The statements of one such change, on a connection inside a savepoint that its owner rolls back.
+    """The execution of one such change, inside a savepoint of a connection; the caller rolls the savepoint back.
 
-    Why so large: Each statement of the change may set an option for those after it, and all are kept until its end.
+    Why so large: Each statement may set an option for the statements after it; all options last until the end.
 
     Attributes:
-        steps: what was noted.
-        lastrowid: of the row inserted last.
-        changes_schema: whether any of them changes the schema.
+        steps: the recorded statements.
+        lastrowid: the rowid of the last inserted row.
+        changes_schema: whether a statement changes the schema.
     """
 
     def __init__(self, executor: Executor, user: str) -> None:
         self._user = user
         self._executor, self._db, self._limits = executor, executor._db, executor._limits
-        executor.reader = None  # it would not show what is done here
+        executor.reader = None  # another connection would not show the changes made here
         self.steps: list[Step] = []
         self.lastrowid = 0
         self.changes_schema = False
@@ -114,7 +113,7 @@ class Mixed:
         self._marks: list[str] = []
         self._options = False
         self._drawn: DrawnIds | None = None
-        self._before: Counter[Any] | None = None  # broken foreign keys, while they are not enforced
+        self._before: Counter[Any] | None = None  # the broken foreign keys when enforcement was switched off
         self._numbers = pragmas.numbers(self._db)
         self._unstable = _unstable_functions(self._db)
         modules = self._db.execute("SELECT lower(name) FROM pragma_module_list")
@@ -125,15 +124,15 @@ class Mixed:
     def run(
         self, statement: Statement, room: int, *, told: Result | None = None, again: bool = False
     ) -> tuple[list[Result], int]:
-        """Run the statements of a text; return their results and about how many bytes these take.
+        """Run the statements of a text; return their results and an estimate of their bytes.
 
         Args:
             statement: the text and its parameters.
             room: how many bytes the results may take.
-            again: it ran before, as an ordinary one; ``told`` is what it gave then.
+            again: whether it ran before, as an ordinary statement of the transaction; ``told`` is its result then.
 
         Raises:
-            BedrockishError: as for a request. It can go on after an error of the statement's own.
+            BedrockishError: as for a request. The change can go on after an error of the statement itself.
         """
         binder = Binder(statement.params)
         results: list[Result] = []
@@ -160,11 +159,11 @@ class Mixed:
         return results, taken
 
     def control(self, control: Control) -> None:
-        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+        """Execute SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Raises:
-            SqlError: there is no such savepoint.
-            UnsupportedError: its name is one of ours.
+            SqlError: no savepoint has that name.
+            UnsupportedError: the name is reserved.
         """
         name, place = control.name.lower(), 0
         if control.kind == SAVEPOINT:
@@ -187,13 +186,13 @@ class Mixed:
         self._note(Step(text))
 
     def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
-        """Return what the change is, to be led.
+        """Return the recorded change, ready to be led.
 
         Raises:
             ConstraintError: a foreign key is broken.
-            UnsupportedError: it leaves a table behind that cannot be replicated, or does not change the schema.
+            UnsupportedError: the change makes a table that cannot be replicated, or does not change the schema.
         """
-        if self._writes and not self.changes_schema:  # one in which all has failed may end as it likes
+        if self._writes and not self.changes_schema:  # a change whose statements all failed passes
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
@@ -211,7 +210,7 @@ class Mixed:
         return Prepared(base, version, False, kind, AccessSet(), changes, encode_results(results))
 
     def close(self) -> None:
-        """Undo what was set on the connection. Its savepoint must have been rolled back."""
+        """Reset the options that were set on the connection; its savepoint must have been rolled back."""
         if self._options:
             for option in (KEYS_ON, DEFER_OFF):
                 set_option(self._db, option)
@@ -227,7 +226,7 @@ class Mixed:
         try:
             rows, size = self._watched(replace(piece, sql=text, auto=None), room, allowed)
         except TakesLongError:
-            raise TakesLongError(piece.sql) from None  # the client's own text is what is remembered
+            raise TakesLongError(piece.sql) from None  # texts that take long are remembered as the client wrote them
         except (ConstraintError, SqlError) as error:
             if isinstance(error.__cause__, apsw.Error) and db.in_transaction:
                 self._note(Step(text, FAIL, failure_digest(str(error.__cause__))))
@@ -243,7 +242,7 @@ class Mixed:
         elif piece.kind == WRITE:
             self._writes = True
             self._note(Step(text, DO, answer_digest(text, rows, changed, rowid)))
-        elif not piece.whole_schema or piece.checks_keys:  # what it says of the schema cannot be otherwise then
+        elif not piece.whole_schema or piece.checks_keys:  # reads of the schema have the same results at the activation
             self._note(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
@@ -253,10 +252,10 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Piece, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; roll it back if SQLite may have drawn ids for it.
+        """Run a statement; roll it back if SQLite may have drawn random ids for its rows.
 
         Raises:
-            UnsupportedError: it may.
+            UnsupportedError: SQLite may have drawn ids.
         """
         if piece.kind != WRITE:
             return self._executor.run_piece(piece, (), room, allowed)
@@ -299,12 +298,13 @@ class Mixed:
         return Result((), [], -1, None)
 
     def _check(self, piece: Piece) -> None:
-        """Refuse what gives something else at each node.
+        """Refuse a statement that reads data that differ between nodes.
 
         Raises:
-            UnsupportedError: it does.
+            UnsupportedError: the statement reads such data.
         """
-        shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys  # which runs here alone
+        # Such a statement runs only here.
+        shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:
             way = f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
@@ -322,13 +322,14 @@ class Mixed:
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
 
     def _check_stable(self, text: str) -> Lengths:
-        """Refuse what would not give the same at each node, and clauses that roll back more than a statement.
+        """Refuse unstable functions, and conflict clauses that roll back more than a statement; return the lengths of
+        values.
 
-        SQLite's own bytecode says what a statement calls, in triggers, defaults and views, too, and so how long its
-        values may be, which is returned.
+        SQLite's bytecode shows the functions that a statement calls, also in triggers, defaults and views. It also
+        shows how long the statement's values may be.
 
         Raises:
-            UnsupportedError: it would not, or has such a clause.
+            UnsupportedError: the statement has such a function or clause.
         """
         program = self._explained(text)
         for _, opcode, first, second, _, fourth, *_ in program:
@@ -350,7 +351,7 @@ class Mixed:
             raise translate(error, "PRAGMA foreign_key_check") from error
 
     def _explained(self, text: str) -> list[Any]:
-        """Return a statement's instructions, without those whose blob SQLite prints as text that is not UTF-8."""
+        """Return a statement's instructions, except those whose P4 SQLite prints as text that is not UTF-8."""
         found: list[Any] = []
         try:
             cursor = self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False)
@@ -366,10 +367,10 @@ class Mixed:
             raise translate(error, text) from error
 
     def _bound(self, piece: Piece, params: tuple[Any, ...], told: Result | None) -> str:
-        """Return the text of a statement that ran before, with the id that the node gave to its row.
+        """Return the text of a statement that ran before, with the id that the node assigned to its row.
 
         Raises:
-            UnsupportedError: it gave ids to several.
+            UnsupportedError: the node assigned ids to several rows.
         """
         piece.auto = self._executor._rewritten(piece)
         text = piece.text(params)
@@ -390,7 +391,7 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     """Return a statement with the values of its parameters written into it.
 
     Raises:
-        UnsupportedError: it is not understood where its parameters are.
+        UnsupportedError: the places of its parameters cannot be found.
     """
     if not params:
         return sql
@@ -408,7 +409,7 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
 
 
 def _with_id(sql: str, rowid: int) -> str:
-    """Return a statement with the one call that gives an id replaced by the id; empty if there is not just one."""
+    """Return a statement whose only call for an id is replaced by the id; empty unless there is exactly one call."""
     found = _tokens(sql)
     calls = [place for place, token in enumerate(found) if token.is_word(FUNCTION.upper())]
     if len(calls) != 1:
@@ -434,6 +435,6 @@ def _names(sql: str, name: str) -> bool:
 
 
 def _unstable_functions(db: apsw.Connection) -> frozenset[str]:
-    """Return the names of functions that may give something else each time, as their registration says."""
+    """Return the names of the functions that are not registered as deterministic."""
     listed = db.execute("SELECT lower(name), type = 's' OR NOT builtin, flags FROM pragma_function_list")
     return _DATES | {str(name) for name, counts, flags in listed if counts and not int(flags) & _DETERMINISTIC}

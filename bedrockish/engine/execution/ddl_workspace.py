@@ -1,11 +1,11 @@
-"""An open transaction that changes the schema: its statements run on a private copy that is thrown away.
+"""An open transaction that changes the schema: its statements run on a private copy, which is deleted at its end.
 
 The copy is an overlay on a snapshot (``workspace``) and is kept until COMMIT, so that other requests never wait for
 its statements, however long they take. The statements and their answers are recorded; COMMIT submits them, and they are
 run again at the activation (``ddl_execution``). Statements that the transaction ran before its first schema statement
 are run again here.
 
-``begin``, ``stop`` and ``close`` belong to the loop; the rest to one thread at a time.
+The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ class Draft:
     """The private copy of the database on which an open transaction changes the schema.
 
     Attributes:
-        version: of the schema that it began on.
-        is_over: SQLite itself has ended it.
+        version: the version of the schema that it began on.
+        is_over: whether SQLite itself has ended the transaction.
     """
 
     def __init__(self, beside: Beside, user: str) -> None:
@@ -56,7 +56,7 @@ class Draft:
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Take a snapshot of the file, which must hold everything that was applied.
+        """Take a snapshot of the file, which must have every applied entry.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.
@@ -65,22 +65,22 @@ class Draft:
         self._workspace.begin(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
-        """Let what runs end soon."""
+        """Interrupt the running statement."""
         self._workspace.stop(error)
 
     def close(self) -> None:
-        """Throw the copy away. Nothing of it may be at work."""
+        """Delete the copy; no statement may be running on it."""
         self._mixed = None
         self._workspace.close()
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def open(self, log: Sequence[Logged], room: int) -> None:
-        """Do again what the transaction did as an ordinary one.
+        """Run again the statements that the transaction has run before its first schema statement.
 
         Raises:
-            ConflictError: it would be told something else now.
-            BedrockishError: a statement cannot be in such a transaction.
+            ConflictError: a statement has another result now.
+            BedrockishError: a statement is not allowed in such a transaction.
         """
         writer = self._workspace.hold(MEMORY_BYTES)
         self._writer = writer
@@ -102,7 +102,7 @@ class Draft:
                 raise _changed(one.what)
 
     def run(self, statement: Statement, room: int) -> tuple[Result, int]:
-        """Run a text; return the result of its last statement, and about how many bytes the results take.
+        """Run a text; return the result of its last statement, and an estimate of the results' bytes.
 
         Raises:
             BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
@@ -131,29 +131,29 @@ class Draft:
             self.is_over = self.is_over or not self._writer.db.in_transaction
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, with their declared types; nothing is run.
+        """Return the columns of a statement's result, with their declared types, without running it.
 
         Raises:
-            SqlError: SQLite does not accept it.
+            SqlError: SQLite does not accept the statement.
         """
         return explain(self._writer.executor, statement, self._user, columns=True)
 
     def control(self, control: Control) -> None:
-        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+        """Execute SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Raises:
-            SqlError: there is no such savepoint.
-            UnsupportedError: it has one of our names.
+            SqlError: no savepoint has that name.
+            UnsupportedError: the name is reserved.
         """
         assert self._mixed is not None
         self._mixed.control(control)
 
     def finish(self) -> Prepared:
-        """Return what the transaction is, to be led.
+        """Return the transaction, ready to be led.
 
         Raises:
-            ConstraintError: a foreign key is broken; it can be mended.
-            UnsupportedError: it leaves something behind that cannot be replicated.
+            ConstraintError: a foreign key is broken; further statements can repair it.
+            UnsupportedError: the result cannot be replicated.
         """
         mixed = self._mixed
         assert mixed is not None

@@ -1,8 +1,8 @@
-"""Execution of a client's request on the writer connection, rolled back: it yields the effects without making them.
+"""Execution of a client's request on the writing connection, which returns its effects and rolls them back.
 
-The request runs in a savepoint inside the batch's open transaction, so it sees everything that is decided, and is
-always rolled back. Some failures make SQLite roll back the whole transaction instead (ROLLBACK conflict clauses, a
-write that was interrupted, a full disk); the engine notices that and puts the batch back (see ``Engine``).
+The request runs in a savepoint inside the batch's open transaction, so it sees every applied entry; the savepoint is
+always rolled back. Some failures make SQLite roll back the whole transaction instead (ROLLBACK conflict clauses, an
+interrupted write, a full disk); the engine then writes the batch again (see ``Engine``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,22 +54,22 @@ from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
 
 PROGRESS_STEPS = 4_000  # SQLite's own steps between two looks at the clock: usually a tenth of a millisecond
-TEXTS_MAX = 2_000  # compiled texts that are remembered, ...
+TEXTS_MAX = 2_000  # compiled texts in the cache, ...
 TEXT_CHARACTERS = 64 << 10  # ... none of which is longer
-ANALYSIS_S = 0.05  # for the analysis of a statement in the loop, where other clients wait for it
+ANALYSIS_S = 0.05  # seconds for the analysis of a statement in the loop, which delays other clients
 _FOREVER = float("inf")
 
 
 class MixesError(Exception):
-    """Raised when a request turns out to change the schema and to read or write rows."""
+    """Raised when a request both changes the schema and reads or writes rows."""
 
 
 class OneByOneError(Exception):
-    """Raised when statements that ran at once are to be run one by one, since one of them failed."""
+    """Raised when a statement of a batch has failed, so that the statements have to be run one by one."""
 
 
 class Known(NamedTuple):
-    """The schema knowledge of one connection, for reuse by another one."""
+    """The schema as one connection has read it, for reuse by another connection."""
 
     tables: Tables
     schema: Schema
@@ -79,21 +79,21 @@ class Known(NamedTuple):
 class Executor:
     """An executor of requests, one at a time.
 
-    Why so large: One connection serves all kinds of statements. The compiled texts, analyses, budgets and ids live as
-    long as the connection, and each execution uses them all.
+    Why so large: One connection serves all kinds of statements. Each execution uses its compiled texts, analyses,
+    budgets and ids, which live as long as the connection.
 
     Args:
-        known: the schema knowledge of another connection.
+        known: the schema as another connection has read it.
         access: the rights of users.
 
     Attributes:
-        reader: another connection that shows the same rows as long as the request has changed none, and is faster.
-        allow: sets the processor time, in seconds, that statements may take from now on.
+        reader: a faster connection that shows the same rows while the request has changed none.
+        allow: sets the processor time, in seconds, that further statements may take.
         only_writes: texts that have run, write rows, have no settings and call no function about their transaction.
-        stopped: the error with which everything that runs is to end at once.
+        stopped: the error with which the running statement has to end at once.
         scope: the values of the functions that statements call.
-        stays: whether the request had an effect that only a rollback of the whole transaction undoes.
-        analysis_s: how long the exact analysis of a statement may take, in seconds.
+        stays: whether only a rollback of the whole transaction undoes an effect of the request.
+        analysis_s: the seconds that the exact analysis of a statement may take.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Executor:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
         self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
-        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # compiled for users that may not read secrets
+        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # texts compiled for users that may not read secrets
         self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
@@ -125,7 +125,7 @@ class Executor:
         self._until = _FOREVER
         self._budget = Budget(limits)
         self.allow = self._budget.allow
-        # The number of the running statement in the account of memory, and whether it has taken too much memory.
+        # The running statement's number in the memory account, and whether it has taken too much memory.
         self._number, self._is_refused = 0, False
         self._most_bytes = limits.length_bytes
         self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
@@ -139,11 +139,11 @@ class Executor:
 
     @property
     def known(self) -> Known:
-        """The knowledge of the schema in force, for another connection."""
+        """The schema in force as this connection has read it, for another connection."""
         return Known(self._tables, self.analysis.schema, self._guard.expansion)
 
     def use(self, tables: Tables) -> None:
-        """Learn the tables of a new schema; forget the statements compiled for the old one."""
+        """Use the tables of a new schema; drop the statements compiled for the old one."""
         self._tables, self._guard.virtual = tables, tables.virtual
         self._guard.expansion = Expansion(tables.definitions, self._guard.expansion)
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
@@ -152,11 +152,11 @@ class Executor:
         self._views = self._view_names()
 
     def allow_temporary(self) -> None:
-        """Let statements make TEMP objects: the connection is one session's."""
+        """Allow TEMP objects, because the connection belongs to one session."""
         self._guard.allows_temporary = self.capture.has_temporary = True
 
     def forget_texts(self) -> None:
-        """Forget the compiled texts: the connection has other tables, or remembers too many texts."""
+        """Drop the compiled texts, because the connection has other tables or too many texts."""
         for known in (self._texts, self._limited_texts, self.only_writes):
             known.clear()
         for lookups in (self._lookups, self._limited_lookups):
@@ -167,11 +167,11 @@ class Executor:
         return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
 
     def progress(self) -> bool:
-        """Return whether to interrupt the running statement; SQLite calls this now and then.
+        """Return whether to interrupt the running statement; SQLite calls this every ``PROGRESS_STEPS``.
 
-        Only a client's statement is interrupted, while ``_until`` is set. The engine's own statements before and after
-        it, also for other transactions, must not be charged for the time and memory of a request. SQLite calls this for
-        each of them sooner or later, because it counts a statement's steps over all runs of the statement.
+        Only a client's statement is interrupted, while ``_until`` is set. SQLite also calls this during the engine's
+        own statements, because it counts a statement's steps over all of its runs; they must not count as time and
+        memory of a request.
         """
         if self.stopped is None and not (
             self._until != _FOREVER
@@ -183,11 +183,11 @@ class Executor:
             )
         ):
             return False
-        self._interrupter.has_cut = True
+        self._interrupter.is_interrupted = True
         return True
 
     def _patience(self, sql: str) -> Check:
-        """Return the check that an analysis calls, which raises when the loop's budget, or ``analysis_s``, is over."""
+        """Return a check that an analysis calls: it raises when the loop's budget or ``analysis_s`` is used up."""
         busy = self._limits.busy
         until = busy() + self.analysis_s
 
@@ -210,9 +210,9 @@ class Executor:
         return self._is_refused
 
     def forget(self) -> None:
-        """Note that no statement runs any more, however the last one has ended.
+        """Note that no statement runs any more, whether the last one succeeded or not.
 
-        A function may be stopped between any two of its steps, so this resets everything.
+        An error may end the execution at any step, so this resets all of its state.
         """
         self._interrupter.end()
         self._limits.memory.end(self._number)
@@ -227,18 +227,18 @@ class Executor:
         *,
         at_once: bool = False,
     ) -> Prepared:
-        """Run a request inside the open transaction; the caller rolls it back in any case.
+        """Execute a request inside the open transaction; the caller always rolls it back.
 
         With ``at_once``, successive statements of the same text may run at once, as a batch.
 
         Raises:
             OneByOneError: a statement of such a batch has failed; the caller runs the request without ``at_once``.
-            MixesError: the request changes the schema and has other statements, too; see ``execute_mixed``.
-            TakesLongError: it has run for ``budget_s`` and has not ended.
+            MixesError: the request changes the schema and has other statements; see ``execute_mixed``.
+            TakesLongError: the request has used ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
-            UnsupportedError: it cannot be replicated.
-            TooLargeError: it is over a limit.
+            UnsupportedError: the request cannot be replicated.
+            TooLargeError: the request exceeds a limit.
         """
         if not request.statements:
             raise SqlError("the request has no statements; send at least one")
@@ -261,7 +261,7 @@ class Executor:
     ) -> Prepared:
         self.capture.start()
         cookie = None
-        begun = 0  # the statements before this place have run, as a batch with the same text
+        begun = 0  # the statements before this place have run in a batch
         for place, statement in enumerate(request.statements):
             if at_once and place >= begun and not run.schema:
                 begun = place + run.alike(request, place)
@@ -285,7 +285,7 @@ class Executor:
                     self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
-                    if piece.is_upkeep and not run.writes:  # its index matches the committed rows already
+                    if piece.is_upkeep and not run.writes:  # the index matches the committed rows already
                         run.results.append(Result((), [], 1, None))
                         continue
                     run.writes = True
@@ -306,13 +306,15 @@ class Executor:
         return self.prepare_rows(run.gatherer, run.encode(), base, schema_version, writes=run.writes)
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
-        """Return the encoded results of a request that only reads, without its read set; None if it does not only read.
+        """Execute a request without computing its read set; return its encoded results, or None if it does not only
+        read.
 
-        The connection shows one snapshot, and writes nothing. The caller calls ``forget`` afterwards.
+        The connection shows one snapshot and does not write. The caller calls ``forget`` afterwards.
 
         Args:
-            request: at any level; the caller knows that the snapshot may be shown at that level, or asks afterwards.
-            budget_s: how long it may take, in seconds.
+            request: a request at any level; the caller checks, before or afterwards, that its level permits the
+                snapshot.
+            budget_s: the seconds that it may take.
 
         Raises:
             TakesLongError: it has run for ``budget_s`` and has not ended.
@@ -341,7 +343,7 @@ class Executor:
         rights = self.access.of(user) if self.access.users else None
         lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
         lookup = lookups.find(statement.sql, self.lengths)
-        if lookup is None or budget_s > self._limits.budget_s:  # with more time, longer values are allowed
+        if lookup is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
             return None
         if rights is not None:
             rights.check(lookup.piece, self._views)
@@ -379,7 +381,7 @@ class Executor:
         return piece, after
 
     def repeatable(self, sql: str, user: str = "") -> "Recipe | None":
-        """Return the recipe to run a text many times at once; None unless it has run before, and is one plain write.
+        """Return the recipe to run a text in a batch; None unless the text has run before and is one plain write.
 
         Raises:
             ForbiddenError: the user may not run it.
@@ -401,14 +403,14 @@ class Executor:
     def repeat(
         self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER
     ) -> list[tuple[Result, tuple[Any, ...]]] | None:
-        """Run statements of the recipe's text, as many as there is time for; return the result and values of each.
+        """Run statements of the recipe's text until the time is over; return the result and values of each.
 
-        Return None if one failed: the caller rolls all of them back and runs them one by one, which finds the error.
+        Return None if one failed: the caller rolls all of them back and runs them one by one to find the error.
 
         Args:
             recipe: from ``repeatable``.
-            statements: at least one.
-            until: no statement begins after this time, by the clock of the limits.
+            statements: the statements, at least one.
+            until: the time, by the clock of the limits, after which no statement begins.
         """
         piece, db, seconds, lengths = recipe.piece, self._db, self._limits.seconds, recipe.plan.lengths
         names, change, text = piece.names, self._change, ""
@@ -428,7 +430,7 @@ class Executor:
                 if until < _FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
-            self._change = db.cursor().execute  # if a value did not fit, the old cursor keeps all values
+            self._change = db.cursor().execute  # after a value that did not fit, the old cursor would keep all values
             return None
         finally:
             restore(db, lengths, most=self._most_bytes)
@@ -442,7 +444,8 @@ class Executor:
         return statement.sql not in self._texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
 
     def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
-        """Yield the compiled statements of a text with their parameters; the caller runs each before it takes the next.
+        """Yield the compiled statements of a text with their parameters; the caller runs each before it requests the
+        next.
 
         Raises:
             ForbiddenError: the user may not run it.
@@ -472,7 +475,7 @@ class Executor:
             raise SqlError("the text holds no statement, only blanks or comments")
         if (
             until_schema and len(statement.sql) <= TEXT_CHARACTERS and "optimize" not in statement.sql.lower()
-        ):  # statements after a schema statement are compiled for a schema that is rolled back
+        ):  # not cached: statements after a schema statement are compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
                 self.forget_texts()
             texts[statement.sql] = tuple(found)
@@ -498,8 +501,8 @@ class Executor:
     ) -> tuple[Piece, tuple[Any, ...]]:
         """Return a statement that the user may run, with the values of its parameters.
 
-        No value may be left over after the last statement. This is checked before the statement runs: in an open
-        transaction, the rows of a statement that has run would stay.
+        Surplus values are an error. The last statement checks this before it runs, because its rows would stay in an
+        open transaction.
         """
         if rights is not None:
             rights.check(piece, self._views)
@@ -509,7 +512,7 @@ class Executor:
         return given
 
     def _rewritten(self, piece: Piece) -> Rewritten | None:
-        """Return the statement to run instead, which assigns ids, if SQLite compiles it to the same otherwise."""
+        """Return the rewritten statement, which assigns ids, if SQLite's bytecode for it is the same otherwise."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
             return None
@@ -517,22 +520,22 @@ class Executor:
             with self.judging(auto.sql), in_force(self._db, piece.settings):
                 other = self._guard.compile(auto.sql, ours=True)
         except BedrockishError:
-            return None  # too many columns, for example
+            return None  # the rewritten statement has too many columns, for example
         same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
             (piece.kind, piece.names, piece.columns, piece.tables, "")
         )
-        # A trigger that assigns ids in the same table would meet ids that were assigned before it ran.
+        # A trigger that inserts into the same table could collide with ids that were assigned before it ran.
         own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
         return auto if same and not own & other.inner else None
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        The runs may take as long as the statement: the end of a loop is found by running the loop again.
+        The runs may take as long as the statement, because finding the end of a loop takes another run of the loop.
 
         Raises:
-            TakesLongError: it has run for the time allowed and has not ended.
-            apsw.Error: it runs longer than a statement may, or SQLite failed otherwise.
+            TakesLongError: the query has used the budget and has not ended.
+            apsw.Error: the query exceeds the time limit of a statement, or SQLite failed otherwise.
         """
         if self._budget.is_over:
             raise TakesLongError(sql)
@@ -556,17 +559,17 @@ class Executor:
     def run_piece(
         self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths | None = None
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """Run one statement; return its rows and about how many bytes they take.
+        """Run one statement; return its rows and an estimate of their bytes.
 
         Args:
             piece: the statement.
             params: its parameters.
-            room: bytes that its rows may take.
-            lengths: how long its values may be; by default the lengths from its plan.
+            room: the bytes that its rows may take.
+            lengths: the bounds of the lengths of its values; by default those of its plan.
 
         Raises:
-            TakesLongError: it is over the loop's budget, or would be with values as long as its own.
-            TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
+            TakesLongError: it exceeds the loop's budget, or could with values of these lengths.
+            TooLargeError: the rows take more than ``room`` bytes, the changes are too large, or it runs too long.
         """
         if self._budget.is_over or (piece.is_dear and self._budget.is_brief):
             raise TakesLongError(piece.sql)
@@ -603,7 +606,8 @@ class Executor:
         except apsw.Error as error:
             if self._interrupter.caused(error):
                 raise self._interrupted(piece.sql) from error
-            self._change = self._db.cursor().execute  # if a value did not fit, the old cursor keeps all values
+            # After a value that did not fit, the old cursor would keep all values.
+            self._change = self._db.cursor().execute
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             said = translate(error, piece.sql, self._db.system_errno)
@@ -628,13 +632,13 @@ class Executor:
         return failure or out_of_time(self._limits, sql)
 
     def _watch(self, db: apsw.Connection) -> None:
-        """Limit the time and memory of the statement that is about to run, because neither is known in advance."""
+        """Start the limits of time and memory for the statement that runs next."""
         self._until = self._limits.seconds() + self._limits.statement_s
         self._number, self._is_refused = self._limits.memory.begin(), False
         self._interrupter.begin(db)
 
     def lengths(self, piece: Piece) -> Lengths:
-        """Return how long the values of a statement may be."""
+        """Return the bounds of the lengths of a statement's values."""
         if piece.setting:
             return OF_SCHEMA
         if piece.kind == SCHEMA:
@@ -652,14 +656,14 @@ class Executor:
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:
-        """Let the block, which looks at the whole schema, take as long as a statement; ``sql`` was the last statement.
+        """Limit the time of the block, which examines the whole schema, like that of a statement; ``sql`` names it.
 
         Raises:
-            TakesLongError: the work has run for the time allowed and has not ended.
-            StatementTimeoutError: the work runs longer than a statement may.
+            TakesLongError: the work has used the budget and has not ended.
+            StatementTimeoutError: the work exceeds the time limit of a statement.
         """
         self._until = self._limits.seconds() + self._limits.statement_s
-        self._interrupter.has_cut = False
+        self._interrupter.is_interrupted = False
         try:
             yield
         except apsw.Error as error:
@@ -672,7 +676,7 @@ class Executor:
                 raise
             raise self._interrupted(sql) from cause
         finally:
-            self._until, self._interrupter.has_cut = _FOREVER, False
+            self._until, self._interrupter.is_interrupted = _FOREVER, False
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.deafen()
@@ -683,7 +687,7 @@ class Executor:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        access_set = AccessSet()  # empty: the statements run for good only at the activation
+        access_set = AccessSet()  # empty: the statements take effect only at the activation
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
         return Prepared(base, version, False, kind, access_set, changes, encode_results(run.results))
@@ -694,7 +698,7 @@ class Executor:
         return self._tables.foreign_keys and deferred_broken(self._db)
 
     def begin(self, gatherer: AccessSetBuilder) -> "Run":
-        """Begin another request on top of the requests executed before; return its run."""
+        """Start another request on top of the requests executed before; return its run."""
         self._db.set_last_insert_rowid(0)
         return Run(self, gatherer, self._limits.result_bytes)
 
@@ -711,8 +715,8 @@ class Executor:
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
-        # A write that met no row is led like any other, and so claims its command's id. Otherwise, when it is sent
-        # again after a lost answer, it could answer that it met no row while its first attempt commits elsewhere.
+        # A write that changed no row is led like any other, so that it claims its command's id. Otherwise, if the
+        # client sent it again after a lost answer, it could report no row while its first attempt commits elsewhere.
         packed = encode_changes(changes) if writes else b""
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
@@ -730,12 +734,12 @@ def _given(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:
-    """Return the reads on which a refusal rests, as a transaction that only reads."""
+    """Return the reads before an error as a transaction that only reads."""
     return Prepared(base, version, True, ROWS, access_set, b"", NOTHING)
 
 
 class Run:
-    """A request that is being executed, statement by statement."""
+    """The execution of one request, statement by statement."""
 
     def __init__(self, executor: Executor, gatherer: AccessSetBuilder, room: int) -> None:
         self._executor, self._room, self._most = executor, room, room
@@ -754,7 +758,7 @@ class Run:
         self.results.append(Result((), [], -1, None))
 
     def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
-        """Run a statement; keep its result and its reads."""
+        """Run a statement; record its result and its reads."""
         executor = self._executor
         resolved = lengths = None
         if piece.kind != SCHEMA:
@@ -773,11 +777,11 @@ class Run:
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
 
     def alike(self, request: Request, first: int) -> int:
-        """Run the statements from a place on that have the same text at once; return how many, 0 if they cannot.
+        """Run statements of one text, from a place on, in a batch; return their number, 0 if a batch is not possible.
 
         Raises:
             OneByOneError: a statement failed.
-            TakesLongError: the request is over its budget.
+            TakesLongError: the request exceeds its budget.
         """
         executor, statements = self._executor, request.statements
         sql = statements[first].sql
@@ -805,7 +809,7 @@ class Run:
         return encode_in_steps(self.results, self._most - self._room)
 
     def looked_at(self) -> AccessSet:
-        """Return the reads that decided how far the request went: those of its statements and of its constraints."""
+        """Return the reads of the statements and constraint checks so far, on which an error rests."""
         if self.schema:
             return AccessSet(read_ranges=EVERYTHING)  # the reads of a schema statement are not known
         points, ranges = set[bytes](), set[Range]()

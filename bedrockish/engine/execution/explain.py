@@ -1,4 +1,4 @@
-"""The reads and writes of a statement, in words: why it would conflict, and how to make it conflict less."""
+"""Descriptions of a statement's reads and writes, for people: its conflicts, and advice to reduce them."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
 
     Returns:
         a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
-        node gives ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of an object whose accesses are
-        recorded as more than they may be, and the reason; ``advice``, texts that say how to avoid that; ``error``, its
-        error text, or empty. With ``columns``, one map with them alone, as pairs of name and declared type; nothing is
-        run then.
+        node assigns ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of an object whose recorded
+        accesses are wider than the real ones, and the reason; ``advice``, texts that say how to avoid that; ``error``,
+        its error text, or empty. With ``columns``, one map that has only the columns, as pairs of name and declared
+        type, and no statement is run.
 
     Raises:
-        SqlError: SQLite does not accept it, or its parameters.
-        UnsupportedError: it cannot be replicated.
-        StatementTimeoutError: all of it takes longer than one statement may.
+        SqlError: SQLite does not accept a statement or its parameters.
+        UnsupportedError: a statement cannot be replicated.
+        StatementTimeoutError: the whole text exceeds the time limit of one statement.
     """
     if columns:
         return [{"columns": [list(pair) for pair in executor.compiled(statement.sql, user)[0].declared]}]
@@ -81,7 +81,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
 
 
 def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
-    """Run a statement that changes the schema; return what it fails with, or an empty text."""
+    """Run a statement that changes the schema; return its error text, or an empty text."""
     executor.capture.deafen()
     try:
         executor.run_piece(piece, params, executor._limits.result_bytes)
@@ -102,7 +102,7 @@ def _words(analysis: Analysis, access_set: AccessSet) -> dict[str, list[str]]:
 
 
 def _short(texts: list[str]) -> list[str]:
-    """Return the first of many."""
+    """Return the first texts, and the number of the others."""
     unique = list(dict.fromkeys(texts))
     if len(unique) <= ITEMS_MAX:
         return unique

@@ -1,9 +1,8 @@
-"""Several requests in one transaction: each is executed on top of the changes of those before it.
+"""Groups of requests in one transaction: each is executed on top of the changes of the requests before it.
 
 Commands that wait for the same key would only conflict with each other. Led together, they cost one round of votes
-instead of one round each. A request is in the transaction whole or not at all: at the first request that fails, is slow
-or needs more than row changes, the requests before it are executed again without it, so that the capture has no part of
-it.
+instead of one round each. The transaction has all of a request or nothing: if a request fails, is slow or needs more
+than row changes, the requests before it are executed again without it, so that the capture has no part of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class _AloneError(Exception):
-    """Raised when a request has to have a transaction of its own."""
+    """Raised when a request needs a transaction of its own."""
 
 
 class ApartError(Exception):
-    """Raised when not all requests can be in one transaction; the first ``count`` of them may."""
+    """Raised when not all requests can be in one transaction; perhaps the first ``count`` of them can."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -37,9 +36,9 @@ class ApartError(Exception):
 
 
 def as_many_as_can_be(requests: Sequence[Request], run: Callable[[Sequence[Request]], Prepared]) -> Prepared | None:
-    """Run as many requests together as can be, from the first on; None if the first has to stand alone.
+    """Run as many of the first requests as one transaction can have; return None if only the first can be in it.
 
-    ``run`` raises ApartError if not all can be.
+    ``run`` raises ApartError if one transaction cannot have all requests that it gets.
     """
     count = len(requests)
     while count > 1:
@@ -58,13 +57,13 @@ def execute(
     scope: Scope,
     requests: Sequence[Request],
 ) -> Prepared:
-    """Run requests, at least two, inside the open transaction; the caller rolls them back, whatever comes out.
+    """Run at least two requests inside the open transaction; the caller always rolls them back.
 
     Args:
         executor: the executor of the writing connection.
         base: the commits that the requests see.
         version: the version of the schema.
-        budget_s: how long all requests together may take, in seconds.
+        budget_s: the seconds that all requests together may take.
         scope: the values of the clock's functions.
         requests: the requests, all of the same isolation.
 
@@ -85,7 +84,7 @@ def execute(
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)
-        can_tell = not executor.capture.blind  # changes of tables that the capture does not see are merged at the end
+        can_tell = not executor.capture.blind  # changes of tables without capture are merged at the end
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
@@ -96,7 +95,7 @@ def execute(
     except DamagedError:
         raise
     except (TakesLongError, BedrockishError, _AloneError) as error:
-        # All requests together may be too much where each alone is not; else the request that was running has failed.
+        # All requests together may exceed a limit that each alone does not; otherwise the running request has failed.
         whole = len(results) == len(requests) or isinstance(error, TakesLongError)
         raise ApartError(len(results) // 2 if whole else len(results)) from None
     finally:
@@ -105,7 +104,7 @@ def execute(
 
 
 def _one(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
-    """Run one request; return its results, encoded."""
+    """Run one request; return its encoded results."""
     run = executor.begin(gatherer)
     for piece, params in (one for statement in request.statements for one in executor.pieces(statement, request.user)):
         if piece.setting or piece.kind == SCHEMA:

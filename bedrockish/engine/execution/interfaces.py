@@ -1,4 +1,4 @@
-"""The interface between the engine and open transactions, which use its writing connection between its own uses."""
+"""The interface between the engine and open transactions, which borrow its writing connection."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Parts:
     Attributes:
         reader: opens another connection that only reads.
         control: runs a statement of ours that returns no rows, such as SAVEPOINT, on ``db``.
-        redo: writes the open batch again, when SQLite has rolled it back because of one statement.
+        redo: writes the open batch again after SQLite has rolled it back because of one statement.
     """
 
     db: apsw.Connection
@@ -44,11 +44,11 @@ class Flushed:
     """The state of the file after a batch.
 
     Attributes:
-        applied: the last tick applied of each timeline.
-        schema: version of the schema in force.
+        applied: the last applied tick of each timeline.
+        schema: the version of the schema in force.
         clock: a clock at or after the clock of every applied entry.
         batches: the number of batches that were committed in the life of the file.
-        members: how often the members and users had been read.
+        members: how often the members and users had been read from the file.
     """
 
     applied: Mapping[str, int]
@@ -59,10 +59,10 @@ class Flushed:
 
 
 class Guest(Protocol):
-    """The user of the writing connection between the engine's own uses.
+    """The borrower of the writing connection.
 
     Attributes:
-        inside: the transaction whose rows are in the open batch; None if the batch has no such rows to leave.
+        inside: the transaction whose rows are in the open batch, or None.
     """
 
     @property
@@ -70,7 +70,7 @@ class Guest(Protocol):
         """The transaction whose rows are in the open batch, or None."""
 
     def leave(self) -> None:
-        """Take the transaction's rows out of the open batch."""
+        """Roll the transaction's rows back out of the open batch."""
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch, and with it the transaction's rows."""
@@ -96,7 +96,7 @@ class Lends(Protocol):
         """Whether the open batch has writes that another connection does not see yet."""
 
     def come_back(self) -> None:
-        """Return when no other thread has the writer."""
+        """Wait until no other thread has the writer."""
 
     def lend(self, guest: Guest) -> Parts:
         """Lend the writing connection to open transactions; see ``Engine.lend``."""
@@ -107,15 +107,15 @@ class Lends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The means to open and prepare connections other than the writer's, for work in other threads.
+    """Functions and objects to open and prepare further connections, for work in other threads.
 
     Attributes:
         reader: opens another connection that only reads.
-        prepare: gives a connection the functions and collations that were added to SQLite's own.
-        wal: the file descriptor of the WAL, which the user of it has to duplicate.
+        prepare: registers the functions and collations of plugins on a connection.
+        wal: the file descriptor of the WAL; duplicate it before use.
         ids: assigns ids on the writing connection.
         locks: the rows that transactions have locked.
-        known: returns the schema knowledge of the writer's connection.
+        known: returns the schema as the writer's connection has read it.
         access: the rights of users.
     """
 
@@ -129,6 +129,6 @@ class Beside:
     access: Access
 
     def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:
-        """Return an Executor for this connection that shares the writer's schema knowledge."""
+        """Return an Executor for this connection that shares the writer's knowledge of the schema."""
         shared = self.prepare, self.known(), self.access
         return Executor(db, Guard(db), capture, limits, ids, *shared)

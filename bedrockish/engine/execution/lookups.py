@@ -1,7 +1,7 @@
-"""Lookups: reads by known texts that end in a moment for any content of the tables.
+"""Lookups: reads by known texts that are fast for any content of the tables.
 
-Most requests of a node are lookups. A lookup need not be watched: it needs neither a budget, nor a number in the
-account of memory, nor a look at its plan. Its result is the same as that of ``Executor.read``.
+Most requests of a node are lookups. A lookup needs no budget, no number in the memory account and no look at its plan.
+Its result is the same as that of ``Executor.read``.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ from bedrockish.engine.statements.classify import READ, Piece
 
 
 class Lookup(NamedTuple):
-    """The facts of one text.
+    """A compiled lookup.
 
     Attributes:
         piece: the statement, which calls no function and has no settings.
-        most: how many bytes a value may have when it runs in the node's loop.
+        most: the bytes that a value may have when the lookup runs in the node's loop.
         head: the encoded result up to the rows.
     """
 
@@ -32,10 +32,10 @@ class Lookup(NamedTuple):
     head: bytes
 
     def run(self, db: apsw.Connection, statement: Statement, limits: Limits) -> bytes | None:
-        """Return the encoded result of a statement with this text; None if the caller has to find the error.
+        """Return the encoded result of a statement with this text; None if the caller has to run it to find an error.
 
         Raises:
-            apsw.Error, BedrockishError: it fails.
+            apsw.Error, BedrockishError: the statement fails.
         """
         piece = self.piece
         values = bind_one(piece.names, statement.params)
@@ -64,11 +64,11 @@ class Lookups:
         self._known: dict[str, Lookup | None] = {}
 
     def clear(self) -> None:
-        """Forget all texts."""
+        """Drop all texts."""
         self._known.clear()
 
     def find(self, sql: str, lengths: Callable[[Piece], Lengths]) -> Lookup | None:
-        """Return the facts of a text; None if it has not run before or needs watching."""
+        """Return the lookup for a text; None if the text has not run before or is not a lookup."""
         try:
             return self._known[sql]
         except KeyError:

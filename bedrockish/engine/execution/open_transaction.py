@@ -15,7 +15,7 @@ from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
-ASKED_BYTES = 32 << 20  # of the texts and parameters of these statements
+ASKED_BYTES = 32 << 20  # bytes of the texts and parameters of these statements
 KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 
@@ -31,7 +31,7 @@ class Mark:
 
 @value
 class Logged:
-    """A statement that was run, with the result that its client was told, or its error."""
+    """A statement that was run, with its result or its error."""
 
     what: Statement | Control
     told: Result | None = None
@@ -39,7 +39,7 @@ class Logged:
 
 
 class SessionWorkspace(Protocol):
-    """The workspace of one transaction, as far as its end goes: a copy of the database, or an overlay."""
+    """The methods that end a transaction's workspace: a copy of the database, or an overlay."""
 
     version: int
 
@@ -48,14 +48,14 @@ class SessionWorkspace(Protocol):
         """Return whether SQLite itself has ended the transaction."""
 
     def stop(self, error: BedrockishError) -> None:
-        """Let a running statement end soon."""
+        """Interrupt the running statement."""
 
     def close(self) -> None:
-        """Close the workspace, and drop what the transaction has written there."""
+        """Close the workspace, and drop the transaction's changes there."""
 
 
 def size_of(statement: Statement) -> int:
-    """Return the bytes of a statement's text and of the texts and blobs among its parameters, about."""
+    """Return an estimate of the bytes of a statement's text and of the texts and blobs among its parameters."""
     params = statement.params or ()
     values = params.values() if isinstance(params, dict) else params
     return len(statement.sql) + sum(len(one) for one in values if isinstance(one, str | bytes))
@@ -71,30 +71,29 @@ class Session:
     Attributes:
         command: the id of its command.
         user: the client's user name; empty where clients need no user.
-        base: the commits that it has seen; None until its first statement.
+        base: the vector of the commits that it has seen; None until its first statement.
         base_clock: a clock at or after the clocks of all these commits.
         clock: the value of ``transaction_clock()`` in the transaction; 0 until it is called.
-        schema: version of the schema that it runs on.
+        schema: the version of the schema that it runs on.
         sets: the keys and ranges that it has read and written.
-        snapshot: the snapshot on which it reads as long as it has not written.
+        snapshot: the snapshot on which it reads until its first write.
         changes: the rows that it has changed, in order.
-        blurred: tables of whose changes only the net effect is known.
-        size: about the size of the changes, in bytes.
-        wrote: whether a statement that writes has succeeded, even if it met no row.
-        log: the statements that were run, in case that the transaction changes the schema later; None: they were too
-            many to keep.
-        logged: about how many bytes of results the log has.
-        asked: how many bytes of texts and parameters the log has.
-        workspace: the workspace of its own in which it runs: a copy of the database since its first schema statement,
-            an overlay since it has many rows or TEMP objects; None: it runs on the engine's connection.
-        moves_at: the number of changed rows from which on it is to move to a workspace of its own.
-        unsure: whether a deferred foreign key was broken when it was swapped out.
+        blurred: the tables for which only the net effect of the changes is known.
+        size: an estimate of the bytes of the changes.
+        wrote: whether a statement that writes has succeeded, even if it changed no row.
+        log: the statements that were run, for the case that the transaction changes the schema later; None: there were
+            too many.
+        logged: an estimate of the bytes of the results in the log.
+        asked: the bytes of the texts and parameters in the log.
+        workspace: its own workspace: a copy of the database since its first schema statement, or an overlay since it
+            has many rows or TEMP objects; None while it runs on the engine's connection.
+        moves_at: the number of changed rows at which it moves to a workspace of its own.
+        unsure: whether a deferred foreign key was broken when the transaction was swapped out.
         behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
             snapshot.
-        looked_behind: whether it has read tables of the database itself, which are in no access set.
-        over: whether SQLite itself has ended it.
-        lent: whether another thread reads on its snapshot; the lender ends the session afterwards if it is
-            ``ended``.
+        looked_behind: whether it has read system tables, which are in no access set.
+        over: whether SQLite itself has ended the transaction.
+        lent: whether another thread reads on its snapshot; if ``ended`` is set then, the session ends after that.
         ended: whether it is no longer needed.
     """
 
@@ -126,13 +125,13 @@ class Session:
     ended: bool = False
 
     def follow(self, other: "Session") -> None:
-        """Go on where another record of the same transaction is, which is not used any more."""
+        """Take over the state of another record of the same transaction, which is not used any more."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
         self.wrote, self.looked_behind = other.wrote, other.looked_behind
 
     def note(self, one: Logged, size: int = 0) -> None:
-        """Keep a statement that was run; ``size`` is about the size of its results, in bytes."""
+        """Log a statement that was run; ``size`` is an estimate of the bytes of its results."""
         if self.log is None:
             return
         self.log.append(one)
@@ -143,39 +142,39 @@ class Session:
             self.drop_log()
 
     def drop_log(self) -> None:
-        """Forget the statements that were run, so that the transaction cannot change the schema any more."""
+        """Drop the log, after which the transaction cannot change the schema any more."""
         self.log, self.logged, self.asked = None, 0, 0
 
     def take_log(self) -> list[Logged]:
-        """Return the statements that were run, for the copy on which the schema changes; empty the log."""
+        """Return and empty the log, for the copy on which the schema changes."""
         assert self.log is not None
         log, self.log, self.logged, self.asked = self.log, [], 0, 0
         return log
 
     @property
     def kept(self) -> int:
-        """About how many bytes the node keeps for it between two statements."""
+        """An estimate of the bytes that the node keeps for the transaction between two statements."""
         keys = 0 if self.sets is None else len(self.sets)
         return self.size + self.logged + self.asked + KEY_BYTES * keys
 
     def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Note the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
-        A check of foreign keys that found no fault is not noted, because others cannot make it find one.
+        A check of foreign keys without a violation is not noted, because no other commit can cause one.
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
             self.sets.saw(piece, params, query)
 
     def mark(self, name: str) -> None:
-        """SAVEPOINT name."""
+        """Execute SAVEPOINT."""
         self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size))
 
     def release(self, name: str) -> None:
-        """RELEASE name.
+        """Execute RELEASE.
 
         Raises:
-            SqlError: there is no such savepoint.
+            SqlError: no savepoint has that name.
         """
         del self.marks[self.find(name) :]
 

@@ -1,4 +1,4 @@
-"""How large a prepared transaction may be: its rows, its results and the keys of its access set together."""
+"""The bound on the size of a prepared transaction: its rows, its results and its access set together."""
 
 from bedrockish.access_sets.analysis import BYTES_MAX
 from bedrockish.core.protocol.records import Prepared
@@ -6,7 +6,7 @@ from bedrockish.errors import TooLargeError
 
 
 def check_size(prepared: Prepared) -> None:
-    """Check that a transaction, or the keys that a read has to ask about, fit into one message to the other nodes.
+    """Check that a transaction, or the keys of a read, fit into one message to the other nodes.
 
     Raises:
         TooLargeError: they do not fit.

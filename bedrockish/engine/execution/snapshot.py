@@ -1,7 +1,7 @@
-"""Connections that read the file as of one moment, for as long as the snapshot is needed.
+"""Reading connections, each with a snapshot of the file.
 
-SQLite's write-ahead log gives each of them a true snapshot. It is taken when the writer has just committed a batch, so
-that it shows exactly the transactions that were applied at that moment.
+SQLite's write-ahead log provides the snapshots. A snapshot is taken when the writer has just committed a batch, so that
+it shows exactly the entries that were applied at that moment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from bedrockish.sqltext.session_settings import Settings
 from bedrockish_journal.model.changes import decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
 
-IDLE_MAX = 64  # connections that are kept for the next one
+IDLE_MAX = 64  # idle connections that are kept open
 CACHE_KIB = 1 << 10
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
 _FOREVER = float("inf")
@@ -37,18 +37,18 @@ WAY_OUT = "stream them, select less, or use LIMIT"
 
 
 def read_schema_again(db: apsw.Connection) -> None:
-    """Let SQLite see whether its own picture of the schema is out of date: for EXPLAIN and PRAGMA it does not look."""
+    """Make SQLite read the schema again if it has changed: EXPLAIN and PRAGMA statements do not check that."""
     db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
 
 
 def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[list[tuple[Any, ...]], int]:
-    """Return the rows of a statement that was begun, and about how many bytes they take.
+    """Return the rows of a started statement, and an estimate of their bytes.
 
     Args:
-        cursor: the cursor on which it was begun.
+        cursor: the cursor on which it was started.
         limits: the limits of its cost.
-        number: its number in the account of memory; 0: it is brief, and gets a number only if its rows are large.
-        room: bytes that the rows may take.
+        number: its number in the memory account; 0: it is brief, and gets a number only if its rows are large.
+        room: the bytes that the rows may take.
 
     Raises:
         TooLargeError: the rows take more than ``room`` bytes.
@@ -73,13 +73,13 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
 
 
 class Snapshot:
-    """A reading connection; open until ``Readers.give_back``. One thread at a time may use it.
+    """A reading connection with a snapshot, until ``Readers.give_back``. One thread at a time may use it.
 
     Attributes:
-        limits: what a statement may cost.
-        until: when the statement that runs is interrupted, on the clock of the limits.
-        number: of the statement that runs, in the account of memory; 0: none does.
-        is_refused: it has taken too much memory.
+        limits: the limits of a statement's cost.
+        until: the deadline of the running statement, by the clock of the limits.
+        number: the running statement's number in the memory account; 0 if none runs.
+        is_refused: whether the running statement has taken too much memory.
     """
 
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
@@ -95,27 +95,27 @@ class Snapshot:
         db.set_progress_handler(self._progress, STEPS)
 
     def _progress(self) -> bool:
-        """Return whether the statement that runs is to be interrupted."""
-        if self.number > 0:  # else what was refused before does not concern the one that runs
+        """Return whether to interrupt the running statement."""
+        if self.number > 0:  # without a number, ``is_refused`` is about an earlier statement
             self.is_refused = self.is_refused or self.limits.memory.is_too_much(self.number)
         is_late = self.limits.seconds() > self.until or self._budget.is_over
         if not (is_late or (self.number > 0 and self.is_refused)):
             return False
-        self._interrupter.has_cut = True
+        self._interrupter.is_interrupted = True
         return True
 
     def _is_late(self) -> bool:
-        """Return whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        """Return whether to interrupt the running statement; the watchdog calls this in its own thread."""
         return self.limits.seconds() > self.until or self._budget.seems_over()
 
     @contextmanager
     def statement(self, lengths: Lengths, params: Params, *, in_loop: bool = False) -> Iterator[None]:
-        """Let a statement run in time and in memory, with values of these lengths; ``until`` is its deadline.
+        """Apply the limits of time, memory and value lengths to the statement in the block; ``until`` is its deadline.
 
         Args:
-            lengths: the lengths that its program allows.
+            lengths: the bounds from its program.
             params: its parameters.
-            in_loop: it runs in the node's loop.
+            in_loop: whether it runs in the node's loop.
         """
         self._begin(lengths, params, in_loop=in_loop)
         try:
@@ -143,7 +143,7 @@ class Snapshot:
         self.until = _FOREVER
         self._budget.allow(_FOREVER)
         self._db.execute("BEGIN")
-        read_schema_again(self._db)  # a transaction begins with its first read
+        read_schema_again(self._db)  # this first read begins the transaction
 
     def end(self) -> None:
         """End the read transaction."""
@@ -157,30 +157,31 @@ class Snapshot:
         self._db.close()
 
     def cursor(self) -> apsw.Cursor:
-        """Return a cursor; it must be closed before the snapshot is given back."""
+        """Return a cursor; close it before ``Readers.give_back``."""
         return self._db.cursor()
 
     def switch(self, settings: Settings, *, on: bool) -> None:
-        """Switch settings of a session on or off for the statement that alone runs in between."""
+        """Switch settings of a session on, or off again, around the one statement for which they are in force."""
         switch(self._db, settings, on=on)
 
     def interrupt(self) -> None:
-        """Interrupt what runs in another thread."""
-        self._interrupter.has_cut = True
+        """Interrupt the statement that runs in another thread."""
+        self._interrupter.is_interrupted = True
         self._db.interrupt()
 
     def was_interrupted(self, error: apsw.Error) -> bool:
-        """Return whether an interrupt ended the statement that runs; to be asked before it is over."""
+        """Return whether an interrupt caused the error of the statement; call this inside the block of
+        ``statement``.
+        """
         return self._interrupter.caused(error)
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
 
-        It runs in the loop's thread, also after a statement that took long in another one, so it may take no longer
-        than anything there.
+        It runs in the loop's thread, even if the statement ran in another one, so it has the loop's budget.
 
         Raises:
-            apsw.Error: it takes longer, or SQLite failed otherwise.
+            apsw.Error: it exceeds that budget, or SQLite failed otherwise.
         """
         self._budget.allow(self.limits.budget_s)
         self._interrupter.begin(self._db)
@@ -191,12 +192,12 @@ class Snapshot:
             self._budget.allow(_FOREVER)
 
     def compare(self, changes: bytes, known: Tables | None = None, staged: StagedChanges | None = None) -> str:
-        """Return why encoded changes were not made of the rows that are here, in words; empty if they were.
+        """Return, in words, how the old rows of encoded changes differ from the rows here; empty if they do not.
 
         Args:
             changes: the changes.
-            known: the tables as another connection knows them.
-            staged: the changes, if they are unpacked; their owner may free them when the snapshot has ended.
+            known: the tables as another connection has read them.
+            staged: the unpacked changes, if there are any; their owner may delete them after the snapshot has ended.
 
         Raises:
             DamagedError: the file cannot be read.
@@ -224,21 +225,21 @@ class Snapshot:
         scope: Scope | None = None,
         budget_s: float = float("inf"),
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement that reads; return its rows and about how many bytes they take.
+        """Run a statement that reads; return its rows and an estimate of their bytes.
 
         Args:
             piece: the statement.
             params: its parameters.
-            room: bytes that its rows may take.
-            lengths: how long its values may be.
-            scope: what the clock's functions give in it.
-            budget_s: how long it may take, in seconds.
+            room: the bytes that its rows may take.
+            lengths: the bounds of the lengths of its values.
+            scope: the values of the clock's functions.
+            budget_s: the seconds that it may take.
 
         Raises:
-            ClockNeededError: it calls ``transaction_clock()``, and the scope has no clock.
-            TakesLongError: it has run for ``budget_s`` and is not done.
+            ClockNeededError: the statement calls ``transaction_clock()``, and the scope has no clock.
+            TakesLongError: the statement has used ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a value.
-            TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
+            TooLargeError: the rows take more than ``room`` bytes, or the statement runs too long.
         """
         with in_force(self._db, piece.settings):
             return self._run(piece, params, room, lengths, scope, budget_s)
@@ -283,7 +284,7 @@ class Snapshot:
 
 
 class Readers:
-    """Reading connections on one file; a few are kept open for the next who needs one."""
+    """A pool of reading connections to one file."""
 
     def __init__(self, connect: Callable[[], apsw.Connection], limits: Limits) -> None:
         self._connect, self._limits = connect, limits
@@ -291,7 +292,7 @@ class Readers:
         self._is_closed = False
 
     def take(self) -> Snapshot:
-        """Return a snapshot of the file as it is now.
+        """Return a snapshot of the present file.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -312,7 +313,7 @@ class Readers:
         return snapshot
 
     def give_back(self, snapshot: Snapshot) -> None:
-        """End a snapshot."""
+        """End a snapshot, and return its connection to the pool."""
         snapshot.end()
         if len(self._idle) < IDLE_MAX and not self._is_closed:
             self._idle.append(snapshot)
@@ -320,9 +321,9 @@ class Readers:
             snapshot.close()
 
     def close(self) -> None:
-        """Close the idle connections, and from now on each one as it is given back.
+        """Close the idle connections; from now on, ``give_back`` closes the others.
 
-        SQLite copies the write-ahead log into the file when the last connection is closed, and removes it.
+        When the last connection is closed, SQLite copies the write-ahead log into the file and removes it.
         """
         self._is_closed = True
         while self._idle:

@@ -1,14 +1,15 @@
-"""The TEMP objects of one session: its workspace, which it keeps, and its transactions, which all run there.
+"""The TEMP objects of one session: a workspace for the life of the session, in which all of its transactions run.
 
-The workspace is an overlay on a snapshot (``workspace``), whose connection is the session's own, so SQLite keeps the
-TEMP tables as it always does. A transaction begins on the newest snapshot. Its rows in the database are captured and
-certified like those of any other; rows of TEMP tables are in no read set, write set or journal. When the transaction is
-decided, the overlay is committed, which keeps the TEMP tables, and dropped; or it is rolled back, and they are as they
-were before.
+The workspace is an overlay on a snapshot (``workspace``) with a connection for this session alone, on which SQLite has
+the TEMP tables as usual. A transaction begins on the newest snapshot. Its changes of the database are captured and
+certified like those of any other transaction; rows of TEMP tables are in no read set, write set or journal. If the
+transaction commits, the overlay is committed, which keeps the TEMP tables, and then dropped; otherwise it is rolled
+back, which restores the TEMP tables.
 
-No TEMP object has the name of an object in the database: texts of our own name tables without their database.
+No TEMP object may have the name of an object in the database, because the engine's own SQL names tables without their
+schema.
 
-``begin``, ``stop`` and ``close`` belong to the loop; the rest to one thread at a time.
+The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
 from collections.abc import Callable
@@ -46,14 +47,14 @@ WHERE own.type <> 'trigger' AND other.type <> 'trigger' AND own.name NOT LIKE 'b
 
 
 class TemporaryWorkspace:
-    """A workspace that holds the TEMP objects of one session.
+    """The workspace with the TEMP objects of one session.
 
     Args:
         means: opens its connections.
-        most_bytes: how much its TEMP tables may take.
+        most_bytes: the bytes that its TEMP tables may take.
 
     Attributes:
-        transaction: the open transaction that runs here.
+        transaction: the open transaction of the session, or None.
     """
 
     def __init__(self, means: Beside, most_bytes: int) -> None:
@@ -68,7 +69,7 @@ class TemporaryWorkspace:
         return self.workspace.is_broken
 
     def close(self) -> None:
-        """Throw the TEMP objects away. No thread may be at work."""
+        """Delete the TEMP objects; no thread may be using them."""
         self.workspace.end()
         self.workspace.close()
 
@@ -78,9 +79,9 @@ class TemporaryTransaction(OverlayTransaction):
 
     Args:
         held: the session's workspace; no other transaction may be open on it.
-        session: the open transaction, which may have run statements elsewhere.
+        session: the open transaction, which may have run statements on the writing connection.
         tick: gives values of the node's clock.
-        like: another record of the same transaction, whose statements this one has, too; or None.
+        like: an earlier record of the same transaction, whose state it takes over; or None.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class TemporaryTransaction(OverlayTransaction):
         self._defined = False
 
     def close(self, *, is_lost: bool = False) -> None:
-        """Roll the transaction back unless it was kept; ``is_lost`` ends the use of the TEMP objects."""
+        """Roll the transaction back unless ``keep`` was called; ``is_lost`` marks the TEMP objects as lost."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -105,11 +106,11 @@ class TemporaryTransaction(OverlayTransaction):
         workspace.end()
 
     def open(self) -> None:
-        """Make the changes again that the transaction has made elsewhere, before it had TEMP objects.
+        """Repeat the changes that the transaction made on the writing connection, before it had TEMP objects.
 
         Raises:
             ConflictError: its rows no longer fit.
-            TemporaryLostError: the database has an object by now with the name of a TEMP one.
+            TemporaryLostError: the database now has an object with the name of a TEMP object.
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
         if self._like is not None:
@@ -138,7 +139,7 @@ class TemporaryTransaction(OverlayTransaction):
             ) from None
         except BedrockishError as error:
             if work.interactive.inside is not self.session:
-                self.session.over = True  # SQLite has rolled all of it back, TEMP tables included
+                self.session.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
             if not isinstance(error.__cause__, apsw.FullError):
                 raise
             raise TooLargeError(
@@ -151,7 +152,7 @@ class TemporaryTransaction(OverlayTransaction):
             work.executor.forget_texts()
             clash = self._clash(work.db)
             if clash:
-                # The statement has run, so the transaction cannot go on without what it has made.
+                # The statement has run, so the transaction cannot go on without its effects.
                 self.session.over = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP one another name", sql=piece.sql
@@ -164,17 +165,17 @@ class TemporaryTransaction(OverlayTransaction):
         return "" if found is None else str(found[0])
 
     def control(self, control: Control) -> None:
-        """Run SAVEPOINT, RELEASE or ROLLBACK TO; ROLLBACK TO rolls back changes of TEMP tables, too.
+        """Execute SAVEPOINT, RELEASE or ROLLBACK TO; ROLLBACK TO also rolls back changes of TEMP tables.
 
         Raises:
-            SqlError: there is no such savepoint.
+            SqlError: no savepoint has that name.
         """
         super().control(control)
         if control.kind == ROLLBACK_TO:
             self.work.executor.forget_texts()
 
     def keep(self) -> None:
-        """Keep the TEMP tables: the transaction is decided."""
+        """Keep the changes of TEMP tables, because the transaction is committed."""
         try:
             self.workspace.keep_work()
         except apsw.Error:

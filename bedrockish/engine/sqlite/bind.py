@@ -79,7 +79,7 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
 
 def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
     """Return values as SQLite stores them. ``before`` is the number of the text's values before them, for errors."""
-    for value in values:  # nearly all values are stored as they are, and a call for each would cost too much
+    for value in values:  # no call for most values, because a call for each would cost too much
         kind = type(value)
         if not (
             (kind is int and INT_MIN <= value <= INT_MAX)

@@ -18,8 +18,8 @@ from bedrockish.errors import (
 )
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""The system's numbers for a file that cannot grow or be written now: a full disk, a quota, the limit of a file's size,
-and a file system that became read-only. SQLite has a code of its own for the first one alone."""
+"""The system's error numbers for a file that cannot be written now: a full disk, a quota, the limit of a file's size,
+and a read-only file system. SQLite has its own code only for a full disk."""
 _TEXT = re.compile("syntax error|unrecognized token|incomplete input")
 FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
 
@@ -57,12 +57,13 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return TooLargeError(f"{text}: a value or the statement is over the limit; split it", sql=sql)
         case apsw.NoMemError():
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
-        case _ if _lacks_room(error, number):  # the node goes on if ``Batch.redo`` finds room for decided entries
+        # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
+        case _ if _lacks_room(error, number):
             return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; it did not happen")
         case apsw.CorruptError() if is_of_module(error):
-            # A client's own 'delete' with values that an index does not have leads to this, too.
+            # A client's FTS5 command 'delete' with values that the index does not have also causes this error.
             return SqlError(f"{text}; {_CORRUPT_INDEX}", sql=sql, **_code(error))
         case apsw.CorruptError():
             return damaged_page(error, sql=sql)

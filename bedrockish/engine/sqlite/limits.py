@@ -23,15 +23,15 @@ SMALL_TIMES = 2  # a request that is usually small is refused only above so many
 
 
 class Memory:
-    """The memory that all requests of a node take together; if it is too much, the newest statement is ended.
+    """The memory of all requests of a node; above the bound, the newest statement is ended.
 
     SQLite reports its own share; code that keeps rows, answers and messages adds to it. Only clients' statements, and
     the work that they begin, are refused; decided transactions never are. Used from the node's loop and from the
     threads in which statements run.
 
     Args:
-        max_bytes: how many bytes may be taken.
-        used: returns how many bytes SQLite has taken.
+        max_bytes: the bytes that requests may take.
+        used: returns the bytes that SQLite has taken.
         now: a clock that only goes forward, in seconds.
 
     Attributes:
@@ -54,7 +54,7 @@ class Memory:
 
     @property
     def taken(self) -> int:
-        """How many bytes are taken now."""
+        """The bytes that are taken now."""
         taken = self._used() + self._held_bytes + self.elsewhere
         return taken + sum(list(self._running.values())) if self._running else taken  # a copy: other threads write
 
@@ -76,7 +76,7 @@ class Memory:
         self.elsewhere += count
 
     def held(self, owner: object) -> int:
-        """Return how many bytes are held for an owner."""
+        """Return the bytes that are held for an owner."""
         return self._held.get(owner, 0)
 
     def begin(self) -> int:
@@ -260,7 +260,7 @@ class Budget:
         self.is_brief = False
 
     def allow(self, budget_s: float) -> None:
-        """Give the work of this thread ``budget_s`` seconds of processor time from now on; infinity: no bound."""
+        """Set the processor time, in seconds, that the work of this thread may use from now on; infinity: no bound."""
         limits = self._limits
         self.is_brief = budget_s <= limits.budget_s
         if budget_s == _FOREVER:
@@ -279,7 +279,7 @@ class Budget:
         return self._limits.busy() > self._busy or self._limits.seconds() > self._wall
 
     def seems_over(self) -> bool:
-        """Return whether the budget seems used up, asked in another thread while the work runs."""
+        """Return whether the budget seems used up; another thread may call this while the work runs."""
         now = self._limits.seconds()
         return now > self._soonest and (now > self._wall or self._limits.busy_of(self._thread) > self._busy)
 

@@ -24,14 +24,15 @@ class Interrupter:
         is_late: returns whether the running statement has run for too long; called in the watchdog's thread.
 
     Attributes:
-        has_cut: whether the watchdog or the progress handler has interrupted the current statement.
+        is_interrupted: whether the current statement was interrupted: by the watchdog, a progress handler, or another
+            thread.
     """
 
-    __slots__ = ("__weakref__", "_db", "_is_late", "_lock", "has_cut")
+    __slots__ = ("__weakref__", "_db", "_is_late", "_lock", "is_interrupted")
 
     def __init__(self, is_late: Callable[[], bool]) -> None:
         self._is_late = is_late
-        self.has_cut = False
+        self.is_interrupted = False
         self._lock = threading.Lock()
         self._db: apsw.Connection | None = None
         _WATCHDOG.add(self)
@@ -39,7 +40,7 @@ class Interrupter:
     def begin(self, db: apsw.Connection) -> None:
         """Note that a statement begins to run on this connection."""
         with self._lock:
-            self._db, self.has_cut = db, False
+            self._db, self.is_interrupted = db, False
         _WATCHDOG.is_wanted = True
         if _WATCHDOG.sleeps:
             _WATCHDOG.wake()
@@ -47,25 +48,27 @@ class Interrupter:
     def end(self) -> None:
         """Note that the statement has ended, so that nothing is interrupted any more."""
         with self._lock:
-            self._db, self.has_cut = None, False
+            self._db, self.is_interrupted = None, False
 
     def caused(self, error: apsw.Error) -> bool:
-        """Return whether an interrupt ended the statement that runs.
+        """Return whether an interrupt caused the error of the running statement.
 
         SQLite reports an interrupt as SQLITE_INTERRUPT, with one exception: if it is interrupted while it rewrites a
         window function, it reports SQLITE_ERROR with a text about columns.
         """
-        return isinstance(error, apsw.InterruptError) or (self.has_cut and type(error) is apsw.SQLError)
+        return isinstance(error, apsw.InterruptError) or (self.is_interrupted and type(error) is apsw.SQLError)
 
     def look(self) -> bool:
-        """Interrupt the statement that runs if it is late; return whether a statement runs. For the watchdog only."""
+        """Interrupt the running statement if it is late; return whether a statement runs. Only the watchdog calls
+        this.
+        """
         with self._lock:
             db = self._db
             if db is None:
                 return False
             try:
                 if self._is_late():
-                    self.has_cut = True
+                    self.is_interrupted = True
                     db.interrupt()
             except apsw.Error:  # the connection was closed when its thread was stopped midway
                 self._db = None

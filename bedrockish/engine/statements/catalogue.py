@@ -1,6 +1,6 @@
-"""The catalogue as clients see it: only with users' tables. System tables are shown to a statement that names them.
+"""The catalogue as clients see it: only users' tables, unless a statement names a system table.
 
-A program that lists tables would take the node's system tables for its own, and offer to drop or to rename them.
+A program that lists tables would treat the node's system tables like users' tables, and offer to drop or rename them.
 """
 
 from functools import lru_cache

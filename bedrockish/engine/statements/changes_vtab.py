@@ -73,7 +73,7 @@ ORDER BY 1, 2
 
 
 def give_functions(db: apsw.Connection, holder: Holder) -> None:
-    """Let a connection's statements call the clock's functions, and read ``bedrockish_changes``."""
+    """Register the clock's functions and ``bedrockish_changes`` on a connection."""
     register(db, holder)
     give_users(db)
     module: Any = Module(SCHEMA, _Table)
@@ -203,7 +203,7 @@ class _Cursor:
 def _parts(transaction: Committed) -> Sequence[Change | str | None]:
     """Return the changes of a transaction, or its statements.
 
-    Return one None for a change of the members, or for a change of the schema that the data forbade.
+    Return one None for a change of the members, or for a change of the schema that failed on the data.
     """
     return transaction.changes or transaction.statements or (() if transaction.kind == "rows" else (None,))
 

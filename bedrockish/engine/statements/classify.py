@@ -121,32 +121,32 @@ class Piece:
     Why so large: It is a record, with a field for each fact that compiling a statement shows.
 
     Attributes:
-        sql: the statement's own text.
+        sql: the text of the statement alone.
         kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes only TEMP tables) or ``empty`` (only blanks and
             comments).
         names: name of each parameter; None for a parameter without a name.
         columns: names of the result's columns.
-        tables: tables that it touches, by the names in the schema.
+        tables: the tables that it touches, by their names in the schema.
         whole_schema: whether it reads definitions of tables that it does not name.
         rest: the text after the statement.
-        setting: name of the PRAGMA that it sets for the time of the request, or empty.
+        setting: the name of the PRAGMA that it sets until the end of the request, or empty.
         inner: pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
-        auto: the text to run instead, in which the node gives the ids that the statement leaves out.
+        auto: the text to run instead, in which the node assigns the ids that the statement leaves out.
         declared: name and declared type of each column of the result; the type is None if it is not a table's column.
         needs: the role that a user needs to run it.
         reads: all tables and views that it reads, also by views, triggers and foreign keys.
         writes: all tables that it changes, also by views, triggers and foreign keys.
-        named: the argument ``named`` of ``virtual_reads`` for the statement.
+        named: the argument ``named`` of ``virtual_reads`` for this statement.
         configures: whether it makes a change that SQLite's counter of schema changes does not count.
         fills: whether it makes a table and its rows, as CREATE TABLE ... AS SELECT.
         defines: whether it makes, changes or drops a TEMP object.
         is_command: whether it is a command of a virtual table whose values have to be written into its text.
         is_upkeep: whether it is a command of FTS5 that changes no result of an index that matches its rows.
-        is_dear: whether it runs a function or module that takes long and cannot be interrupted.
+        is_dear: whether it calls a function or module that takes long and cannot be interrupted.
         stays: whether it makes a table of vec1. The connection fails later if this is undone by a rollback to a
             savepoint, and not by a rollback of the whole transaction.
         compares: whether it calls ``like``, also by views and triggers.
-        settings: the settings of its session with which it runs, because it would do something else without them.
+        settings: the settings of its session that change its effect, and with which it therefore runs.
     """
 
     sql: str
@@ -177,18 +177,18 @@ class Piece:
 
     @property
     def can_cache(self) -> bool:
-        """Whether it may stay compiled: SQLite sees by itself when it must compile it again, except for EXPLAIN."""
+        """Whether it may stay compiled: SQLite recompiles it after a change of the schema, except for EXPLAIN."""
         return not (self.whole_schema or self.settings)
 
     @property
     def drops_pages(self) -> bool:
-        """Whether it drops a table or an index: SQLite reads all its pages in one step that no interrupt ends."""
+        """Whether it drops a table or an index, for which SQLite reads all pages in one step that no interrupt ends."""
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it reads data that has no keys for a read set: the schema, or system tables."""
-        if self._behind is None:  # computed once, because it is asked at each run
+        """Whether it reads data without keys for a read set: the schema, or system tables."""
+        if self._behind is None:  # computed once, because each run needs it
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
 
@@ -327,12 +327,13 @@ class Guard:
         cursor = self._db.cursor()
         cursor.exec_trace = look
         try:
-            # Not from the statement cache: a text that equals one of the node's own would pass without the authorizer.
+            # Not from the statement cache: a text that equals one of the node's own would run without the authorizer's
+            # check.
             cursor.execute(sql, _NO_VALUES, can_cache=False)
         except apsw.ExecTraceAbort:
             pass
         except apsw.InterruptError:
-            raise  # reading a large schema takes time, too: the caller knows which of its limits has ended it
+            raise  # an interrupt, also of reading a large schema: the caller knows which of its limits caused it
         except apsw.Error as error:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None

@@ -18,7 +18,7 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.storage.table_layout import CLOCK_FUNCTIONS, SKIP_LOCKED
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MILLISECONDS_MAX = 253_402_300_799_999  # the end of the year 9999, after which SQLite knows no time
+MILLISECONDS_MAX = 253_402_300_799_999  # the end of the year 9999, SQLite's last time
 
 
 class ClockNeededError(UsageError):
@@ -103,7 +103,7 @@ class Holder:
 
 
 def register(db: apsw.Connection, holder: Holder) -> None:
-    """Let a connection's statements call the functions."""
+    """Register the functions on a connection."""
 
     def cluster_clock() -> int:
         return holder.require("cluster_clock").take()
@@ -122,7 +122,7 @@ def register(db: apsw.Connection, holder: Holder) -> None:
         return scope.command
 
     def safe_clock() -> int:
-        # The value on this connection: a snapshot that shows it lacks no commit at or below it.
+        # The value as of this connection's snapshot, which has every commit at or below it.
         row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
         return 0 if row is None or not isinstance(row[0], int) else row[0]
 

@@ -25,7 +25,7 @@ AGGREGATES = CONSTRAINTS = 2_000  # in a statement, in a table's definition: SQL
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
-_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # what follows a comment is left to the parser
+_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # the parser decides about a text after a comment
 _AGGREGATE = re.compile(
     r"\b(?:(?:sum|total|avg|count|min|max|median)|\w*_(?:concat|agg|array|object|cont|disc))\s*\(", re.I
 )
@@ -48,7 +48,7 @@ class Text:
     others: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Text") -> None:
-        """Add another text, which stands within this one."""
+        """Add another text, which is a part of this one."""
         self.size += other.size
         self.tables.update(other.tables)
         self.others.update(other.others)

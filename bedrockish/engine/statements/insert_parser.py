@@ -38,7 +38,7 @@ class Insert:
 
 
 class InsertParser:
-    """Walks over the tokens of one statement.
+    """A parser over the tokens of one statement.
 
     Attributes:
         tokens: all tokens, without a semicolon at the end.
@@ -138,7 +138,7 @@ class InsertParser:
         return found
 
     def _source(self) -> str:
-        """Return the kind of the source of rows that follows, without going past it."""
+        """Return the kind of the source of rows that follows, without consuming it."""
         if self._at >= len(self.tokens):
             raise NotUnderstoodError
         token = self.tokens[self._at]

@@ -1,6 +1,6 @@
-"""Rewrites INSERTs that leave a row's id to SQLite, so that the node gives the id.
+"""Rewrites INSERTs that leave a row's id to SQLite, so that the node assigns the id.
 
-A text is changed once and by splicing: the client's words stay, and only ``bedrockish_id('table')`` is inserted, as one
+A text is changed only by splicing: the client's text stays, and only ``bedrockish_id('table')`` is inserted, as one
 more column or around a value that may be NULL. Parameters keep their numbers.
 
     INSERT INTO t(a) VALUES (?)         INSERT INTO t(a, "id") VALUES (?, bedrockish_id('t'))
@@ -27,7 +27,7 @@ _ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """An INSERT whose ids are given by the node.
+    """An INSERT whose ids the node assigns.
 
     Attributes:
         table: the table, by its name in the schema.
@@ -174,7 +174,7 @@ class _Splicer:
             self._around(first, end)
         else:
             self._always = self._always or not self._is_literal(first, end)
-            self._around(first, end)  # so that no other row of the statement is given this id
+            self._around(first, end)  # so that no other row of the statement gets this id
 
     def _is_literal(self, first: int, end: int) -> bool:
         if end == first + 2 and self._tokens[first].text in ("-", "+"):
@@ -182,7 +182,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Give ids for a NULL or a parameter in a SELECT; other expressions are unchanged, so that copying is cheap."""
+        """Assign ids for a NULL or a parameter in a SELECT; other expressions stay, so that copying is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

@@ -42,9 +42,9 @@ _AS_EVER = {
     "trusted_schema": True,
     "writable_schema": False,
 }
-"""For each PRAGMA that would change what statements mean, the value that it has at the nodes, and may be set to."""
+"""The PRAGMAs that change the meaning of statements: name -> its value at the nodes, the only one that may be set."""
 REPLICATED = ("user_version", "application_id")
-"""Kept in the file and set on every node, like a definition: migrations note there how far they came."""
+"""Numbers in the file that every node sets, like a definition; migration tools use them as version numbers."""
 
 DEFER = "defer_foreign_keys"
 SETTINGS = frozenset({DEFER, "foreign_keys"})
@@ -91,7 +91,7 @@ ANSWERED = {
     "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
     "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
 }
-"""For each PRAGMA what it answers; None: setting it answers nothing, asking is SQLite's."""
+"""PRAGMA -> its answer; None: setting it has no result, and SQLite answers the query."""
 
 _SETS_SILENTLY = frozenset(
     {
@@ -99,7 +99,7 @@ _SETS_SILENTLY = frozenset(
         *("reverse_unordered_selects", "synchronous"),
     }
 )
-_ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # PRAGMAs that act without a value, too
+_ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # PRAGMAs that also act without a value
 
 
 def lacks_statistics(db: apsw.Connection) -> bool:
@@ -114,8 +114,8 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE where statistics are lacking. Any
     other text is returned unchanged.
 
-    Programs for SQLite begin with such PRAGMAs. Their purpose is either met already (each commit is durable before it
-    is acknowledged, readers hold up no writer) or without meaning at a node.
+    Programs for SQLite begin with such PRAGMAs. Their purpose is met already (each commit is durable before it is
+    acknowledged, and readers do not block the writer), or has no meaning at a node.
     """
     first = first_word(sql)
     if first not in ("PRAGMA", "REINDEX", "VACUUM"):
@@ -126,14 +126,14 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
         return sql
     end = next((place for place, token in enumerate(words) if token.text == ";"), len(words))
     rest = sql[words[end].start :] if end < len(words) else ""
-    # VACUUM or REINDEX: a node returns free pages to the disk, and checks its indexes, without being told.
+    # VACUUM or REINDEX: a node returns free pages to the disk, and checks its indexes, by itself.
     if first != "PRAGMA":
         return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""
     if name == "optimize":
         return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
-    if name not in ANSWERED or (name == TRIGGERS and _sets_unheard(sql)):
+    if name not in ANSWERED or (name == TRIGGERS and _sets_in_unknown_form(sql)):
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
     tells = ANSWERED[name]
@@ -167,8 +167,8 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     )
 
 
-def _sets_unheard(sql: str) -> bool:
-    """Return whether a text switches a setting on in a form that sessions do not know (``first_setting``)."""
+def _sets_in_unknown_form(sql: str) -> bool:
+    """Return whether a text switches a setting on in a form that ``first_setting`` does not recognize."""
     return first_setting(sql) is None and turns_on(sql)
 
 
@@ -193,7 +193,7 @@ def is_replicated(sql: str) -> bool:
 
 
 def turns_on(sql: str) -> bool:
-    """Return whether a PRAGMA switches its setting on; for SQLite, any number except 0 does so, too."""
+    """Return whether a PRAGMA switches its setting on; SQLite accepts any number except 0 for that."""
     return _is_on(given(sql)[1])
 
 

@@ -1,8 +1,8 @@
 """Checks users' rights: the roles of a user in the membership against the effects that SQLite reports for a compiled
 statement.
 
-All users share a compiled statement, so the right to run it is checked at each execution. A revoked right is gone at
-once, and a statement that was compiled for one user gives no right to another.
+All users share a compiled statement, so the right to run it is checked at each execution. A revoked right ends at once,
+and a statement that was compiled for one user gives no rights to another user.
 """
 
 import shlex
@@ -19,9 +19,9 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.storage.packing import UNPACKED
 
 NOBODY = -1  # a user that the cluster does not know
-TOKEN = "(http_token)"  # stands for any bearer of a node's token; no user has such a name
-LOCAL = "(local)"  # stands for a program that may open the node's file, and so may do everything
-CERTIFIED = "client:"  # before the name of a user with a certificate for it
+TOKEN = "(http_token)"  # the name of every bearer of a node's token; no user can have it
+LOCAL = "(local)"  # the name of a program that may open the node's file, and so may do everything
+CERTIFIED = "client:"  # prefix of the name of a user with a certificate
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"

@@ -43,7 +43,7 @@ class Others:
         return False
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:  # noqa: ARG002
-        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
+        """Return this node's place among the nodes that have conflicted at a table or its indexes, and their number."""
         return 0, 1
 
     def seconds(self) -> float:
@@ -54,10 +54,10 @@ class Others:
 class RowLocks:
     """The rows that transactions open at this node have locked.
 
-    Any thread may ask: each step is one operation of a dictionary.
+    Any thread may call the methods: each step is one operation of a dictionary.
 
     Args:
-        schema: gives the tables as they are now.
+        schema: returns the present tables.
 
     Attributes:
         others: what is known of other transactions.
@@ -69,7 +69,7 @@ class RowLocks:
         self.others = Others()
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
         self.held: dict[str, list[bytes]] = {}
-        self._left: dict[bytes, float] = {}  # since when a row is left to other nodes; oldest first
+        self._left: dict[bytes, float] = {}  # key -> seconds since when the row is left to other nodes; oldest first
 
     def lock(self, command: str, base: Base | None, name: Value, values: tuple[Value, ...]) -> bytes | None:
         """Lock a row, and return its key; None if another transaction has the row.
@@ -99,7 +99,7 @@ class RowLocks:
                 "give ORDER BY an index, or all rows are locked before they are sorted"
             )
         if self._holders.setdefault(key, command) != command:
-            return None  # another thread was quicker
+            return None  # another thread has locked the row first
         held.append(key)
         return key
 

@@ -1,4 +1,4 @@
-"""Allocates ids for rows that come without an id, so that no two nodes, and no two clients of a node, take the same id.
+"""Allocates ids for rows that come without one, so that no two nodes, and no two clients of a node, use the same id.
 
 Each node has a stripe: of N consecutive ids it gives only the id whose remainder modulo N is the node's own. A node
 also remembers the highest id that it gave for each table, even if the transaction failed, because other transactions
@@ -39,11 +39,11 @@ def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:
 
 
 class AutoIds:
-    """Gives ids on one node, to every connection that it is registered on."""
+    """The allocator of one node's ids, registered on its connections."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
-        self._back: dict[str, list[int]] = {}  # leased ids that came back, the next one last
+        self._back: dict[str, list[int]] = {}  # returned leased ids, the next one to assign last
         self._seen: dict[str, int] = {}
         self._tables: dict[str, Table] = {}
         self._queries: dict[str, str] = {}
@@ -74,7 +74,7 @@ class AutoIds:
         db.create_scalar_function(FUNCTION, given, flags=apsw.SQLITE_DIRECTONLY)
 
     def use(self, tables: Tables) -> None:
-        """Learn the tables of a new schema."""
+        """Use the tables of a new schema from now on."""
         self._tables = tables.by_name
         self._queries.clear()
         self._sequences = tables.sequences
@@ -82,7 +82,7 @@ class AutoIds:
             del self._highest[name]
 
     def use_members(self, node: str, membership: Membership) -> None:
-        """Learn the members of the cluster."""
+        """Use the members of the cluster from now on."""
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
@@ -91,7 +91,7 @@ class AutoIds:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 
     def note_votes(self, votes: Iterable[Vote]) -> None:
-        """Stay above the ids in proposed transactions, any of which may still be decided."""
+        """Assign only ids above those in proposed transactions, because any of these may still be decided."""
         for vote in votes:
             if vote.transaction is not None and vote.transaction.kind == ROWS:
                 for change in decode_changes(vote.transaction.changes):
@@ -124,7 +124,7 @@ class AutoIds:
         return ids
 
     def take_back(self, table: str, ids: list[int]) -> None:
-        """Give leased ids, which no row has, to the next rows of a table, in this order.
+        """Take leased, unused ids back; the next rows of the table get them, in this order.
 
         Ids that this node did not lease are ignored: after the greatest id of all, each INSERT into the table would
         fail.
@@ -179,7 +179,7 @@ class AutoIds:
         return highest
 
     def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
-        """Note a row's own id, so that later rows of this statement, which may not see the row yet, do not take it."""
+        """Note a row's own id, so that later rows of this statement, which may not see the row yet, do not get it."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # else SQLite will refuse it
             self._seen[table] = max(self._in_table(db, table), rowid)

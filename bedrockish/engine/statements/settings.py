@@ -1,7 +1,7 @@
-"""Finds the settings of a session that a statement needs, because it would do something else without them.
+"""Finds the settings of a session that change the effect of a statement.
 
-Most statements do the same with and without the settings. They run without: to switch a setting makes SQLite compile
-all other statements of the connection again.
+Most statements have the same effect with and without the settings. They run without them, because switching a setting
+makes SQLite compile all other statements of the connection again.
 """
 
 from collections.abc import Callable
@@ -81,7 +81,7 @@ def _has_like(sql: str | None) -> bool:
 
 
 def _needs_triggers(db: apsw.Connection, piece: Piece) -> bool:
-    """Return whether a statement may do something else under recursive_triggers.
+    """Return whether recursive_triggers may change the effect of a statement.
 
     A trigger may then fire itself, and REPLACE fires delete triggers. The bytecode shows both: for a trigger that is
     fired in another trigger, SQLite notes whether it may run already, and a REPLACE that fires triggers has other

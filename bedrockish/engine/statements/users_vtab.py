@@ -21,7 +21,9 @@ FUNCTION = "bedrockish_without_secrets"
 
 
 def give_users(db: apsw.Connection) -> None:
-    """Let a connection's statements read ``bedrockish_users``, and non-admins' statements a journal without secrets."""
+    """Register ``bedrockish_users`` on a connection, and the functions that hide the journal's secrets from
+    non-admins.
+    """
     module: Any = Module(SCHEMA, _Table)
     db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
     function: Any = body_without_secrets

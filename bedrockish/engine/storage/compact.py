@@ -37,7 +37,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
 
     Args:
         path: the file; no node may run on it.
-        prepare: gives a connection the functions and collations of plugins.
+        prepare: registers the functions and collations of plugins on a connection.
 
     Raises:
         ConfigError: the file is in use, is not a node's, or cannot be written; it is unchanged then.

@@ -55,10 +55,10 @@ class Founding:
 
 
 class FileLock:
-    """A lock, on a separate file next to the database file, that keeps a second process off the database file.
+    """A lock, on a separate file next to the database file, that prevents a second process from using the database.
 
-    The lock is never on the database file itself: POSIX drops all locks of a process on a file, SQLite's too, as soon
-    as the process closes any descriptor on it.
+    The lock is never on the database file itself: when a process closes any descriptor on a file, POSIX drops all of
+    its locks on the file, including SQLite's.
     """
 
     def __init__(self, path: Path) -> None:

@@ -101,17 +101,19 @@ class Build:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the build has not failed, so that it has to note rows that change."""
+        """Whether the build is in progress, so that changed rows have to be noted."""
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Note that the change is due: give up a build with much left; for others, ``next_edit`` now fetches rows."""
+        """Note that the change is due: abandon a build with much left; for others, ``next_edit`` now fetches rows
+        itself.
+        """
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()
 
     def fail(self, why: str) -> None:
-        """Give the build up, and keep the first reason."""
+        """Abandon the build; the first reason is kept."""
         if self.phase is not Phase.FAILED:
             self.phase, self.failure = Phase.FAILED, why
 
@@ -149,7 +151,7 @@ class Build:
                 self._fetched.append(found)
 
     def interrupt(self) -> None:
-        """Give the build up, and interrupt a thread that reads the snapshot."""
+        """Abandon the build, and interrupt a thread that reads the snapshot."""
         self.fail(_CLOSED)
         reader = self._reader
         if reader is not None:
@@ -295,7 +297,7 @@ class Build:
         return moved
 
     def guarded(self, action: Callable[[], None]) -> None:
-        """Run an action under a savepoint; if SQLite refuses the action, roll it back and give the build up."""
+        """Run an action under a savepoint; if SQLite refuses the action, roll it back and abandon the build."""
         db = self._db
         db.execute("SAVEPOINT beside")
         try:
@@ -363,11 +365,12 @@ class IndexBuild(Build):
         db, plan = self._db, self.plan
         root = root_of(db, STAND_IN_INDEX)
         with Writable(db):
-            # At the end, where CREATE INDEX puts it: on every node the order of a table's indexes is the same.
+            # A new row at the end of ``sqlite_schema``, like that of CREATE INDEX, so that the order of a table's
+            # indexes is the same on every node.
             db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
-            # A new version makes every connection read the schema again, this one at its next statement, and also after
-            # a rollback.
+            # A new version makes every connection read the schema again, this one at its next statement, and again
+            # after a rollback of this change.
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
         db.execute(f"DROP TABLE {STAND_IN}")

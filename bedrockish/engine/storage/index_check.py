@@ -179,7 +179,7 @@ def _finds_at_once(
 ) -> bool | None:
     """Return whether SQLite finds an entry by its terms alone, as in a unique index; None: by fewer terms than all.
 
-    False: SQLite uses the key of the row, too.
+    False: SQLite also uses the key of the row.
     """
     plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
     searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]

@@ -150,7 +150,7 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     Args:
         steps: the change.
         tables: the tables of the schema that it changes.
-        prepare: gives a connection the functions and collations that SQLite does not have.
+        prepare: registers the functions and collations of plugins on a connection.
     """
     sql, found = _search_statement(steps)
     content = _content(sql, found)
@@ -301,7 +301,7 @@ def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | 
     """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there.
 
     Args:
-        prepare: gives a connection the functions and collations that SQLite does not have.
+        prepare: registers the functions and collations of plugins on a connection.
         plan: makes the plan.
     """
     trial = Connection(":memory:")

@@ -1,4 +1,4 @@
-"""A private, writable view of the node's file as it was at one moment. It costs only the pages that are changed.
+"""A private, writable view of the node's file as of one moment, which stores only the changed pages.
 
 SQLite has one writer for each file, which is the node's loop. Any other request that must write and roll back gets a
 connection on a virtual file. The file's pages are those of a snapshot, read from the snapshot's frames in the WAL or,
@@ -107,12 +107,12 @@ class Written:
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes of written pages are in memory."""
+        """The bytes of written pages in memory."""
         return len(self._memory) * self._page_bytes
 
     @property
     def all_bytes(self) -> int:
-        """How many bytes all written pages have."""
+        """The bytes of all written pages."""
         return self.memory_bytes + len(self._places) * self._page_bytes
 
     def get(self, number: int) -> bytes | None:
@@ -187,12 +187,12 @@ class OverlayFile(apsw.VFSFile):
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes all written pages have."""
+        """The bytes of all written pages."""
         return self._written.all_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes of written pages are in memory."""
+        """The bytes of written pages in memory."""
         return self._written.memory_bytes
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802  (SQLite's name, like those below)

@@ -68,7 +68,7 @@ class RowApplier:
         self._unchecked = False
 
     def use(self, tables: Tables) -> None:
-        """Learn the tables of a new schema."""
+        """Use the tables of a new schema from now on."""
         self._tables = tables.by_name
         self.indexes.use(tables.virtual, tables.by_name)
         self._texts.clear()

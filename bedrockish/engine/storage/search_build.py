@@ -34,7 +34,7 @@ def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Calla
     Args:
         db: the connection that reads the rows.
         plan: the plan of the index.
-        prepare: gives a connection the functions and tokenizers that SQLite does not have.
+        prepare: registers the functions and tokenizers of plugins on a connection.
         busy: returns the processor time of this thread, in seconds.
 
     Raises:

@@ -58,11 +58,11 @@ def start_core(
     now: Now,
     compare_rows: Callable[[Transaction], str | None],
 ) -> Node:
-    """Return the core of a node, based on its file."""
+    """Return the core of a node, with the state that its file has."""
     follows = follows_wall(engine, config)
-    # A clock that only counts does not tell which entries are recent: the entries above safe time have to suffice.
+    # A clock that only counts does not show which entries are recent: only those above the settled clock are read.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
-    gc.disable()  # the objects read here are not garbage, and collecting again and again would take as long as reading
+    gc.disable()  # the objects read here stay, and repeated collections would take as long as reading
     try:
         return Node(
             recovered,

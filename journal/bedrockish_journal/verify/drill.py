@@ -61,7 +61,7 @@ def drill(
     Args:
         path: a node's file that no program writes.
         older: an older backup, for a journal whose beginning was removed.
-        prepare: gives a connection the functions and collations of plugins.
+        prepare: registers the functions and collations of plugins on a connection.
         say: called with each step before it begins.
 
     Raises:

@@ -103,7 +103,7 @@ def drill_directory(
     Args:
         folder: its directory.
         older: an older backup, for a first snapshot whose journal has lost its beginning.
-        prepare: gives a connection the functions and collations of plugins.
+        prepare: registers the functions and collations of plugins on a connection.
         say: called with each step before it begins.
 
     Raises:

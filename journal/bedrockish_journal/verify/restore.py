@@ -77,7 +77,7 @@ def restore(
         journals: nodes' files, or backups, with the entries after the backup.
         until: the moment; None for all entries in the files.
         progress: called with the number of applied entries, now and then.
-        prepare: gives a connection the functions and collations of plugins.
+        prepare: registers the functions and collations of plugins on a connection.
 
     Raises:
         MomentError: the files do not have exactly the entries of that moment.

@@ -41,7 +41,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
 
     Args:
         path: a node's file.
-        prepare: gives a connection the functions and collations of plugins.
+        prepare: registers the functions and collations of plugins on a connection.
         limit: how many differences to return at most.
 
     Raises:

@@ -1,7 +1,8 @@
 """A client's session at a node: calls arrive on a link, run at the same time, and are answered in any order.
 
 Back-pressure: while ``in_flight_max`` calls of one link are under way, no further call is read from the link. If a
-client goes away, its commands are not cancelled: they run to their end or their timeout, and their answers are dropped.
+client disconnects, its commands are not cancelled: they run to their end or their timeout, and their answers are
+dropped.
 """
 
 import logging
@@ -64,12 +65,12 @@ Done = Callable[[Answer | BedrockishError], None]
 Rest = Callable[[], Awaitable[Answer]]
 NODE = "node:"  # prefix of the name of a node that has connected with its certificate
 IN_FLIGHT_MAX = 128
-AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; then other links have their turn
+AT_ONCE_S = 0.02  # how long the calls of one read may run in the reading task; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
-STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
-LEAVE_LOOKS = 100  # checks whether the calls that such a client had begun are answered; then its link ends
-WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of it is begun
+STAY_S = 1.0  # between two checks of the token of a connected client
+LEAVE_LOOKS = 100  # checks, at most, for answers to the calls of such a client; then its link ends
+WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of the client is begun
 
 
 class Submits(Protocol):
@@ -83,10 +84,10 @@ class Submits(Protocol):
         """
 
     def status(self) -> dict[str, Any]:
-        """Return the node's report about itself; its ``nodes`` maps each member's name to the facts known of it."""
+        """Return the node's status; its ``nodes`` maps each member's name to the facts about it."""
 
     def events(self, after: int) -> dict[str, Any]:
-        """Return the node's latest messages sent and received, after a number that an earlier reply had."""
+        """Return the node's latest messages sent and received, after the number from an earlier reply."""
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only.
@@ -96,10 +97,10 @@ class Submits(Protocol):
         """
 
     async def outcome(self, command: str, user: str) -> Answer | None:
-        """Return the answer of a command that happened, None if this node does not know of it.
+        """Return the answer of a command that happened; None if this node does not know it.
 
         Raises:
-            BedrockishError: the node cannot tell now.
+            BedrockishError: the node cannot answer now.
         """
 
 
@@ -107,7 +108,7 @@ class Transacts(Protocol):
     """A session's interface to interactive transactions."""
 
     def begin(self, owner: object, op: str, request: Request) -> Answer | Rest:
-        """Do one step of a transaction of ``owner``; return the answer, or an awaitable for it.
+        """Execute one step of a transaction of ``owner``; return the answer, or an awaitable for it.
 
         Raises:
             BedrockishError: as ``Transactions.handle``.
@@ -146,7 +147,7 @@ class Loan:
         return self._donor
 
     async def copy(self) -> dict[str, Any]:
-        """Make a copy in place of an earlier one, and return its size and digest."""
+        """Make a copy that replaces an earlier one, and return its size and digest."""
         self.close()
         self._lent = await self.donor.copy()
         return {"size": self._lent.size, "sha256": self._lent.digest}
@@ -158,7 +159,7 @@ class Loan:
         return await self._lent.read(offset)
 
     def close(self) -> None:
-        """Give the copy back to the donor."""
+        """Return the copy to the donor."""
         if self._lent is not None:
             self._lent.close()
             self._lent = None
@@ -184,22 +185,22 @@ async def serve_client(
     why_out: Callable[[], str] | None = None,
     commit_prepared: "CommitPrepared | None" = None,
 ) -> None:
-    """Answer one client until its link ends; its running commands go on. Another task must run the link.
+    """Answer one client until its link ends, after which running commands go on. Another task must run the link.
 
     Args:
         link: the client's link.
         node: answers the client.
         in_flight_max: calls that run at the same time.
         donor: gives copies of the file to nodes that join.
-        begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
+        begin: runs a command and calls back, without a task for each command; None: ``node.submit`` is awaited.
         transactions: keeps interactive transactions, which end with the link.
         upkeep: performs an operator's orders.
         memory: counts the bytes that are kept for the link.
         user: the client's user; empty if the node required none when the client connected.
         access: the users' rights.
-        why_out: returns why the client may not stay, empty if it may; None: the client may always stay.
+        why_out: returns why the client has to be disconnected, or an empty text; None: it may always stay.
         commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
-        caught: takes damage, or an exception that no call was expected to raise, and returns the answer to that call.
+        caught: takes damage or an unexpected exception of a call, and returns the error to answer.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
@@ -231,7 +232,7 @@ class _Session:
         user: the client's user; empty if the node required none when the client connected.
         commit_prepared: commits a transaction that a program of the machine has executed.
         access: the users' rights.
-        why_out: returns why the client may not stay.
+        why_out: returns why the client has to be disconnected, or an empty text.
     """
 
     user = ""
@@ -255,7 +256,8 @@ class _Session:
         self._in_flight_max, self._caught = in_flight_max, caught
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
-        self._begun: deque[tuple[Call, int, Rest | None]] = deque()  # calls whose task was started and has not run yet
+        # Calls whose tasks are started and have not run yet.
+        self._begun: deque[tuple[Call, int, Rest | None]] = deque()
         self._until: float | None = None  # while calls are being started: until when they may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -263,7 +265,7 @@ class _Session:
         self._nursery = nursery
 
     def forget(self) -> None:
-        """Drop the calls that have not begun: the client has gone."""
+        """Drop the calls that have not begun, because the client has disconnected."""
         while self._backlog:
             self._hold_call(-_long(self._backlog.popleft()))
 
@@ -272,7 +274,7 @@ class _Session:
         self._memory = memory
 
     async def watch_stay(self) -> None:
-        """End the link, and everything that is open on it, when its client may not stay any more.
+        """End the link, with its transactions and streams, when its client has to be disconnected.
 
         Calls that had begun are answered first, so that the client need not ask for their outcome.
         """
@@ -288,7 +290,7 @@ class _Session:
                 self._link.drop(Code.AUTHENTICATION, self.why_out())
 
     def take(self, payloads: list[bytes]) -> None:
-        """Take calls as they are read."""
+        """Begin the calls that were read from the link."""
         self._backlog.extend(payloads)
         for payload in payloads:
             if len(payload) > AT_ONCE_BYTES:
@@ -359,7 +361,9 @@ class _Session:
         self._nursery.start_soon(self._send_kept, refused, 0)
 
     def _hold_call(self, size: int) -> None:
-        """Count the bytes of a client's call until it is answered, but not as bytes that wait for the client."""
+        """Count the bytes of a client's call until the call is answered; they do not count as waiting for the
+        client.
+        """
         if size:
             self._memory.hold(id(self), size)
 
@@ -390,8 +394,8 @@ class _Session:
     async def _run_next(self) -> None:
         """Run the oldest call that has not begun, whichever call this task was started for.
 
-        Trio runs the tasks of one turn in any order, but a client may begin a stream or transaction and give it up in
-        the same read. If the end ran first, it would find nothing to end.
+        Trio runs the tasks of one turn in any order, but one read may have both the beginning and the end of a stream
+        or transaction. If the end ran first, it would find nothing to end.
         """
         call, asked, rest = self._begun.popleft()
         reply: Reply
@@ -425,7 +429,7 @@ class _Session:
         is_nodes = False
         if call.owner is not None:
             is_nodes = True
-            if not (self.user.startswith(NODE) or not self.user):  # empty: nodes without certificates have no user
+            if not (self.user.startswith(NODE) or not self.user):  # without certificates, nodes have an empty user
                 raise UnsupportedError("only a node asks for a program of another user; leave the field 'for' out")
             call = replace(call, request=replace(call.request, user=call.owner))
         if call.prepared:
@@ -450,7 +454,7 @@ class _Session:
         return await self._upkeep.handle(asked)
 
     def _keep(self, size: int) -> None:
-        """Count an answer that waits for room on its link."""
+        """Count the bytes of an answer that waits for room on its link."""
         self._kept += size
         self._memory.hold(self._link, size)
 

@@ -2,8 +2,8 @@
 
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
 answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
-executed. Its last message to each client says that the node has executed nothing beyond what it has
-answered, so that the client sends the rest to another node without doubt.
+executed. Its last message to each client says that the node has executed only the requests that it has answered, so
+that the client can send the others to another node.
 """
 
 import logging
@@ -28,7 +28,7 @@ LOOKS = 2  # checks in a row that must find a condition false
 
 
 class Departure:
-    """The way out of one node's process.
+    """The orderly end of one node's process.
 
     Attributes:
         scope: the scope in which the node runs; its cancellation ends the node.

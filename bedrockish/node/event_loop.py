@@ -1,4 +1,5 @@
-"""A node's event loop: feeds events to the core, performs the core's effects, and keeps output until it is durable.
+"""A node's event loop: passes events to the core, performs the core's effects, and delays output until the writes
+before it are durable.
 
 Each turn of the loop takes the events that have arrived, lets the core step, performs the core's effects in one open
 SQLite transaction, and keeps the resulting messages and answers. When no sync is running, the loop commits and syncs
@@ -162,7 +163,7 @@ class Runtime:
         self._loop.read = read
 
     def read_by(self, loop: ReadLoop) -> None:
-        """Act on the input of a read loop of links, which also reports the ends of syncs. Call this before ``run``."""
+        """Handle the input of a read loop of links, which also reports the ends of syncs. Call this before ``run``."""
         loop.before, loop.after = self.gather, self.act
         self.read_links(loop.read_now)
         self.gate.fsync.tell_by(loop)
@@ -251,7 +252,7 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once)
-        if not found:  # a read may have been answered already: without a checkpoint, but its caller waits for its link
+        if not found:  # a read may be answered already; no checkpoint is needed, because its caller waits for its link
             await over.wait()
         if isinstance(found[0], BedrockishError):
             raise found[0]
@@ -273,14 +274,14 @@ class Runtime:
         return told
 
     async def durable(self) -> None:
-        """Return when all that this node has written so far is durable."""
+        """Return when every write so far is durable."""
         mark = trio.Event()
         self.gate.kept.marks.append(mark)
         self._loop.ring()
         await mark.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return this node's report about itself."""
+        """Return this node's status."""
         return self.reports.status()
 
     def events(self, after: int) -> dict[str, Any]:
@@ -288,7 +289,7 @@ class Runtime:
         return self.watch.read(after)
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of our rows, empty if it was; None while a thread compares them."""
+        """Return why a transaction's rows differ from ours, or an empty text; None while a thread compares them."""
         compare = (
             self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         )
@@ -337,7 +338,7 @@ class Runtime:
     async def _step_until_cancelled(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
+            await trio.to_thread.run_sync(self.engine.sync)  # writes of a killed process may not be durable yet
             self.gate.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
@@ -369,13 +370,13 @@ class Runtime:
         return self.gate.has_work
 
     def _expects_company(self) -> bool:
-        """Whether a write is about to be executed, and further writes are likely that can share its transaction."""
+        """Return whether further writes are likely to arrive that can share the next write's transaction."""
         is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters.open) > 1)
         return bool(is_likely) and self._has_writes
 
     def _cycle(self) -> Turn:
         yield from self._turn()
-        self.publisher.look()  # a node that has stopped serving says so before it writes another batch
+        self.publisher.look()  # a node that has stopped serving publishes that before it writes another batch
         yield from self.gate.pass_on()
 
     @property
@@ -413,7 +414,7 @@ class Runtime:
                 self.output.log(event)
             yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
-                break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
+                break  # links, HTTP and answers should not wait longer, or the reading of the clocks is old
         question = self._strict.question() if self._strict.is_due else None
         if question is not None:
             yield from self._perform(self.core.step(question, self._clocks.lately()))
@@ -532,7 +533,7 @@ class Runtime:
             self._checkpoints.begin(self._nursery)
 
     def release(self, kept: Kept) -> None:
-        """Let output leave: all that it rests on is durable."""
+        """Send kept output: the writes before it are durable."""
         mesh = self.output.mesh
         if mesh is not None:
             for peer, payloads in kept.messages.items():
@@ -544,7 +545,7 @@ class Runtime:
             mark.set()
 
     def synced(self, batches: int) -> None:
-        """Note how many batches are durable, for each HELLO, and release the answers of reads that rest on them."""
+        """Note the number of durable batches, for each HELLO, and send the answers of reads that depend on them."""
         self.output.info["batches"] = batches
         if self._reads.unsynced:
             self._reads.synced(batches)

@@ -45,9 +45,9 @@ from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bul
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
-LONG_CHANGE_S = 0.2  # an index whose trial takes as long is built next to its table, during a delay of the change
-# The delay of such a change: some seconds, and many times the time of the trial, because half of the time is for other
-# work, and other machines may be slower.
+LONG_CHANGE_S = 0.2  # an index whose trial takes so long is built online, during a delay of the change
+# The delay of such a change: some seconds, and a multiple of the trial's time, because the build gets only half of the
+# time and other machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20
 TRIAL_FACTOR = 2  # building an FTS5 index takes so many times as long as its trial, which merges no segments
 SHORT = 50  # the most statements of a request that may share a transaction with others
@@ -140,7 +140,7 @@ class Executions:
             self._node.plugins.check_modules((step.sql for step in decode_steps(prepared.changes)), others)
 
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
-        """Take the next short write, and with it the following writes that can be in the same transaction."""
+        """Remove and return the next short write, with the following writes that can share its transaction."""
         first = asked.take()
         others: list[tuple[int, Request]] = []
         while asked.count and len(others) < self._node.core.coordinator.together.size - 1:
@@ -206,7 +206,7 @@ class Executions:
         return None
 
     def _in_worker(self, request: Request, workspace: Workspace) -> Prepared:
-        """Run a request in a workspace, and return the result; a slow schema change is delayed to come into force."""
+        """Run a request in a workspace, and return the result; a schema change that takes long gets a delay."""
         began = time.monotonic()
         prepared = _checked(request, workspace.execute(request))
         took_s = time.monotonic() - began
@@ -259,8 +259,8 @@ class Executions:
                 raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
             prepared = replace(work.finish(), result=result)
             if processed and prepared.readonly:
-                # A command that wrote no row is committed all the same. If its answer is lost and a client sends it
-                # again, the second run must not answer that it had no work while the first one commits elsewhere.
+                # A command that wrote no row is committed as well. If its client sends it again after a lost answer,
+                # the second run must not answer that it had no work while the first one commits elsewhere.
                 prepared = replace(prepared, readonly=False, changes=encode_changes([]))
             return _checked(request, prepared)
 

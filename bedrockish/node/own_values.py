@@ -7,7 +7,7 @@ from bedrockish.engine.engine import Engine
 
 
 class OwnValues:
-    """The keeper of a node's own values.
+    """The writer of a node's own values.
 
     Args:
         engine: has the file.
@@ -22,7 +22,7 @@ class OwnValues:
         self.unsaved: dict[str, Any] = {}
 
     def keep(self, name: str, value: Any) -> None:
-        """Write a value, or remember it while a thread has the writer, since links must not wait for that thread."""
+        """Write a value; while a thread has the writer, write it later, because links must not wait for that thread."""
         if self._engine.is_away:
             self.unsaved[name] = value
             self._ring()

@@ -57,7 +57,7 @@ class PeerIntake:
         self._why_out = ""
 
     def on_net(self, event: net.MeshEvent) -> None:
-        """Take an event of the mesh."""
+        """Handle an event of the mesh."""
         match event:
             case net.PeerUp(node):
                 logger.info("link to %s is up", node)
@@ -95,7 +95,7 @@ class PeerIntake:
                 assert_never(event)
 
     def _judge_membership(self) -> None:
-        """Take no requests while most of the other voters do not know this node: it was removed while it was down.
+        """Stop serving while most of the other voters do not know this node: it was removed while it was down.
 
         The node cannot read of its removal in the journal, because no member sends it the journal any more.
         """
@@ -114,7 +114,7 @@ class PeerIntake:
         self._loop.ring()
 
     def reject(self, peer: str, reason: str) -> None:
-        """End the link on which a peer sent an unreadable message; its earlier messages stand."""
+        """End the link on which a peer sent an unreadable message; its earlier messages count."""
         self._loop.counts["malformed"] += 1
         if self._output.mesh is not None:
             self._output.mesh.reject(peer, reason)

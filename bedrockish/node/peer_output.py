@@ -1,4 +1,4 @@
-"""Output to peers: the facts that a node tells in each HELLO, and messages on their way to the gate."""
+"""Output to peers: the facts in each HELLO, and the messages, which the durability gate may delay."""
 
 import logging
 import secrets
@@ -44,7 +44,7 @@ class PeerOutput:
         self.mesh: Mesh | None = None
         self.on_members: Callable[[], None] = lambda: None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
-        self._told_reserved = False  # whether our last gossip told a reservation
+        self._told_reserved = False  # whether our last gossip had a reservation
 
     def send(self, peer: str, message: Message) -> None:
         """Send a message when the open batch is durable, or at once if it promises nothing."""
@@ -61,7 +61,9 @@ class PeerOutput:
         self._gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
 
     def _is_news(self, gossip: Gossip) -> bool:
-        """Whether peers wait for a gossip: for the time of a schema change, or for a reservation and its end."""
+        """Return whether peers wait for a gossip: for closed time at a schema change, or for a reservation or its
+        end.
+        """
         was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
         return was_reserved or self._told_reserved or self._core.state.schema.scheduled is not None
 

@@ -1,7 +1,7 @@
 """The modules that a node's configuration names: commands, and functions and collations for SQLite.
 
-All nodes should have the same modules. While an update is rolled out the modules may differ, so each node tells the
-others its modules, and the status shows the differences.
+All nodes should have the same modules. During an update the modules may differ, so each node tells the others its
+modules, and the status shows the differences.
 """
 
 import hashlib

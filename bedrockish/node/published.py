@@ -1,4 +1,4 @@
-"""A node's interface for the programs of its machine: the page next to its file, and the socket."""
+"""A node's interface for programs of its machine: the page next to its file, and the socket."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A node's answers, out of its journal, to commands that have happened before."""
+"""The answers, read from the journal, to commands that have happened before."""
 
 from collections.abc import Awaitable, Callable
 
@@ -18,8 +18,8 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
     """Return the answer of a command from its entry, for a session with a token.
 
     Raises:
-        ConstraintError: the command was a schema change that the data forbade.
-        VoidedError: the entry fitted no node's tables, and an operator had it applied as nothing.
+        ConstraintError: the command was a schema change that failed on the data.
+        VoidedError: no node could apply the entry, and an operator had its changes skipped.
     """
     if entry.txid in engine.entries.void:
         raise VoidedError(
@@ -89,8 +89,8 @@ def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> An
 
     Raises:
         CommandIdError: the id is another user's or another request's, or was settled before the request happened.
-        ConstraintError: the command was a schema change that the data forbade.
-        VoidedError: the entry fitted no node's tables, and an operator had it applied as nothing.
+        ConstraintError: the command was a schema change that failed on the data.
+        VoidedError: no node could apply the entry, and an operator had its changes skipped.
     """
     check_request(engine.access, entry, request)
     answer = recall(engine, entry, request.command, request.token)

@@ -70,7 +70,7 @@ class Reports:
         orders["statements"], orders["lease"] = self.statements.order, transactions.programs.lease
 
     def status(self) -> dict[str, Any]:
-        """Return the node's report about itself."""
+        """Return the node's status."""
         node, mesh, credentials = self._node, self._node.output.mesh, self._credentials
         counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.wrong_ends}
         told = describe_node(node.core, node.engine, node.config, counts, mesh, refused, node.clock(), self._started)
@@ -88,7 +88,9 @@ class Reports:
         return {**told, "trouble": worst, "troubles": troubles}
 
     def _counted(self) -> tuple[int, int]:
-        """Return how many transactions this node has led to a commit, and how many conflicts it has heard of."""
+        """Return the numbers of transactions that this node has led to a commit, and of conflicts that voters
+        reported.
+        """
         node = self._node
         return node.counts["commits_led"], other_counts(node.core.state.counts).get("rejected_for", 0)
 

@@ -1,4 +1,4 @@
-"""The role that each call other than SQL requires of its user, whichever way the call arrives."""
+"""The roles that calls other than SQL require of their users, for all interfaces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def check_call(access: Access, call: Call, user: str) -> None:
         case Step(_, _, op) if op == SETTLE:
             rights.require(0 if rights.has_any else READER, "this decides a command")
         case _:
-            rights.require(0, "this")  # any user known here may do it
+            rights.require(0, "this")  # every user of the cluster may make this call
 
 
 def check_call_by_token(call: Call) -> None:
@@ -69,7 +69,7 @@ def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:
     """
     order = str(asked.get("do"))
     if order == "token" and asked.get("user") == user and access.users.get(user) is not None:
-        return  # a token for the user itself
+        return  # every user may get a token for itself
     role = READER if order in UPKEEP_OF_READERS and not asked.get("reset") else ADMIN
     access.require(user, role, f"the order {order!r} {'shows data' if role == READER else 'changes a node'}")
 

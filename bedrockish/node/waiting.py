@@ -1,8 +1,8 @@
-"""A node that waits until its file can be written again, and answers with the reason in the meantime.
+"""A node that waits until its file can be written again, and answers with the reason.
 
-A node that closed its doors would look dead: an operator would replace it, and a supervisor would kill it again and
-again. So its port and its HTTP stay open. ``status`` and ``/status`` tell the trouble, ``/livez`` says that the process
-lives, ``/readyz`` and every request are refused with the reason, and peers are turned away with it.
+A node that closed its ports would look dead: an operator would replace it, and a supervisor would kill it again and
+again. So its port and its HTTP stay open. ``status`` and ``/status`` show the trouble, ``/livez`` reports a living
+process, and ``/readyz``, every request and every peer get a refusal with the reason.
 """
 
 import logging

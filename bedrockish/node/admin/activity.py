@@ -1,4 +1,4 @@
-"""The activity of a node in the last hour, for display, in bounded memory.
+"""The activity of a node in the last hour, for the dashboard, in bounded memory.
 
 The hour is kept in slices of ten seconds. A slice is the growth of the node's counts and of its histogram, so requests
 have no further cost.
@@ -51,7 +51,7 @@ class Activity:
     """The last hour of one node.
 
     Args:
-        counts: returns how many transactions it has led to a commit, and how many conflicts it has heard of.
+        counts: returns the numbers of transactions that it has led to a commit, and of conflicts that voters reported.
         latency: the histogram of the times of its answers.
         clock: returns seconds of a monotonic clock.
     """
@@ -64,13 +64,13 @@ class Activity:
         self._before = (clock(), *counts(), array("Q", latency.counts))
 
     async def watch(self) -> None:
-        """Keep a slice every ten seconds, until cancelled."""
+        """End a slice every ten seconds, until cancelled."""
         while True:
             await trio.sleep(SLICE_S)
             self.cut()
 
     def cut(self) -> None:
-        """End the slice that is under way."""
+        """End the current slice."""
         began, commits, conflicts, times = self._before
         now, commits_now, conflicts_now = self._clock(), *self._counts()
         self._before = (now, commits_now, conflicts_now, array("Q", self._latency.counts))

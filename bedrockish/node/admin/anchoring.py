@@ -37,7 +37,7 @@ class Anchoring:
         """Answer the order ``anchor``: sign a ``statement``, or, without one, return the facts for a statement.
 
         Raises:
-            UsageError: the text is not a statement, or the statement is not true here.
+            UsageError: the text is not a statement, or the statement contradicts this node's journal.
             UnavailableError: this node lacks entries that the statement names, or cannot sign.
         """
         text = asked.get("statement")

@@ -1,4 +1,4 @@
-"""Bounds a node's memory for clients: ends the links of clients that do not read, and gives back unused memory."""
+"""Bounds a node's memory for clients: ends the links of clients that do not read, and frees unused memory."""
 
 import ctypes
 import gc
@@ -14,12 +14,13 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-MEMORY_S = 0.25  # between two looks at the bytes that transactions and links keep
+MEMORY_S = 0.25  # between two checks of the bytes that transactions and links hold
 WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count as one that does not read
 STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is used
 STUCK_S_MIN = 1.0  # the same for a caller of HTTP, and for the slowest client, when all memory is used
-IDLE_S = 15.0  # a node that has been idle for so long gives memory back
-IDLE_LOOKS = 10  # how often it does so: an idle node drops its record of commits a minute or two later
+IDLE_S = 15.0  # a node that has been idle for so long frees memory
+# Frees per idle period: some memory, such as the conflict window, becomes free only a minute or two later.
+IDLE_LOOKS = 10
 
 
 class Caller(Protocol):
@@ -27,7 +28,7 @@ class Caller(Protocol):
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long the client has not read the bytes sent to it."""
+        """The seconds since the client last read, while bytes wait for it."""
 
     def cut(self) -> None:
         """End the connection at once."""
@@ -74,17 +75,17 @@ class Keeping(Protocol):
 
 
 async def watch_memory(node: Keeping) -> None:
-    """Keep the memory used for clients within bounds, and give memory back after a load, until cancelled."""
+    """Keep the memory used for clients within bounds, and free memory after a load, until cancelled."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shrink_when_idle, node)
         await _bound(node)
 
 
 async def _bound(node: Keeping) -> None:
-    """Add up the bytes that transactions and links keep, and end the links of clients that do not read their answers,
-    or do not finish a message that they have begun to send. The more memory is taken, the sooner a link is ended.
+    """Add up the bytes that transactions and links hold, and end the links of clients that do not read their answers or
+    do not finish a message. The more memory is taken, the sooner a link is ended.
 
-    When all memory is taken, a client that has read nothing for a second loses its link before a slow reader does.
+    When all memory is taken, clients that have read nothing for a second lose their links before slow readers do.
     """
     memory, patience_s = node.engine.memory, node.config.limits.idle_stream_ms / 1000
     while True:
@@ -107,7 +108,7 @@ async def _bound(node: Keeping) -> None:
 
 
 async def shrink_when_idle(node: Keeping) -> None:
-    """Give memory back after a load: pages cached for reading, garbage, and the C library's free memory."""
+    """Free memory after a load: pages cached for reading, garbage, and the C library's free memory."""
     before, looks = (0, 0.0), 0
     while True:
         await trio.sleep(IDLE_S)

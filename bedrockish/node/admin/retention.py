@@ -29,20 +29,20 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 if the operator has set it, which overrides the configuration
-LOOK_S = 10.0  # between two looks at the journal's length
-PACK_LOOK_S = 60.0  # between two looks for entries that have become old enough to be packed
+CLOCK_KEY = "cluster_clock"  # key in the file: 1 or 0 if the operator has set it, which overrides the configuration
+LOOK_S = 10.0  # between two checks of the journal's length
+PACK_LOOK_S = 60.0  # between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
 PACKING_S = 60.0  # packing runs at most so long before the journal's length and the file's size are looked at again
 PACK_REST = 4.0  # after each pack, packing pauses for so many times the duration of the pack
 SLICE, SLICE_BYTES = 200, 4 << 20  # entries removed at a time, and bytes of their bodies: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # a file with more than FREE_MAX of its pages free shrinks, until FREE_KEPT are free
 FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
-SHRINK_PAGES = 100  # pages that are given back at a time: some milliseconds
+SHRINK_PAGES = 100  # pages that are returned to the disk at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
 COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least so long after it was made
 HOLDS_MAX = 100
-HOLD_NAMES_MAX = 1_000  # a released name is remembered: else an older message of a node would bring the hold back
+HOLD_NAMES_MAX = 1_000  # released names are remembered, or an older message of a node would restore the hold
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:
@@ -143,7 +143,7 @@ class Upkeep:
 
     def _told(self, value: int) -> int:
         if value > self._core.state.clock.ceiling:
-            self._post(Woken())  # the core keeps a higher ceiling with its next step
+            self._post(Woken())  # the next step of the core stores a higher ceiling
         return value
 
     def status(self) -> dict[str, Any]:
@@ -182,8 +182,8 @@ class Upkeep:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     async def set_clock(self, to: object) -> dict[str, Any]:
-        """Let the clock follow the wall (``on``), only count (``off``), or do as configured
-        (``default``); None only asks. The setting survives restarts.
+        """Make the clock follow the wall (``on``), only count (``off``), or behave as configured (``default``); None
+        returns the present setting. The setting survives restarts.
         """
         if to not in (None, "on", "off", "default"):
             raise UsageError(f"the clock can be set to on, off or default, not {to!r}")
@@ -200,7 +200,7 @@ class Upkeep:
     # -- the journal -----------------------------------------------------------------------------------------------
 
     async def hold(self, name: object, after: object, *, release: bool) -> dict[str, Any]:
-        """Hold the journal after a cursor for a reader, or release it; all nodes do so as soon as they hear of it."""
+        """Hold the journal after a cursor for a reader, or release it; gossip tells all nodes."""
         state = self._core.state
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise UsageError(f"a reader's name should be a text of 1 to {NAME_CHARACTERS_MAX} characters")
@@ -227,7 +227,7 @@ class Upkeep:
         return {"node": state.me, "holds": self.status()["journal"]["holds"]}
 
     def bound(self, clock: int, *, force: bool) -> Bound:
-        """Return how far the journal may be removed, at most up to a clock."""
+        """Return the bound, at most ``clock``, up to which the journal may be removed."""
         state, why = self._core.state, list[str]()
         if not state.clock.follows_wall:
             return Bound(0, None, ["the clock only counts, so nothing tells how old an entry is"])
@@ -282,7 +282,7 @@ class Upkeep:
         return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
 
     async def _reach_writer(self) -> None:
-        """Wait until no thread has the writer: to ask for it earlier would block the loop, and links with it."""
+        """Wait until no thread has the writer; using the writer earlier would block the loop and all links."""
         while self._engine.is_away:
             await self._durable()
 
@@ -299,7 +299,7 @@ class Upkeep:
         return sum(gone.values()) - sum(first.values())
 
     async def _forget_commands(self) -> None:
-        """Forget the ids of removed commands that are too old to be sent again."""
+        """Delete the ids of removed commands that are too old to be sent again."""
         now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
@@ -312,12 +312,12 @@ class Upkeep:
         """
         state = self._core.state
         if not state.clock.follows_wall or DISK_FULL in state.health.alarms:
-            return False  # a pack writes to the log, and the rest of the disk is reserved for others' transactions
+            return False  # a pack writes to the WAL, and the rest of the disk is reserved for decided entries
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
         while True:
             began = trio.current_time()
-            async with self._pruning:  # else the entries could be removed while they are packed
+            async with self._pruning:  # so that the entries are not removed while they are packed
                 await self._reach_writer()
                 run = self._engine.journal.next_run(oldest)
                 if run is None:
@@ -334,7 +334,7 @@ class Upkeep:
             await trio.sleep(PACK_REST * (trio.current_time() - began))
 
     async def give_back(self) -> int:
-        """Give the file's free pages back to the disk, if there are many; return how many.
+        """Return the file's free pages to the disk, if there are many; return their number.
 
         A tenth of the file stays free for later writes: a file that shrinks to the last page has to grow again.
         """
@@ -349,15 +349,13 @@ class Upkeep:
                 await self._durable()
                 before, room = room, journal.room
                 if room.free >= before.free:
-                    break  # other writes take the free pages as fast
+                    break  # other writes use the free pages as fast
                 given += before.free - room.free
         logger.info("gave %d free pages of the file back to the disk; %d are left", given, room.pages)
         return given
 
     async def watch(self) -> None:
-        """Keep the journal as long as the configuration says, and the file no larger than it has to be, until
-        cancelled.
-        """
+        """Prune and pack the journal as configured, and shrink the file when many pages are free, until cancelled."""
         told, pack_at = self._config.journal, trio.current_time()
         while True:
             self._shortened = trio.Event()

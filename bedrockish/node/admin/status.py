@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
     from bedrockish_net.mesh import Mesh
 
-WAITING, IT_WAITS = "waiting", "it waits: "  # the mode of a node whose file cannot be written; how its refusal begins
-AWAY = "away"  # the mode of a member that is not heard
+# The mode of a node whose file cannot be written; the beginning of its refusals.
+WAITING, IT_WAITS = "waiting", "it waits: "
+AWAY = "away"  # the mode of a silent member
 IN_DOUBT_MAX = 50
 CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first
 
@@ -106,7 +107,7 @@ def _wal(engine: "Engine", database: str) -> dict[str, Any]:
 
 
 def _kept(core: Node) -> dict[str, int]:
-    """Return how much the core keeps of transactions."""
+    """Return the numbers of votes, commits and other records that the core holds."""
     state = core.state
     return {
         "votes": len(state.votes.by_txid),
@@ -127,7 +128,7 @@ def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> st
 
 
 def _conflicts(state: State) -> list[dict[str, Any]]:
-    """Return how often this node's transactions have lost to others, by object, and by a key, range or all of it."""
+    """Return the counts of this node's conflicts, by table or index, and by ``key``, ``range`` or ``whole``."""
     return [
         {"object": readable(one.object), "exact": one.exact, "times": one.times}
         for one in islice(conflict_counts(state.counts), CONFLICTS_MAX)
@@ -135,7 +136,7 @@ def _conflicts(state: State) -> list[dict[str, Any]]:
 
 
 def _wall_offset_ms(state: State, name: str) -> int | None:
-    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not told."""
+    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not reported one."""
     peer = state.roster.peers.get(name)
     if peer is None or peer.wall_ahead_ms is None:
         return None if name != state.me else 0
@@ -181,7 +182,7 @@ def describe_alarm(alarm: Alarm) -> dict[str, Any]:
 
 
 def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
-    """Return the transactions whose outcome this node does not know, oldest first, with the nodes that finish them."""
+    """Return the pending transactions, oldest first, with the nodes that decide them."""
     state = core.state
     found = []
     for txid, transaction in state.votes.pending.transactions.items():

@@ -1,9 +1,9 @@
 """The messages about transactions that a node lately sent and received, for the dashboard.
 
-Nothing is noted unless a reader has asked within ``PATIENCE_S``: an unwatched node pays one comparison for an event. A
-busy node notes only the transactions of the first moments of every second, by the clocks of the transactions, so that
-all nodes choose the same transactions without asking each other.
-Each node knows only its own side; a page that joins the events of several nodes can draw arrows.
+Events are recorded only if a reader has asked within ``PATIENCE_S``; otherwise an event costs one comparison. A busy
+node records only the transactions whose clocks are in the first part of a second, so that all nodes choose the same
+transactions without messages. Each node records its own events; a page that joins the events of several nodes can draw
+arrows.
 """
 
 import time
@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import Txid, decode_transaction
 
 EVENTS_MAX = 2_000  # some hundred bytes each
 PATIENCE_S = 15.0
-EVENTS_A_SECOND = 600  # with more events, only a part of the transactions is noted
+EVENTS_A_SECOND = 600  # with more events, only a part of the transactions is recorded
 REPLY_EVENTS_MAX = 1_000
 
 
@@ -72,7 +72,7 @@ class TraceBuffer:
         self._last: tuple[say.Message | None, Txid | None, str] = (None, None, "")
 
     def read(self, after: int) -> dict[str, Any]:
-        """Return the events after a number, the latest if they are many, and go on noting for a while."""
+        """Return the events after a number, the latest if they are many, and go on recording for a while."""
         self._until = time.monotonic() + PATIENCE_S
         self.is_on = True
         if after > self._number:  # a number of an earlier process
@@ -87,7 +87,7 @@ class TraceBuffer:
         }
 
     def note(self, what: on.Event | do.Effect) -> None:
-        """Note an event or effect if it is about a transaction. Call this only while ``is_on``."""
+        """Record an event or effect if it is about a transaction. Call this only while ``is_on``."""
         match what:
             case do.Send(peer, message):
                 self._message(self._state.me, peer, message)
@@ -129,7 +129,7 @@ class TraceBuffer:
             self._add("apply", entry.txid, me, me, self._printer.entry(entry), {"place": place})
 
     def _samples(self, txid: Txid) -> bool:
-        """Return whether to note this transaction; the share of noted transactions is set every second."""
+        """Return whether to record this transaction; the recorded share is set every second."""
         second = int(time.monotonic())
         if second != self._second:
             offered, self._offered = self._offered, 0

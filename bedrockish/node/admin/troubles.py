@@ -1,4 +1,4 @@
-"""The table of everything that can be wrong with a node or its cluster: how to see it, and an operator's remedy.
+"""The table of the troubles of a node or its cluster: the sign of each, and an operator's remedy.
 
 ``bedrockish status`` names the troubles first and exits with 1, ``/readyz`` fails for those that make a node useless,
 and each trouble has a metric and an alert rule. All of these use this table, and docs/troubles.md and docs/alerts.yml
@@ -20,7 +20,7 @@ SAFE_LAG_MS_MAX = 10_000
 SLOW_MS_MAX = 3_000  # how late a voter's closed time may arrive here
 SKEW_MS_MAX = 1_000
 SYNC_MS_MAX = 1_000  # how long the disk may take for a sync, on average
-CLOCK_AHEAD_S_MAX = 10.0  # more than clock_offset_ms, by which a single node may be ahead of the others
+CLOCK_AHEAD_S_MAX = 10.0  # more than clock_offset_ms, by which one node may be ahead of the others
 DISK_FREE_PARTS = 10  # a disk is nearly full if less than one part in so many is free,
 DISK_FREE_BYTES = 5 << 30  # and less than so many bytes
 CERTIFICATE_DAYS = 30
@@ -92,7 +92,7 @@ def _read_only(status: Status) -> str:
     if status.get("mode") != Mode.READ_ONLY.label or status["trouble"]:
         return ""
     if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
-        return ""  # a learner would take no writes anyway
+        return ""  # a learner takes no writes in any case
     reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
     return f"this node takes no writes: {reasons}"
 
@@ -142,7 +142,7 @@ def _in_doubt(status: Status) -> str:
 
 
 def _only_counts(status: Status) -> bool:
-    """Whether the cluster's clock does not follow the wall, so that it tells nothing of time."""
+    """Return whether the cluster's clock does not follow the wall, so that it does not show the time."""
     return status.get("cluster_clock") == "off"
 
 
@@ -154,7 +154,7 @@ def _own_offset_ms(status: Status) -> float:
 
 
 def _comes_late(node: Mapping[str, Any]) -> bool:
-    """Whether a node's messages are as old as its clock seems to be behind: then its clock is right, and it is slow.
+    """Return whether a node's clock only seems to be behind because its messages arrive late.
 
     A message has the time at which it was made, and leaves when its node's disk has synced.
     """
@@ -165,8 +165,8 @@ def _safe_time(status: Status) -> str:
     lag = status.get("safe_lag_ms") or 0.0
     if lag <= SAFE_LAG_MS_MAX or _only_counts(status):
         return ""
-    # A node that must first apply entries, or applies none, holds back its own safe time; no voter does. Another
-    # trouble reports that by its own name, and removing voters would not help.
+    # Safe time of a node that has to apply entries, or applies none, is old because of the node itself and not because
+    # of voters. Another trouble reports that; removing voters would not help.
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     late = [
@@ -228,7 +228,7 @@ def _workers(status: Status) -> str:
 
 
 def _half_heard(node: Mapping[str, Any]) -> bool:
-    """Whether a member connects to us, and does not answer at its address."""
+    """Return whether a member connects to this node but does not answer at its address."""
     return not node["up"] and 0 < node["silent_ms"] < SILENT_MS_MAX and not node["trouble"]
 
 
@@ -424,7 +424,7 @@ KINDS = (
         "safe time stands: strict reads, the feed and schema changes wait for it",
         "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
         _safe_time,
-        after_s=2.0,  # a node that was paused, or waited for room, hears the others first
+        after_s=2.0,  # a node that was paused, or waited for room, needs time to receive messages
     ),
     Kind(
         "clock_skew",
@@ -554,13 +554,13 @@ BY_CODE = {kind.code: kind for kind in KINDS}
 
 
 class Troubles:
-    """The troubles of one node, and since when they have been."""
+    """The present troubles of one node, each with its beginning."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def look(self, status: Status, now_s: float) -> list[dict[str, Any]]:
-        """Return the troubles, in the order in which to deal with them, as plain data.
+        """Return the troubles as plain data, the most urgent first.
 
         Args:
             status: the node's status.

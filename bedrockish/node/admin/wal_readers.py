@@ -1,4 +1,4 @@
-"""The programs that read a node's file, for the case that one of them holds back its write-ahead log."""
+"""The programs that read a node's file; one of them may prevent a restart of the write-ahead log."""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A node's checks of its surroundings for its troubles, and its log's account of the troubles."""
+"""A node's checks of its disk and open files, and the log lines about its troubles."""
 
 import errno
 import logging
@@ -19,14 +19,14 @@ FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved f
 
 
 def files_max() -> int:
-    """Return how many files may be open before clients are turned away: the rest is for clients already let in."""
+    """Return the number of open files at which new clients are refused; the rest is for connected clients."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
     return limit - min(RESERVE_FILES, limit // 3)
 
 
 def open_files() -> dict[str, int]:
-    """Return how many files are open, sockets among them, and how many may be before clients are turned away."""
+    """Return the number of open files and sockets, and the number at which new clients are refused."""
     most = files_max()
     try:
         found = os.open(os.devnull, os.O_RDONLY)  # it gets the lowest free number
@@ -66,7 +66,7 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
 def why_no_room(path: str) -> str:
     """Return why a file cannot be opened and written now, for people; empty if it can.
 
-    Less than the reserve on its disk is not enough, for the node would stop again at once.
+    Less free space than the reserve is not enough, because the node would stop again at once.
     """
     files = open_files()
     if files["open"] >= files["max"]:
@@ -80,7 +80,7 @@ def why_no_room(path: str) -> str:
 
 
 class Room:
-    """The check, for a node that waits, whether its file can be written again.
+    """A waiting node's check whether its file can be written again.
 
     Attributes:
         why: why it cannot, for people.
@@ -104,7 +104,7 @@ class Room:
 
 
 async def tell_troubles(status: Callable[[], Mapping[str, Any]]) -> None:
-    """Check for troubles every few seconds, so that their duration is known, and log their begin and end."""
+    """Check for troubles every few seconds, so that their duration is known, and log when they begin and end."""
     known: dict[str, str] = {}
     while True:
         found = {one["code"]: one for one in status()["troubles"]}

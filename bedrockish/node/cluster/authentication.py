@@ -1,7 +1,7 @@
-"""The gate of a node, for links and for HTTP alike: admits clients, and checks their passwords.
+"""The admission of clients by links and by HTTP: checks certificates, passwords and tokens.
 
-A password is hashed in a thread, a few at a time. A correct one is remembered, as a keyed hash, while the node runs, so
-that each further link and request costs nothing. An address with too many wrong passwords has to wait; a client with
+A password is hashed in a thread, a few at a time. A keyed hash of a correct password is kept while the node runs, so
+that further links and requests need no slow hash. An address with too many wrong passwords has to wait; a client with
 the right password is still let in from there.
 """
 
@@ -53,7 +53,7 @@ USER, PASSWORD, GIVEN_TOKEN = "user", "password", "token"
 
 
 class Credentials:
-    """A node's TLS credentials, and its demands on peers' credentials: read from files, and read again on request.
+    """A node's TLS credentials, and the checks of peers' credentials; ``reload`` reads the files again.
 
     Attributes:
         takes_passwords: whether a client may have a password in place of a certificate; valid from ``reload`` on.
@@ -78,7 +78,7 @@ class Credentials:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files again; if one of them cannot be used, all stays as it was.
+        """Read the files again; if one of them cannot be used, nothing is changed.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -158,7 +158,8 @@ class Gate:
         self._credentials = credentials
         self._key = secrets.token_bytes(32)
         self._known: dict[str, bytes] = {}
-        self._nobody = hash_password("nobody", bytes(SALT_BYTES))  # so that an unknown name takes as long
+        # So that an unknown name takes as long as a wrong password.
+        self._nobody = hash_password("nobody", bytes(SALT_BYTES))
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
 
@@ -175,9 +176,9 @@ class Gate:
         return None if said is None else read_hash(said.secret)
 
     async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
-        """Admit a link: a peer's, which the mesh has judged, or a client's.
+        """Admit a link of a peer, which the mesh has checked, or of a client.
 
-        A client may have a certificate, a password or a token, or only want to know which cluster this is.
+        A client may have a certificate, a password or a token, or only ask for the cluster's id.
 
         Raises:
             RefusedError: the client has none of these, or a wrong one.
@@ -189,7 +190,7 @@ class Gate:
         if hello.role == "peer" or not self.users or has_certificate(stream):
             return
         if only_asks(hello) and self._credentials.dial_context is None:
-            return  # without TLS a new member, on this machine, has nothing to show yet
+            return  # without TLS, a new member on this machine has no credentials
         user, password, token = (hello.info.get(name) for name in (USER, PASSWORD, GIVEN_TOKEN))
         if isinstance(user, str) and isinstance(token, str):
             try:
@@ -220,11 +221,11 @@ class Gate:
         return self._let_in.get(stream, "")  # the name in a HELLO was not checked where clients need no user
 
     def comes_with_token(self, stream: trio.abc.Stream) -> bool:
-        """Whether a client was admitted for its token, which expires."""
+        """Return whether a client was admitted by a token, which expires."""
         return stream in self._tokens
 
     def why_out(self, stream: trio.abc.Stream) -> str:
-        """Return why a client that came with a token may not stay; empty if it may."""
+        """Return why a client with a token has to be disconnected; empty if it may stay."""
         token = self._tokens.get(stream)
         if token is None:
             return ""
@@ -235,7 +236,7 @@ class Gate:
         return ""
 
     async def order_token(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a token for a user of the cluster, as an operator asks.
+        """Make a token for a user of the cluster, by an operator's order.
 
         Raises:
             UsageError: the user does not exist, or the time is too long.

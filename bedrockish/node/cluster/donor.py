@@ -1,8 +1,8 @@
-"""The data for a new node: the facts of the cluster, and a copy of the donor's own file, piece by piece.
+"""The data for a new node: facts about the cluster, and a copy of the donor's file, in pieces.
 
 A donor lends one copy at a time, to one client, and removes it when the client's link ends. The copy is sent only after
-all its contents are durable here: else a commit that this node loses in a power cut could survive at the new node, and
-another commit would get the same name.
+all its contents are durable here: otherwise a commit that this node loses in a power cut could survive at the new node,
+and another commit would get the same place.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class Copy:
-    """One copy of the node's file, on its way to one client."""
+    """One copy of the node's file, which one client is fetching."""
 
     def __init__(self, path: Path, size: int, digest: bytes, freed: Callable[[], None]) -> None:
         self.path, self.size, self.digest = path, size, digest
@@ -87,7 +87,7 @@ class Donor:
         return told
 
     async def copy(self) -> Copy:
-        """Make a copy of the file as it is now.
+        """Make a copy of the present file.
 
         Raises:
             UnavailableError: another client is using a copy, this node is not a good source, or has no room for one.

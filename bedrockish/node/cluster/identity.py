@@ -1,4 +1,4 @@
-"""The identity of a node's cluster: checked whenever two nodes meet, and asked for before a node's file is made.
+"""The identity of a node's cluster: checked whenever two nodes connect, and requested before a node's file is made.
 
 Names do not identify a cluster: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong
 address would join them. So a cluster has a random id, which the first of its members in name order makes at the
@@ -37,7 +37,7 @@ QUIET_S = 3.0  # before the first such line: nodes that are started together do 
 
 
 def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
-    """Return the refusal of a peer that is not of this cluster or cannot take part in it; None for other peers.
+    """Return the refusal of a peer of another cluster or an unfit release; None for other peers.
 
     Args:
         hello: the peer's HELLO, as dialler or as accepter.
@@ -66,7 +66,7 @@ def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
 
 
 def only_asks(hello: Hello) -> bool:
-    """Whether a client only wants to know which cluster this is: it is answered with our HELLO, and nothing else."""
+    """Return whether a client only asks for the cluster's id; it gets our HELLO and no more."""
     return hello.role == "client" and ASKS in hello.info
 
 
@@ -82,8 +82,8 @@ def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[s
 async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
     """Return the id and the release level of the cluster, for a node that has to make its file.
 
-    Running members tell the id. If no member can tell it, the first member in name order founds the cluster. The other
-    members wait for it, because each of them would found a cluster of its own.
+    Running members know the id. If none answers, the first member in name order founds the cluster, and the other
+    members wait for it; otherwise each of them would found a cluster of its own.
 
     Args:
         config: names the members.

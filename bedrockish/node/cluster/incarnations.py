@@ -1,10 +1,10 @@
-"""A node's memory of its peers' files, by which it refuses a voter that has lost a part of its file.
+"""A node's record of its peers' files, by which it refuses a voter that has lost a part of its file.
 
-A voter's promises are in its file. On an empty or an older file it would break them without knowing, and two
-transactions that conflict could both be committed. So each node remembers, durably, the random id of every peer's file,
-the number of its batches, and the start of the process that wrote them. It refuses a voter that connects with another
-file, or with a state of its file that lacks some of these batches. The votes of such a voter reach no peer, and the
-voter is told why.
+A voter's promises are in its file. With an empty or an older file it would break promises that it has forgotten, and
+two conflicting transactions could both be committed. So each node remembers, durably, the random id of every peer's
+file, the number of its batches, and the start of the process that wrote them. It refuses a voter that connects with
+another file, or with a state of its file that lacks some of these batches. The votes of such a voter reach no peer, and
+the refusal tells the voter the reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,9 +27,10 @@ OLDER_FILE = "older_file"  # an older state of the same file; this is certain, a
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason for turning a node away: ``code`` for its program, ``reason`` for its operator.
+    """The reason for refusing a node: ``code`` for its program, ``reason`` for its operator.
 
-    ``info`` lets the program check for itself: the ``store``, ``start`` and ``batches`` that were seen of its file.
+    ``info`` has the ``store``, ``start`` and ``batches`` that were seen of its file, so that the program can check
+    them.
     """
 
     code: str
@@ -46,7 +47,7 @@ class Incarnations:
         step: batches by which the durable state may lag behind the state in memory.
 
     Attributes:
-        refused: nodes that were turned away, and why.
+        refused: the refused nodes, each with the reason.
     """
 
     def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
@@ -65,12 +66,12 @@ class Incarnations:
         return {node: seen.store for node, seen in self._seen.items()}
 
     def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
-        """Check a peer's statements about its file when it comes; return a Refusal if it must be turned away.
+        """Check a peer's statements about its file when it connects; return a Refusal if it must be refused.
 
-        A learner promises nothing, so it may come with an older state of its file. From then on this state is
-        remembered in place of the newer one, which must not count against the node when it is a voter. But a learner
-        is refused if the membership records another file: two files with one name would take each other's links for
-        ever, and the file that was admitted last is valid.
+        A learner promises nothing, so it may connect with an older state of its file. From then on this state is
+        remembered in place of the newer one, which must not count against the node when it is a voter. But a learner is
+        refused if the membership records another file: two files with one name would take each other's links for ever,
+        and the file that was admitted last is valid.
         """
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
@@ -104,7 +105,7 @@ class Incarnations:
         return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Remember that a peer's file has grown; the process that writes to it is still the same."""
+        """Note that a peer's file has grown, written by the same process."""
         seen = self._seen.get(node, Seen())
         self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
 

@@ -1,8 +1,8 @@
-"""The way of a new node into the cluster: it is admitted as a learner, gets the data, and may be promoted.
+"""The joining of a new node: it is admitted as a learner, gets the data, and may be promoted.
 
-The data is a copy of a member's file, which is quick, or the whole journal, fetched from several nodes in the way in
-which any node catches up. Either way the file has the founding of the cluster and every commit since, and the node
-answers no request before it has caught up with the moment of its admission.
+The data is a copy of a member's file, which is quick, or the whole journal, fetched from several nodes. Either way the
+file has the founding of the cluster and every commit since, and the node answers no request before it has caught up
+with the moment of its admission.
 """
 
 import errno
@@ -52,7 +52,7 @@ from bedrockish_net.limits import Limits
 logger = logging.getLogger(__name__)
 Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 
-FACTS_S = 20.0  # how long a member may take to hear of our admission
+FACTS_S = 20.0  # how long a member may take to apply our admission
 AGAIN_S = 0.5
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons that pass by themselves
@@ -63,7 +63,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
     """Open a link to a node on which one call after the other can be made.
 
     Raises:
-        AuthenticationError: the node does not let us in.
+        AuthenticationError: the node does not admit us.
         UnavailableError: the link cannot be opened, or has ended.
         BedrockishError: the node's answer.
     """
@@ -102,7 +102,7 @@ def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | 
 
 
 async def join(config: Config, url: str, *, replay: bool) -> None:
-    """Have this node admitted as a learner, and make its file; then the node can be started.
+    """Get this node admitted as a learner, and make its file; then the node can be started.
 
     Args:
         config: the new node's configuration; the node's address is its own in ``peers``, or ``listen``.
@@ -158,7 +158,7 @@ def _place(config: Config) -> Path:
 
 
 def _turns(config: Config, target: Target) -> list[Address]:
-    """Return the addresses to ask for the data: the nodes of the URL, without this node."""
+    """Return the addresses of the nodes that may have the data: those of the URL, without this node."""
     return [address for address in target.addresses if address != config.peers[config.node]]
 
 
@@ -175,7 +175,9 @@ async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberC
 
 
 async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:
-    """Ask a node until it knows of our admission; return its facts, its founding, and why it cannot be replayed."""
+    """Ask a node until it has applied our admission; return its facts, its founding, and why its journal cannot be
+    replayed.
+    """
     with trio.move_on_after(FACTS_S):
         while True:
             packed = await call(Ask(1, JOIN))
@@ -222,7 +224,7 @@ def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: by
 
 
 async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -> None:
-    """Fetch a copy of the other node's file, and make it ours.
+    """Fetch a copy of another node's file, and turn it into this node's file.
 
     The copy includes rows that are damaged at the source. Two voters with the same wrong row would approve each other's
     results from it, and they are a majority of three. So the node only reads until it has compared its tables with its
@@ -309,7 +311,7 @@ async def back_up(url: str, path: Path) -> int:
 
 
 async def promote_when_ready(url: str, config: Config) -> None:
-    """Have this node, a learner, promoted as soon as it has caught up; retry while the cluster cannot be asked.
+    """Get this learner promoted as soon as it has caught up; retry while the cluster does not answer.
 
     Raises:
         BedrockishError: the cluster refuses, for a reason that does not pass by itself.
@@ -323,7 +325,7 @@ async def promote_when_ready(url: str, config: Config) -> None:
             return
         except MembershipError as error:
             reason = error.details.get("reason")
-            if reason == "duplicate":  # promoted already: by another caller, or by us, with the answer lost
+            if reason == "duplicate":  # promoted already: by another caller, or by us when the answer was lost
                 logger.info("%s", error.message)
                 return
             if reason not in WAIT_FOR:

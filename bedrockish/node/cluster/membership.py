@@ -1,7 +1,7 @@
 """A node's part in changing the membership: it collects the facts about members, makes a change into a transaction, and
 keeps links to the present members.
 
-The rules are in ``core.membership``; this module gives them the facts.
+The rules are in ``core.state.membership``; this module collects the facts for them.
 """
 
 import logging
@@ -48,11 +48,11 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node hears of its removal
-LEVEL_S = 1.0  # between two looks at whether the release level can be raised
+FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node gets the message of its removal
+LEVEL_S = 1.0  # between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
-HEAR_S = 0.02  # between two looks at whether a member was heard of since an order came
+HEAR_S = 0.02  # between two checks whether a member has sent a message since an order came
 
 
 def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
@@ -65,7 +65,7 @@ def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
 
 
 def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
-    """Keep links to the present members; former members get a moment to hear of their removal."""
+    """Keep links to the present members; links to former members stay a moment, to tell them of their removal."""
     now, before = addresses(core.state.roster.links()), mesh.peers
     known.forget(core.state.roster.links())
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
@@ -104,7 +104,7 @@ def judge(core: Node, known: Incarnations, hello: Hello) -> None:
 
 
 def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
-    """Note durably that a process begins on this file; return the facts of the file that peers are told on a link.
+    """Note durably that a process begins on this file; return the facts about the file for each HELLO.
 
     Args:
         engine: has the file.
@@ -113,7 +113,7 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
     engine.set_meta(STARTS, starts)
     engine.flush()
-    engine.sync()  # makes the writes of a killed process durable, too
+    engine.sync()  # also makes the writes of a killed process durable
     store = engine.get_meta("store")["store"]
     return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
 
@@ -139,7 +139,7 @@ def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
 
 
 def _alive(core: Node, now: Now) -> list[str]:
-    """Return the other members that were heard of lately, and are able to apply commits."""
+    """Return the other members that have lately sent messages, and can apply commits."""
     state = core.state
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
     return [
@@ -155,7 +155,7 @@ def asks_the_living(change: MemberChange) -> bool:
 
 
 async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
-    """Wait until each member was heard of since this call, or counts as dead.
+    """Wait until each member has sent a message since this call, or counts as dead.
 
     A running member sends a heartbeat in that time. A member that failed just before the call counts as dead at its
     end: then its replacement is accepted, and a change that needs its vote is refused.

@@ -33,12 +33,12 @@ class Seen:
 
 
 def add_start(kept: bytes | None, start: bytes, batches: int) -> bytes:
-    """Return the encoded starts for a file to keep when a process begins on it: those kept before, and the new one."""
+    """Return the encoded starts of a file with a new start; ``kept`` are the present ones."""
     return cbor2.dumps([*read_starts(cbor2.loads(kept) if kept else []), (start, batches)][-STARTS_MAX:])
 
 
 def read_starts(told: object) -> list[Start]:
-    """Return the starts that a file keeps, or that a peer tells of, oldest first; empty if they are malformed."""
+    """Return the starts of a file, or from a peer's message, oldest first; empty if they are malformed."""
     found: list[Start] = []
     for one in told if isinstance(told, list | tuple) else ():
         if not isinstance(one, list | tuple) or [type(part) for part in one] != [bytes, int]:

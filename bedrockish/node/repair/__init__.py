@@ -1,1 +1,1 @@
-"""A node's repair of damaged tables: it finds them, decides whether others have the same, and fills its file again."""
+"""A node's repair of damaged tables: detection, comparison with other nodes, and the refill of the file."""

@@ -35,12 +35,12 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # between two looks at the others' answers
-LOOK_AGAIN_S = 5.0  # the same, once it is known that an entry fits at no node
-PROVE_AGAIN_S = 30.0  # when room was lacking to compare a copy with its journal
+LOOK_S = 2.0  # between two checks of the other members' answers
+LOOK_AGAIN_S = 5.0  # the same, after it is known that no node can apply an entry
+PROVE_AGAIN_S = 30.0  # before another attempt to compare a copy with its journal, after a lack of room
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
-NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage that are kept, and shown in the status
+NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage that are stored, and shown in the status
 
 
 class RestartError(Exception):
@@ -61,10 +61,10 @@ class Healer:
     Args:
         core: has the alarms, and knows the members.
         engine: has the file.
-        config: says whether the repair may begin without an order.
+        config: has the setting whether the repair begins without an order.
         entry: returns this node's credentials for links to other members.
         scrubber: compares tables.
-        prepare: adds the plugins' parts to a connection.
+        prepare: registers the plugins' additions on a connection.
         durable: returns when everything written so far is durable.
         restart: restarts the node.
     """
@@ -95,7 +95,7 @@ class Healer:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     async def entry(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``entry``: return the outcome of a transaction as known here, and the node's mode.
+        """Answer the order ``entry``: return the outcome of a transaction as this node knows it, and the node's mode.
 
         Raises:
             UsageError: the order names no transaction.
@@ -111,12 +111,12 @@ class Healer:
             return VOIDED
         if self._engine.find_places(txid):
             return COMMITTED
-        # A transaction that only this node gives up is not rolled back: others may have our promise, and commit it.
+        # A transaction that only this node has given up is not rolled back: others may have our promise, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
         return ROLLED_BACK if over else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``repair``: begin now, if the tables or the journal are damaged.
+        """Answer the order ``repair``: start the repair now, if the tables or the journal are damaged.
 
         Raises:
             UsageError: the order names a node that is not another member.
@@ -140,7 +140,7 @@ class Healer:
         return {"node": state.me, "mode": state.health.mode.label, "reason": state.health.reason}
 
     async def resolve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``resolve``: from now on, skip the changes of an entry that fits at no node.
+        """Answer the order ``resolve``: from now on, skip the changes of an entry that no node can apply.
 
         Raises:
             UsageError: the entry stops no node, or a node may have applied and acknowledged it.
@@ -191,7 +191,7 @@ class Healer:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """While the tables are damaged: look, report the findings, and repair; until cancelled."""
+        """While the tables are damaged: examine them, report the findings, and repair; until cancelled."""
         health = self._core.state.health
         while DAMAGED_TABLES in health.alarms:
             try:
@@ -209,7 +209,7 @@ class Healer:
             await trio.sleep(LOOK_AGAIN_S)
 
     async def prove(self) -> None:
-        """Compare the tables with the journal, once, if they are a copy that was not compared yet.
+        """Compare the tables with the journal once, if they are a copy that was not compared yet.
 
         Until then the node only reads: it leads and approves nothing, also as a voter.
         """
@@ -235,7 +235,9 @@ class Healer:
             logger.info("the tables of the copy are what its journal makes of them")
 
     async def _look_again(self, txid: Txid) -> None:
-        """Ask whether an entry that fitted at no node fits at others now; if so, restart: this node is damaged."""
+        """Ask whether other nodes have since applied an entry that no node could apply; if so, restart: this node is
+        damaged.
+        """
         words, _ = await self._ask(txid)
         fits = [node for node, word in words.items() if word.has_it]
         if fits:
@@ -431,7 +433,7 @@ class Healer:
         return target
 
     async def _block(self, txid: Txid, why: str) -> None:
-        """Restart with sound tables, read-only, without the entry that fits at no node."""
+        """Restart with sound tables, read-only, without the entry that no node can apply."""
         state = self._core.state
         reason = (
             f"{why}. The cluster only reads until an operator decides: read docs/operating.md, then run "
@@ -456,7 +458,7 @@ class Healer:
 
 
 def note_damage(engine: Engine, damage: DamagedError) -> None:
-    """Write to the file, durably, that its tables are damaged; the node reads this at its next start."""
+    """Record durably in the file that its tables are damaged; the node reads this at its next start."""
     kept = {name: str(damage.details[name]) for name in NAMED if damage.details.get(name)}
     engine.set_meta(ALARM + DAMAGED_TABLES, encode_alarm(Alarm(Mode.DAMAGED, damage.message, kept)))
     engine.flush()

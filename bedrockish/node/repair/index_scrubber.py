@@ -1,8 +1,8 @@
 """The scrub of indexes: in the background a node looks its rows up in the indexes of their tables.
 
 The scrub of tables reads rows from tables, so it does not notice that an index lacks a row; but queries and UNIQUE
-constraints use the index. The node's own tables are scrubbed, too, because the node uses indexes of its journal to know
-which commands have happened.
+constraints use the index. The system tables are scrubbed as well, because the node looks commands up by indexes of its
+journal.
 """
 
 import logging
@@ -45,7 +45,7 @@ class IndexScrubber:
         self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None}
 
     def hurry(self) -> None:
-        """Begin now, and do not pause."""
+        """Start a pass now, without pauses."""
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class IndexScrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _look_through(self, rows_per_second: int) -> tuple[int, DamagedError | None]:
-        """Look at all tables; return the number of rows that were read, and the error if an index lacks some."""
+        """Check all tables; return the number of rows that were read, and the error if an index lacks a row."""
         rows = 0
         try:
             for name in await self._in_thread(tables_with_indexes):
@@ -86,7 +86,7 @@ class IndexScrubber:
                     if rows_per_second and not self._wake.is_set():
                         await trio.sleep(found.count / rows_per_second)
             corrupt = await self._in_thread(corrupt_indexes)
-            if corrupt and not self._engine.is_away:  # else the next pass does it
+            if corrupt and not self._engine.is_away:  # otherwise the next pass rebuilds them
                 logger.error("the node rebuilds the corrupt index %s from its table", ", ".join(corrupt))
                 self._engine.rebuild_indexes(corrupt)
         except DamagedError as error:
@@ -100,7 +100,7 @@ class IndexScrubber:
         return await trio.to_thread.run_sync(reading, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:
-        """Ask SQLite whether it finds a fault, too; if so, the node restarts, and heals."""
+        """Return whether SQLite's own check also finds a fault; if so, the node restarts and repairs itself."""
         fault = await trio.to_thread.run_sync(
             refill.find_fault, self._config.database, self._prepare, trio.from_thread.check_cancelled
         )

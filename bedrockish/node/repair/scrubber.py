@@ -1,4 +1,4 @@
-"""The scrub: in the background a node compares its tables with the others', and finds rows that no command changed."""
+"""The scrub: a node compares its tables with those of other nodes in the background, and finds rows that differ."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -37,10 +37,10 @@ from bedrockish_net.events import Hello
 logger = logging.getLogger(__name__)
 
 FIRST_S = 10.0  # from the start of a node to its first comparison
-AGAIN_S = 30.0  # when no other node could be compared with
+AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
-DOUBT_S = 1.0  # between two looks at whether this voter has met a transaction made of other rows than its own
-ORDER_S = 5.0  # an order to compare at once is followed at most so often
+DOUBT_S = 1.0  # between two checks whether this voter has received a transaction that rests on other rows
+ORDER_S = 5.0  # the least time between two comparisons by order
 Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
@@ -99,7 +99,7 @@ class Scrubber:
 
     Attributes:
         found: the result of the last comparison, as text.
-        on_hurry: called when an order to compare now is followed.
+        on_hurry: called when a comparison begins by order.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Scrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the time of the next comparison, an order, or a doubt: a transaction made of rows unlike ours."""
+        """Wait for the time of the next comparison, an order, or a doubt: a transaction that rests on other rows."""
         doubts = self._core.state.doubts
         with trio.move_on_after(seconds):
             while self._core.state.doubts == doubts and not self._wake.is_set():
@@ -232,7 +232,8 @@ class Scrubber:
                 refill.fits_journal,
                 self._config.database,
                 self._prepare,
-                trio.from_thread.check_cancelled,  # it takes minutes, and a node that is to end does not wait for it
+                # The replay takes minutes, and the end of the node must not wait for it.
+                trio.from_thread.check_cancelled,
                 limiter=self._replays,
             )
         except refill.NotWholeError:

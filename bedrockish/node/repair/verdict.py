@@ -1,7 +1,8 @@
-"""The verdict on damage: are this node's tables alone wrong, or does an entry fit at no node? Pure.
+"""The verdict on damage: whether only this node's tables are wrong, or no node can apply an entry. Pure.
 
 Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are equal to
-most others'. A node decides only what follows from them; it waits while a node that could know more does not answer.
+most others'. The verdict is only what follows from these facts; it is to wait while a node that could know more does
+not answer.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,22 +15,22 @@ COMMITTED, VOID, ROLLED_BACK, UNKNOWN = "committed", "void", "rolled back", "unk
 
 
 class Ruling(Enum):
-    """A damaged node's conclusion."""
+    """The kinds of verdicts."""
 
-    ALONE = "alone"  # its tables are wrong: it has to be filled again
-    NOWHERE = "nowhere"  # its tables are right, and the entry fits nowhere: only an operator can decide
-    SOUND = "sound"  # its tables are right, and the entry is gone: it serves again
+    ALONE = "alone"  # its tables are wrong and have to be refilled
+    NOWHERE = "nowhere"  # its tables are right, and no node can apply the entry: an operator has to decide
+    SOUND = "sound"  # its tables are right, and the entry was resolved: it serves again
     WAIT = "wait"  # the facts do not decide yet
 
 
 @value
 class Word:
-    """A member's word on the entry.
+    """A member's answer about the entry.
 
     Attributes:
-        mode: the mode of that member: the work that it still does.
-        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has decided that it applies it as
-            nothing, ``rolled back`` or ``unknown``.
+        mode: the mode of that member.
+        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has had its changes skipped,
+            ``rolled back`` or ``unknown``.
         blocked: whether the entry stops that member.
     """
 
@@ -39,13 +40,13 @@ class Word:
 
     @property
     def has_it(self) -> bool:
-        """Whether the entry fits there: it is in that member's journal, and its tables serve."""
+        """Whether the member has applied the entry: it is in the member's journal, and its tables serve."""
         return self.outcome in (COMMITTED, VOID) and self.mode < Mode.DAMAGED
 
 
 @value
 class Verdict:
-    """The ruling, and why, for people."""
+    """The ruling, and its reason for people."""
 
     ruling: Ruling
     why: str
@@ -57,12 +58,12 @@ def judge(
     """Return the verdict.
 
     Args:
-        entry: the entry that does not fit here, for people; empty if rows were found to differ.
-        own: this node's knowledge of its outcome.
-        words: the word on it of each other member that answers.
+        entry: the entry that cannot be applied here, for people; empty if rows were found to differ.
+        own: the entry's outcome as this node knows it.
+        words: the answers of the other members.
         silent: the other members that do not answer.
         agrees: whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
-        agree_why: how that was found out, for people.
+        agree_why: the reason for ``agrees``, for people.
     """
     if agrees is False:
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")

@@ -52,7 +52,7 @@ class Assembler:
                 asked = self._asked[0]
                 data, known = await self._read(asked.parts)
                 self._post(Assembled(asked.peer, asked.parts, data, known))
-                del data, known  # the next one may be as large
+                del data, known  # free them now: the next message may be as large
                 self._asked.popleft()
         except Exception as error:  # the core assumes that a saved piece can be read
             self._stop(error)

@@ -41,15 +41,15 @@ class Builds:
     ) -> None:
         self._engine, self._state, self._durable, self._boundary = engine, state, durable, boundary
         self._due = trio.Event()
-        self._seen: Transaction | None = None  # the change that was looked at last
+        self._seen: Transaction | None = None  # the scheduled change that was examined last
 
     def look(self) -> None:
-        """Look whether a change is scheduled, or has come into force, in the batch that has just been committed."""
+        """Check whether the batch that was just committed has scheduled a change, or put one in force."""
         if self._state.schema.scheduled is not self._seen:
             self._due.set()
 
     async def watch(self) -> None:
-        """Build the results of schema changes as they come; until cancelled."""
+        """Build the results of scheduled schema changes, until cancelled."""
         while True:
             self._due = trio.Event()
             change = self._seen = self._state.schema.scheduled
@@ -128,7 +128,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Measured as processor time: where it is scarce, a longer sleep here would not give others more of it.
+            # Measured as processor time: where that is scarce, a longer sleep here would not help other work.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

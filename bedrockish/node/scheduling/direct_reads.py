@@ -1,4 +1,4 @@
-"""Answers short reads where they arrive, without the core, its queue, and a wait for the disk.
+"""Answers short reads in the reading task, without the core, its queue, and a wait for the disk.
 
 A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if that batch
 covers the session's token. One connection holds a snapshot of the batch; the snapshot moves on after each sync.
@@ -7,8 +7,8 @@ A read at the level ``session`` shows all commits that any client may have been 
 
 - *Commits of other nodes* may be shown before they are durable here: they left their leader when they were durable
   there, and a quorum has approved them. A crash of this node cannot undo them; the node fetches them again.
-- *Commits of this node* may not be shown before they are durable. They need not be shown before, because no client was
-  told of them.
+- *Commits of this node* may not be shown before they are durable. They need not be shown before, because no client has
+  got their answers.
 
 So the snapshot answers the read if all newer commits are this node's own, and the open batch answers it if all newer
 commits are of other nodes. If there are newer commits of both kinds, the core answers, after the sync.
@@ -82,14 +82,15 @@ class DirectReads:
         self._reads = CommittedReads(node.engine.beside())
         self.base: Vector = {}
         self._until = self._ended = 0.0  # the end of the present turn of the reads, and of the last read
-        self._token = Token()  # of answers from the held snapshot
-        self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())  # of answers from the batch
-        self._is_in_use = False  # something was read since the snapshot was taken
-        self._is_learning = False  # a thread has the connection
+        self._token = Token()  # the token of answers from the pinned snapshot
+        # The token of answers from the batch.
+        self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())
+        self._is_in_use = False  # whether a read has used the snapshot
+        self._is_learning = False  # whether a thread has the connection
         self._texts: dict[str, bool] = {}
 
     def begin_turn(self) -> None:
-        """Let the reads that arrive from now on take a whole turn, because other work has had the loop."""
+        """Start a new time slice for reads, because other work has had the loop."""
         self._until = time.monotonic() + TURN_S
 
     def may_answer(self, request: Request) -> bool:
@@ -155,7 +156,7 @@ class DirectReads:
         return Answer(results, token)
 
     def _is_own(self, pin: Pin) -> bool:
-        """Return whether all commits applied after the snapshot are this node's own, which no client knows of yet."""
+        """Return whether all commits applied after the snapshot are this node's own, whose answers are not sent yet."""
         me, before, now = self._me, pin.flushed.applied, self._engine.applied
         return len(before) == len(now) and all(before.get(node) == now[node] for node in now if node != me)
 
@@ -170,7 +171,9 @@ class DirectReads:
         )
 
     def _token_now(self, pin: Pin) -> Token:
-        """Return the token of everything applied; its clock is not before any commit in it, nor before its schema."""
+        """Return the token of everything applied; its clock is at or after all commits and the activation of the
+        schema.
+        """
         engine = self._engine
         last, applied, token = self._open_token
         if last is not pin or applied != engine.applied:

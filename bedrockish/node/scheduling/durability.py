@@ -25,7 +25,7 @@ Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
 Synced = Callable[[BaseException | None], None]
 WEIGHT = 0.1  # of the last sync in the mean of all syncs
-QUICK_S = 0.001  # the loop may wait for a disk whose syncs take no longer
+QUICK_S = 0.001  # a disk whose syncs take no longer is quick: the loop may wait for it
 STALL_S, DISTRUST_S = 0.05, 60.0  # after a sync of STALL_S, syncs run in the thread for DISTRUST_S
 
 
@@ -40,10 +40,10 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """The waiter for a request, and the answer as soon as there is one.
+    """The waiter for a request, with the answer once it is there.
 
-    ``done`` is called with the answer when the answer may leave. ``prepare`` executes the request if the engine alone
-    cannot. ``held`` counts the bytes that are kept of a large request's effects and answer.
+    ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
+    ``held``: the bytes of a large request's effects and answer.
     """
 
     request_id: int
@@ -57,13 +57,13 @@ class Waiter:
 
 @dataclass(slots=True)
 class Kept:
-    """The output that must not leave before the open batch is durable.
+    """The output that must not be sent before the open batch is durable.
 
     Attributes:
-        hurries: one of the messages may not wait for a later batch.
+        hurries: whether a message must not wait for a later batch.
     """
 
-    messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
+    messages: dict[str, list[bytes]] = field(default_factory=dict)  # messages by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
     hurries: bool = False
@@ -110,7 +110,7 @@ class FsyncThread:
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
     def tell_by(self, loop: ReadLoop) -> None:
-        """Have a read loop tell the callers, in a pass with its links; call this before the thread starts.
+        """Have a read loop call the callers' functions, in a pass with its links; call this before the thread starts.
 
         Without the read loop, a trio token wakes a trio task first, and that task wakes the node's loop.
         """
@@ -153,7 +153,7 @@ class FsyncThread:
                 return
 
     def _hear(self, _now: float) -> None:
-        with suppress(BlockingIOError):  # an error here would have the loop read the bell no more
+        with suppress(BlockingIOError):  # after an error here, the loop would no longer read the bell
             os.eventfd_read(self._bell)
         while self._over:
             self._tell(self._over.popleft(), self._untold)
@@ -168,7 +168,7 @@ class FsyncThread:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the loop should wait for the next sync, because that costs less than two changes of threads.
+        """Return whether the loop should wait for the next sync, because that costs less than two thread switches.
 
         A quick disk can hang without warning. A disk that has stalled is not trusted for a minute, so a disk that
         stalls now and then blocks reads, status and votes once in a minute at most.

@@ -1,4 +1,4 @@
-"""The gate of a node's output: each message and answer leaves when the batch that it rests on is durable."""
+"""The gate of a node's output: a message or answer is sent when the batches that it depends on are durable."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Output(Protocol):
         """Note that a batch was committed, and that its sync is under way or over."""
 
     def release(self, kept: Kept) -> None:
-        """Let output leave."""
+        """Send output."""
 
     def synced(self, batches: int) -> None:
         """Note that all batches up to this one are durable."""
@@ -59,7 +59,7 @@ class DurabilityGate:
 
     Attributes:
         stage: the stage of the batches.
-        kept: the output that rests on the open batch.
+        kept: the output that waits for the open batch.
         durable_batches: the last batch that is known to be durable.
         fsync: syncs in a thread, or in the loop where the disk is quick.
     """
@@ -70,16 +70,18 @@ class DurabilityGate:
         self.kept = Kept()
         self.durable_batches = 0
         self.fsync = FsyncThread(engine.sync)
-        self._closed = Kept()  # the output that rests on the batch that is flushed or synced
+        self._closed = Kept()  # the output that waits for the batch that is being flushed or synced
         self._linger_until = 0.0
 
     def begin(self) -> None:
-        """Note that all batches of the file are durable: the node has synced it at its start."""
+        """Note that all batches of the file are durable, because the node has synced the file at its start."""
         self.durable_batches = self._engine.batches
 
     @property
     def has_work(self) -> bool:
-        """Whether to call ``pass_on`` now; while a batch lingers, only a waiter or the ``deadline`` makes it due."""
+        """Return whether to call ``pass_on`` now; while a batch lingers, only a waiter or the ``deadline`` makes it
+        due.
+        """
         if self.stage is Stage.SYNCING:
             return False
         return self.kept.is_awaited or (self.stage is not Stage.LINGERING and bool(self.kept or self._engine.dirty))
@@ -100,13 +102,13 @@ class DurabilityGate:
         return self._linger_until if self.stage is Stage.LINGERING else None
 
     def pass_on(self) -> Turn:
-        """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
+        """Commit the open batch and sync it, or send the kept output if all batches are durable."""
         if self.stage is Stage.SYNCING or self._may_linger():
             return  # a sync runs, or the batch lingers: output made since then shares the next sync
         engine = self._engine
         if not (
             engine.dirty or engine.failed or self._boundary.actions
-        ):  # the output rests on nothing that is not durable
+        ):  # every batch is durable, so the output may be sent
             kept, self.kept = self.kept, Kept()
             self._open()
             if kept:
@@ -114,11 +116,11 @@ class DurabilityGate:
             return
         self.stage = Stage.FLUSHING
         self._node.before_flush()
-        # Output that comes while the batch is written in a thread rests on the next one.
+        # Output that is made while a thread writes the batch waits for the next batch.
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.dirty:  # else who waited for the writer has written already
+        if self._boundary.actions and not engine.dirty:  # otherwise an earlier action has written already
             self._boundary.reach()
         if wrote:
             self._sync(kept)
@@ -153,9 +155,9 @@ class DurabilityGate:
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         try:
             self._synced(kept, batches, error)
-        except Exception as fault:  # the node ends: in its own task, which all wait for
+        except Exception as fault:  # the node ends, in its own task, for which all others wait
             self._node.stop(fault)
-        self._node.ring()  # not at once: who has been answered just now may ask for something that can share a batch
+        self._node.ring()  # not at once: clients that were just answered may send requests that share a batch
 
     def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._open()
@@ -167,9 +169,9 @@ class DurabilityGate:
         self._node.synced(batches)
 
     def _open(self) -> None:
-        """Gather again: the batch that was closed has ended, and its output leaves now or never."""
+        """Return to gathering: the closed batch has ended, and its output is sent or dropped now."""
         self.stage, self._closed = Stage.GATHERING, Kept()
 
     def last_replies(self) -> list[Waiter]:
-        """Return the waiters whose answers have not left, in order, for a node that leaves: all of it is durable."""
+        """Return the waiters whose answers are not sent, in order, when the node stops; everything is durable."""
         return [*self._closed.replies, *self.kept.replies]

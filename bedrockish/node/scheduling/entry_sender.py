@@ -1,9 +1,9 @@
-"""Sends peers the entries that they want: a few short entries are read in the loop, others in a thread.
+"""Sends peers the entries that they request: a few short entries are read in the loop, others in a thread.
 
 A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB. Reading so much and cutting it into
 pieces takes tenths of a second, in which the node would neither lead nor approve a transaction.
 
-A peer that wants an entry that is damaged here is told that the entry is not here any more, and so asks another node.
+A peer that requests an entry that is damaged here gets the answer for a removed entry, and so asks another node.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
 SHORT_BYTES = 64 << 10  # for fewer bytes, a thread costs more than it saves
-SHORT_ENTRIES = 16  # of each timeline
+SHORT_ENTRIES = 16  # entries of each timeline
 
 Packed = tuple[tuple[bytes, bytes, bytes], ...]
 ReadEntries = Callable[[str, int, int], list[Entry]]
@@ -63,14 +63,14 @@ class EntrySender:
         self._asked: dict[str, deque[SendEntries]] = {}  # by peer, the entries being read for it first
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
-        """Tell a peer whether the journal has a transaction, and where."""
+        """Send a peer the outcome of a transaction by the journal, with its place."""
         places = self._engine.find_places(txid)
         leader, tick = places[0] if places else ("", 0)
-        if places or txid > self._engine.journal.horizon:  # else its entry may have been removed
+        if places or txid > self._engine.journal.horizon:  # otherwise its entry may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
-        """Send a peer the wanted entries, now or later; entries that are being read for it are not sent twice."""
+        """Send a peer the requested entries, now or later; entries that are being read for it are not read twice."""
         if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
             self._give(asked, self._here(asked, self._state.clock.value))
             return
@@ -93,7 +93,7 @@ class EntrySender:
             del self._asked[peer]
 
     async def _read(self, asked: SendEntries) -> Read:
-        """Return the wanted entries; they may leave when everything committed is durable, as ``send`` ensures."""
+        """Return the requested entries; ``send`` sends them only when everything committed is durable."""
         clock = self._state.clock.value
         if self._engine.dirty:
             await self._durable()  # only the writing connection sees entries of the open batch

@@ -1,11 +1,11 @@
-"""The handling of unexpected exceptions: only the request, the task or the caller fails in which one was raised.
+"""The handling of unexpected exceptions: each fails only its request, its task or its caller.
 
 A bug fails one request and not the node: the exception becomes an ``InternalError`` with an id, is logged under that id
 with its traceback, and is counted. The node stops for damage, wherever it is found (a ``DamagedError``, or SQLite's
 error for a page that cannot be read), and for a ``BaseException`` that is not an ``Exception``.
 
-A disk that fails at another work than a commit is not a bug, and does not stop the node either: no decision is lost
-when data could not be read, or copied, in another thread. The exception is reported as a failure of the disk.
+A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if
+another thread cannot read or copy data. The exception is reported as a failure of the disk.
 """
 
 import logging
@@ -56,10 +56,10 @@ class Faults:
         }
 
     def caught(self, what: str, error: Exception) -> BedrockishError:
-        """Log and count an exception; return the error to answer with. If the exception tells of damage, stop the node.
+        """Log and count an exception; return the error to answer with. If the exception reports damage, stop the node.
 
         Args:
-            what: the work that was under way, as a phrase that an operator understands.
+            what: the work that failed, as a phrase for the operator.
             error: the exception.
         """
         damage = damage_of(error)
@@ -103,9 +103,9 @@ class Faults:
         self._when[kind].append(time.monotonic())
 
     async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a background task that never returns, and begin it again after a growing pause when it fails.
+        """Run a background task that never returns, and restart it after a growing pause when it fails.
 
-        After damage the task is not begun again, because the node stops.
+        After damage the task is not restarted, because the node stops.
         """
         pause_s = PAUSE_S_MIN
         while True:

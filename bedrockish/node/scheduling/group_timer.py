@@ -1,4 +1,6 @@
-"""The time at which a node executes its waiting short writes: at once, or a moment later with writes about to come."""
+"""The time at which a node executes its waiting short writes: at once, or a moment later with writes that are
+expected.
+"""
 
 import time
 from collections.abc import Callable
@@ -8,7 +10,7 @@ GATHER_PART = 0.5  # and no longer than this part of a commit's time, so that th
 
 
 class GroupTimer:
-    """Waits, after answers to several writers, for as many of these writers as are likely to write again.
+    """A timer that waits, after answers to several writers, for as many writes as are likely to follow.
 
     Clients that were answered together write again nearly together. If the first write were executed as soon as it
     arrives, it would have a round of votes to itself, and the writes of a moment later would share the next round: the
@@ -17,8 +19,8 @@ class GroupTimer:
     otherwise only as many as came.
 
     Args:
-        commit_s: returns how long commits took lately, in seconds.
-        size_max: returns how many commands a group may have.
+        commit_s: returns the recent time of a commit, in seconds.
+        size_max: returns the greatest number of commands in a group.
         now: returns the time in seconds.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 The core waits for that thread, and so do the clients that need the core: writers, and readers at the level ``strict``.
 A read at the level ``stale`` or ``session`` needs neither the core nor the thread, if the last batch has everything
-that its session has seen. Its answer leaves when that batch is durable, like any other answer.
+that its session has seen. Its answer is sent when that batch is durable, like any other answer.
 """
 
 import logging
@@ -31,7 +31,7 @@ Asked = tuple[object, Submitted]  # the owner of a request, and the request
 
 
 class ServingBeside(Serving, Protocol):
-    """The parts of a node that such reads use."""
+    """The parts of a node that these reads use."""
 
     waiters: Waiters
 
@@ -54,7 +54,7 @@ class ReadsBeside:
         self._wanted = trio.Event()
         self._waiting: set[int] = set()  # requests that wait until the writer is back
         self.unsynced: deque[tuple[int, Waiter, Answer]] = deque()
-        self._has_failed = False  # since the writer went away
+        self._has_failed = False  # whether a read has failed since the present batch began
 
     def begin(self) -> None:
         """Start answering reads while the writer is busy with a batch; requests that waited before are tried again.
@@ -70,12 +70,12 @@ class ReadsBeside:
         self._wanted.set()
 
     def look(self) -> None:
-        """Note that a request has come while the writer is away."""
+        """Note that a request has arrived while the writer is away."""
         if not self._has_failed:
             self._wanted.set()
 
     def synced(self, batches: int) -> None:
-        """Deliver the answers that rest on batches up to this one, which are durable now."""
+        """Send the answers that wait for batches up to this one, which are durable now."""
         while self.unsynced and self.unsynced[0][0] <= batches:
             _, waiter, answer = self.unsynced.popleft()
             self._answer(waiter, answer)

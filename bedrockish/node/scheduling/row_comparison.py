@@ -1,4 +1,4 @@
-"""Compares the rows of which a large transaction was made with ours, in a thread and on a snapshot, before we vote.
+"""Compares the rows that a large transaction rests on with ours, in a thread and on a snapshot, before the vote.
 
 The snapshot has everything that was applied when the voter asked, the transaction's base included. An entry that is
 applied between the snapshot and the vote makes no difference. It is not in the base, so if it has written one of these
@@ -27,7 +27,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 STAGED_S = 30.0  # how long rows stay unpacked if they are not applied
 LOOK_S = 0.5  # between two tests whether the rows are applied
-KEPT_MAX = 16  # verdicts that are kept; some are never asked for, because their transactions have ended
+KEPT_MAX = 16  # stored verdicts; some are never read, because their transactions have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class RowComparison:
         self._start, self._stop, self._faults = start, stop, faults
         self._running: set[Txid] = set()
         self._found: OrderedDict[Txid, Verdict] = OrderedDict()
-        self._limiter = trio.CapacityLimiter(1)  # one at a time: each keeps a part of its rows in memory
+        self._limiter = trio.CapacityLimiter(1)  # one at a time, because each has a part of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
         """Return why a transaction's rows differ from ours, or an empty text; None if ``Compared`` will tell later."""
@@ -132,7 +132,7 @@ class RowComparison:
         try:
             async with self._limiter:
                 staged = await self._unpacked(changes)
-        except Exception as error:  # they are applied as they came
+        except Exception as error:  # the rows are applied without unpacking
             self._faults.caught("unpacking a large transaction", error)
             return
         if staged is not None:

@@ -18,10 +18,10 @@ from bedrockish_journal.model.value import value
 
 logger = logging.getLogger(__name__)
 
-TEXTS_MAX = 1_000  # normalised texts that are kept
-SENT_MAX = 2_000  # texts as they were sent whose normalised texts are known
+TEXTS_MAX = 1_000  # normalised texts with statistics
+SENT_MAX = 2_000  # texts as sent, with their normalised texts, in the cache
 SLOW_S, HOUR_S = 0.1, 3600.0
-TOLD_MAX = 50  # slow texts that are told
+TOLD_MAX = 50  # slow texts in a report
 REFUSED = "(refused: what is no SQL, or may not be said)"
 
 
@@ -90,7 +90,7 @@ class StatementStatistics:
         self._since = clock()
         self._sent: dict[int, Statistics] = {}  # by hash: they may be long
         self._found: dict[str, Statistics] = {}
-        self.forgotten = 0  # texts that made room for others
+        self.forgotten = 0  # texts whose statistics were dropped
 
     def note(self, texts: Sequence[str], ran: Ran) -> None:
         """Count a request that was answered."""
@@ -119,9 +119,9 @@ class StatementStatistics:
         Args:
             request: the request; a change of the members is not a statement.
             answer: None if the node is leaving.
-            took_s: from its arrival.
-            asked: whether a client asked it as it is. A request that an open transaction makes for itself has no
-                statement, and counts only if it is the transaction's commit.
+            took_s: the seconds since its arrival.
+            asked: whether a client sent it. A request that an open transaction makes for itself has no statement, and
+                counts only if it is the transaction's commit.
         """
         commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
         if request.change is not None or not (asked or commits):
@@ -166,7 +166,7 @@ class StatementStatistics:
         return one
 
     def _forget(self) -> None:
-        """Forget a tenth of all texts, those whose last answer is oldest."""
+        """Drop a tenth of all texts, those whose last answers are oldest."""
         oldest = sorted(self._found, key=lambda name: self._found[name].last)[: TEXTS_MAX // 10]
         for name in oldest:
             del self._found[name]

@@ -1,4 +1,4 @@
-"""Answers short strict reads of a quiet cluster, where one question about every key serves all reads that have arrived.
+"""Answers short strict reads of a quiet cluster by one question about every key for all reads that have arrived.
 
 The reads are executed first, on the state of ``DirectReads``, and their answers are kept. Then the core asks a majority
 whether any transaction outside that state is committed or pending. If none is, each answer was valid when the question
@@ -45,7 +45,7 @@ class Serving(Protocol):
     waiters: Waiters
 
     def enqueue_read(self, read: StrictRead) -> None:
-        """Have the core answer a read."""
+        """Pass a read to the core."""
 
 
 class StrictReads:
@@ -58,9 +58,9 @@ class StrictReads:
 
     def __init__(self, node: Serving, direct: DirectReads) -> None:
         self._node, self._direct = node, direct
-        self._waiting: list[StrictRead] = []  # for the next question
+        self._waiting: list[StrictRead] = []  # reads for the next question
         self._asked: list[tuple[StrictRead, Answer]] = []  # the reads of the question under way
-        self._number = 0  # of the last question
+        self._number = 0  # the number of the last question
         self._not_before = 0.0  # until this time, by ``time.monotonic``, reads go to the core
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class StrictReads:
 
     @property
     def is_due(self) -> bool:
-        """Whether reads wait, and no question is under way."""
+        """Return whether reads wait and no question is under way."""
         return bool(self._waiting) and not self._asked
 
     def question(self) -> NewerAsked | None:
@@ -106,7 +106,7 @@ class StrictReads:
     def told(self, number: int, *, may_be: bool) -> None:
         """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
         if number != self._number:
-            return  # the reads of this question were given up
+            return  # the reads of this question were cancelled
         asked, self._asked = self._asked, []
         if may_be:
             self._not_before = time.monotonic() + PAUSE_S
@@ -119,7 +119,7 @@ class StrictReads:
                 waiters.tell(read.request, read.done, answer)
 
     def give_up(self) -> list[StrictRead]:
-        """Take out all reads that are not answered."""
+        """Remove and return all reads that are not answered."""
         given_up = [*self._waiting, *(read for read, _ in self._asked)]
         self._waiting, self._asked = [], []
         return given_up

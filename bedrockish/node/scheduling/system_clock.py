@@ -1,4 +1,4 @@
-"""The machine's clocks, as the core is told of them."""
+"""The machine's clocks, read for the core."""
 
 import time
 

@@ -1,7 +1,8 @@
-"""The schedule of a node's turns: their time, their place (where links are read, or the loop's own task), their order.
+"""The schedule of a node's turns: when, in which order, and in which task (the reader of links, or the loop's own
+task).
 
-A turn is a generator, so that it can begin in one place and go on in another: it yields long actions, and is sent their
-results. To wake a trio task for each message would cost more than to handle most messages.
+A turn is a generator, so that it can begin in one task and continue in another: it yields long actions, and gets their
+results by ``send``. Waking a trio task for each message would cost more than handling most messages.
 """
 
 import time
@@ -17,7 +18,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.node.scheduling.writer_thread import WriterThread
 
 T = TypeVar("T")
-Action = Callable[[], object]  # something with the writer that takes long
+Action = Callable[[], object]  # long work with the writing connection
 Turn = Generator[Action, Any, None]
 
 
@@ -98,7 +99,7 @@ class TurnLoop:
         watch_time: a task that wakes the loop at the deadline, until cancelled.
         read: reads the input of links; called before each turn in the loop's task, so that input that comes together is
             handled together.
-        away: called when the writer is going to work in another thread.
+        away: called before the writer works in another thread.
     """
 
     read: Callable[[], None]
@@ -117,8 +118,9 @@ class TurnLoop:
         self._is_waiting = False  # whether the task waits for work
         self._gathering = False  # whether links are being read, whose input is handled afterwards
         self._has_rung = False  # whether ``ring`` was called while links were read
-        self._unfinished: tuple[Turn, Action] | None = None  # a turn begun where links are read, and its long action
-        self._missed = False  # the loop was woken while it waited for a thread
+        # A turn that began in the reader of links, and its long action.
+        self._unfinished: tuple[Turn, Action] | None = None
+        self._missed = False  # whether the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
         self.watch_time = self._alarm.run
@@ -133,7 +135,7 @@ class TurnLoop:
             self._wake.set()
 
     def stop(self, error: BaseException) -> None:
-        """Let ``run`` end with an error, after the turn under way."""
+        """End ``run`` with an error after the present turn."""
         self.failure = self.failure or error
         self._wake.set()
 
@@ -144,8 +146,8 @@ class TurnLoop:
     def act(self) -> None:
         """Handle the input of links, at once if the loop's task only waits for work.
 
-        A long action is left to the task, and so is all input that comes before the action has ended. Reads that were
-        answered where they arrived leave neither work nor a deadline.
+        The task runs a long action, and handles all input that comes before the action has ended. Reads that were
+        answered by the reading task leave neither work nor a deadline.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):
@@ -175,14 +177,15 @@ class TurnLoop:
                 if self.failure is None:
                     await self._next()
         finally:
-            # The core has emitted effects that rest on the rest of the turn; the rest takes no longer than its actions.
+            # The core has emitted effects that need the rest of the turn; it takes no longer than its actions.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-            if self.failure is not None:  # also for a cancellation at the same moment: the node must not write then
+            # Also after a cancellation at the same moment, because the node must not write then.
+            if self.failure is not None:
                 raise self.failure
 
     async def _take_turn(self) -> None:
-        """Take a turn, or go on with a turn that was begun where links are read."""
+        """Take a turn, or continue a turn that began in the reader of links."""
         if self._unfinished is None:
             self.read()
             turn = self._turn()

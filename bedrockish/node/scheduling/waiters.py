@@ -1,4 +1,4 @@
-"""The requests that wait for their answers: the memory that is kept for each, and the delivery of the answers."""
+"""The requests that wait for their answers: their memory, and the delivery of the answers."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Waiters:
         memory: counts the bytes that are kept for requests.
         latency: the times from requests to their answers.
         statements: counts statements.
-        faults: takes the errors of the functions that are told the answers.
+        faults: takes the errors of the functions that get the answers.
         unpack: unpacks large changes before they are counted.
 
     Attributes:
@@ -56,7 +56,7 @@ class Waiters:
             waiter.held = size
 
     def answered(self, waiter: Waiter) -> None:
-        """Deliver the answer of a request; everything that the answer rests on is durable."""
+        """Deliver the answer of a request; the batches that it depends on are durable."""
         assert waiter.answer is not None
         self.note(waiter.request, waiter.answer, waiter.began, asked=waiter.prepare is None)
         self.tell(waiter.request, waiter.done, waiter.answer)
@@ -79,5 +79,5 @@ class Waiters:
         """Call the function of a request with its answer; an error in it concerns no other request."""
         try:
             done(answer)
-        except Exception as error:  # this client gets no answer, and asks again
+        except Exception as error:  # this client gets no answer, and sends the request again
             self._faults.caught(f"answering command {request.command}", error)

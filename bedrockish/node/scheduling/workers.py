@@ -47,8 +47,8 @@ WATCH_S = 0.25
 WORKER = "worker"  # the name of the workers' threads
 CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
-BULKY_BYTES = 1 << 20  # of a value, above which binding it would hold up the loop
-STUCK_S = 5.0  # seconds after which a function that was told to stop counts as stuck
+BULKY_BYTES = 1 << 20  # bytes of a value, above which binding it would block the loop
+STUCK_S = 5.0  # seconds after which a stopped function that still runs counts as stuck
 LEAVE_S = 0.5  # seconds in which jobs may stop when the node leaves
 
 Action = Callable[[Workspace], Any]
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class StopWorkError(BaseException):
-    """Raised in the middle of a function that is to stop. No ``except Exception`` catches it."""
+    """Raised inside a function to stop it. No ``except Exception`` catches it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,10 +67,10 @@ class Job:
         key: the number of the request, or an object that no other job has.
         take: takes the result of a job that is not a client's request.
         since: seconds at which the job got its place.
-        stopped: seconds at which the job was told to stop; 0 before that.
+        stopped: seconds at which the job was stopped; 0 before that.
         clock: whether a majority has been asked for its transaction's clock.
         is_over: whether its thread has finished the work; guarded by ``lock``.
-        busy_s: how long its thread had the processor, in seconds.
+        busy_s: the processor time of its thread, in seconds.
     """
 
     key: object
@@ -116,14 +116,14 @@ class _Clocks:
         return self._next - 1
 
     def _give(self) -> None:
-        """Pass on the last of ``CLOCKS`` values that no other thread gets; called in the loop."""
+        """Pass the last of ``CLOCKS`` reserved values to the thread; called in the loop."""
         try:
             self._given.put(self._scope.take_many(CLOCKS))
         except Exception as error:  # raised in the statement that needs the clock
             self._given.put(error)
 
     def close(self) -> None:
-        """Pass on no more values: the node is leaving, and its loop is going to wait for the thread."""
+        """Pass on no more values, because the node is stopping, and its loop is going to wait for the thread."""
         self._given.put(_leaving())
 
 
@@ -140,11 +140,11 @@ class WorkerPool:
     Args:
         engine: has the file.
         core: knows the committed entries.
-        places: how many jobs run at the same time; further jobs wait.
-        command_s: how long a user's function may run, in seconds.
+        places: the number of jobs that run at the same time; further jobs wait.
+        command_s: the seconds that a user's function may run.
         deliver: takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken,
             the error, or None if the journal has the answer.
-        faults: takes errors that no request was expected to raise.
+        faults: takes unexpected errors.
         boundary: runs an action when waiting jobs can begin: when everything applied has just been committed to the
             file.
 
@@ -169,7 +169,7 @@ class WorkerPool:
         self._jobs: dict[object, Job] = {}  # the jobs with a waiter
         self._queue: deque[Job] = deque()  # the jobs without a place
         self._running: set[Job] = set()
-        self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
+        self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads
         self._is_closed = False
         self.requests: set[int] = set()
         self.long_texts: dict[str, deque[bool]] = {}
@@ -192,7 +192,7 @@ class WorkerPool:
         return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
 
     def took_long(self, sql: str) -> None:
-        """Remember that the request of a text was over the loop's budget; a single long run is not the rule yet."""
+        """Note that the request of a text exceeded the loop's budget; a single long run decides nothing yet."""
         self.counts["over_budget"] += 1
         if len(sql) > LONG_TEXT:
             return
@@ -203,7 +203,7 @@ class WorkerPool:
         self.long_texts[sql].append(True)
 
     def was_short(self, *texts: str) -> None:
-        """Remember that these texts were within the loop's budget; forget a text that always was."""
+        """Note that these texts were within the loop's budget; drop a text that always was."""
         for text in texts:
             times = self.long_texts.get(text)
             if times is not None:
@@ -285,7 +285,7 @@ class WorkerPool:
         return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
 
     def describe(self) -> dict[str, int]:
-        """Return how many jobs run, how many wait, and how many do not stop although they were told to."""
+        """Return the numbers of running, waiting and stuck jobs."""
         now = time.monotonic()
         stuck = sum(1 for job in self._running if job.stopped and now - job.stopped > STUCK_S)
         return {
@@ -296,7 +296,7 @@ class WorkerPool:
         }
 
     def close(self) -> None:
-        """Stop all jobs: the node leaves."""
+        """Stop all jobs, because the node stops."""
         self._is_closed = True
         for job in [*self._jobs.values(), *self._running]:
             self._stop(job)
@@ -337,14 +337,14 @@ class WorkerPool:
     def _has_memory(self) -> bool:
         """Return whether there is memory for the largest result of each running job and of one more job."""
         limits = self._engine.beside().limits
-        each = 2 * limits.result_bytes  # as rows, and encoded
+        each = 2 * limits.result_bytes  # twice, as rows and encoded
         return limits.memory.taken + (len(self._running) + 1) * each <= limits.memory.max_bytes
 
     def _begin(self, job: Job) -> None:
         engine = self._engine
         workspace: Workspace | None = None
         if isinstance(job.key, int) and engine.journal.command_txid(job.request.command) is not None:
-            # The command, sent a second time, has happened while this job waited: to run it again would be for nothing.
+            # The command was also sent elsewhere and has happened while this job waited, so it need not run.
             del self._jobs[job.key]
             self._deliver(job.key, None)
             return
@@ -379,7 +379,7 @@ class WorkerPool:
         self._give(job, error)
 
     def _share(self) -> None:
-        """Let the loop have the interpreter more often while threads run, which also gather rows in Python."""
+        """Give the loop the interpreter more often while threads run, because they also gather rows in Python."""
         wanted = SWITCH_S if self._running else self._switch_s
         if sys.getswitchinterval() != wanted:
             sys.setswitchinterval(wanted)
@@ -396,7 +396,7 @@ class WorkerPool:
             job.busy_s = time.thread_time() - began
             with job.lock:
                 job.is_over = True
-        except StopWorkError as error:  # it came when the action had ended
+        except StopWorkError as error:  # it was raised after the action had ended
             job.is_over, found = True, error
         for _ in range(2):  # a second time if StopWorkError is raised only here
             try:
@@ -432,7 +432,7 @@ class WorkerPool:
         return self._engine.beside().limits.budget_s
 
     def _give(self, job: Job, found: Any) -> None:
-        """Hand on the result of a job."""
+        """Deliver the result of a job."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
         if isinstance(found, Exception) and not isinstance(found, BedrockishError):
@@ -447,14 +447,14 @@ class WorkerPool:
             self._certify(job, found, found.rests_on if isinstance(found, BedrockishError) else found)
 
     def _certify(self, job: Job, found: Prepared | BedrockishError, read: Prepared | None) -> None:
-        """Pass on the effects or the refusal of a request if they would be the same now; else have it run again."""
+        """Deliver the effects or the error of a request if they would be the same now; otherwise run it again."""
         request_id = _request_name(job)
         if read is None or (read.readonly and job.request.read != STRICT):
             self._deliver(request_id, found)
             return
         error = lost(self._core.state, job.request.command, read)
         if error is None:
-            # A transaction that was told its clock keeps its base, because that clock must stay later than the base.
+            # A transaction whose client got its clock keeps its base, because the clock must stay later than the base.
             moved = read if read.clock else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):
                 found.rests_on = moved
@@ -464,7 +464,7 @@ class WorkerPool:
         self._deliver(request_id, Overtaken(request_id, read))
 
     def _stop(self, job: Job) -> None:
-        """Let a job end soon, without waiting for it."""
+        """Stop a job, without waiting for its end."""
         if job.stopped:
             return
         job.stopped = time.monotonic()
@@ -504,7 +504,7 @@ def any_at_work() -> bool:
 
 
 def is_bulky(request: Request) -> bool:
-    """Return whether a request has so large a value, or so many values, that writing them would hold up the loop.
+    """Return whether a request has so large a value, or so many values, that writing them would block the loop.
 
     SQLite cannot be interrupted while it copies a value, and binding parameters cannot be interrupted either.
     """

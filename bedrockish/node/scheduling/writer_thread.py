@@ -1,7 +1,7 @@
 """The thread for long work with the writing connection, so that links, HTTP and readers go on in the loop.
 
-The core waits for the work, as for every effect. Each user of the writing connection in the loop waits, too: no reader
-sees a part of the work, and no other write comes between.
+The core waits for the work, as for every effect. Each user of the writing connection in the loop waits as well, so no
+reader sees a part of the work, and no other write comes between.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class WriterThread:
         self._engine = engine
 
     async def run(self, action: Callable[[], T]) -> T:
-        """Run an action in a thread and return its result; not even a cancellation interrupts the action.
+        """Run an action in a thread and return its result; a cancellation does not interrupt the action.
 
-        The core has emitted effects that rest on the action.
+        The core has emitted effects that depend on the action.
         """
         job = _Job(self._engine, action)
         self._engine.batch.hand_over(job.wait)

@@ -20,6 +20,7 @@ SHORT_LIST = 24  # the head of a list with fewer items has one byte
 
 _LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
 _HEAD = Struct(">BI")
+_FIXED = {int, float, type(None)}  # types of values that are short
 
 
 def encode_in_steps(results: Sequence[Result], size: int) -> bytes:
@@ -43,12 +44,22 @@ def _parts(results: Sequence[Result], group: int) -> Iterator[bytes]:
         yield _head(_LIST, len(one.rows))
         for start in range(0, len(one.rows), group):
             rows = one.rows[start : start + group]
-            if all(len(value) < STEP_BYTES for value in chain.from_iterable(rows) if isinstance(value, str | bytes)):
+            if all(map(_is_short, zip(*rows, strict=True))):
                 yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # strip the head of the list
             else:
                 yield from chain.from_iterable(map(_row_parts, rows))
         yield cbor2.dumps(one.rowcount)
         yield cbor2.dumps(one.lastrowid)
+
+
+def _is_short(column: Sequence[Any]) -> bool:
+    """Return whether no value of a column has ``STEP_BYTES``. Most columns have values of one type."""
+    kinds = {*map(type, column)}
+    if kinds <= _FIXED:
+        return True
+    if len(kinds) == 1:
+        return max(map(len, column)) < STEP_BYTES
+    return all(len(value) < STEP_BYTES for value in column if type(value) is str or type(value) is bytes)
 
 
 def _row_parts(row: tuple[Any, ...]) -> Iterator[bytes]:

@@ -277,13 +277,13 @@ class Cursor:
             raise ProgrammingError(f"the number of rows to fetch should not be negative, but is {count}")
         found = self._rows[self._place : self._place + count]
         self._place += len(found)
-        return [self._made(row) for row in found]
+        return self._made_of(found)
 
     def fetchall(self) -> list[Any]:
         """Return all remaining rows."""
         self._check()
         found, self._place = self._rows[self._place :], len(self._rows)
-        return [self._made(row) for row in found]
+        return self._made_of(found)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -293,6 +293,11 @@ class Cursor:
         if self._place >= len(self._rows):
             raise StopIteration
         return self.fetchone()
+
+    def _made_of(self, rows: list[tuple[Any, ...]]) -> list[Any]:
+        if not self._converters and self._connection.text_factory is str and self.row_factory is None:
+            return rows
+        return [self._made(row) for row in rows]
 
     def _made(self, row: tuple[Any, ...]) -> Any:
         if self._converters or self._connection.text_factory is not str:

@@ -5,7 +5,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
+from bedrockish.api.large_results import LARGE_BYTES, STEP_BYTES, _parts, encode_in_steps
 from bedrockish.api.requests import (
     NAMES_CHARACTERS_MAX,
     Answer,
@@ -15,9 +15,10 @@ from bedrockish.api.requests import (
     decode_results,
     decode_token,
     encode_results,
+    rows_of,
 )
 from bedrockish.api.wire import Answered, decode_reply, encode_reply
-from bedrockish.errors import UsageError
+from bedrockish.errors import ProtocolMismatchError, UsageError
 
 EDGES = [0, 1, 23, 24, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 64) - 1]
 """Numbers about which CBOR takes a byte more."""
@@ -116,3 +117,24 @@ def test_results_of_many_statements_equal_encoder(count: int) -> None:
     results = [kinds[place % 3] for place in range(count)]
     assert encode_results(results) == cbor2.dumps([[r.columns, r.rows, r.rowcount, r.lastrowid] for r in results])
     assert decode_results(encode_results(results)) == results
+
+
+@pytest.mark.parametrize(
+    "rows", [[1], "text", {"a": 1}, [(1,), 2], None], ids=["a number", "a text", "a map", "a row and a number", "null"]
+)
+def test_rows_that_are_not_lists_are_refused(rows: object) -> None:
+    made = cbor2.dumps([[["a"], rows, -1, None]])
+    with pytest.raises(UsageError, match="not results"):
+        decode_results(made)
+    with pytest.raises(ProtocolMismatchError, match="not results"):
+        rows_of(Answer(made, Token()))
+
+
+@pytest.mark.parametrize("long", ["x" * STEP_BYTES, bytes(STEP_BYTES)])
+@pytest.mark.parametrize("others", [[1, None], ["short", "text"], [b"", None]])
+def test_long_value_among_others_of_its_column_is_encoded_by_itself(long: str | bytes, others: list[Any]) -> None:
+    rows = [(one, "y") for one in (*others, long, *others)] * 8
+    results = [Result(("a", "b"), rows)]
+    parts = list(_parts(results, 255))
+    assert max(map(len, parts)) == STEP_BYTES, "a step holds the interpreter for one value"
+    assert decode_results(b"".join(parts)) == results

@@ -31,6 +31,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 IDLE_MAX = 64  # idle connections that are kept open
 CACHE_KIB = 1 << 10
+UNCOUNTED_BYTES = 4 << 10  # of rows, after which they are counted: a call for each row takes as long as the row
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
 _FOREVER = float("inf")
 WAY_OUT = "stream them, select less, or use LIMIT"
@@ -57,9 +58,14 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
     if number:
         rows: list[tuple[Any, ...]] = []
         counted = Rows(limits, number, room, WAY_OUT)
+        size = 0
         for row in cursor:
             rows.append(row)
-            counted.add(row_bytes(row))
+            size += row_bytes(row)
+            if size > UNCOUNTED_BYTES:
+                counted.add(size)
+                size = 0
+        counted.add(size)
         return rows, counted.size
     rows = cursor.fetchall()
     size = sum(map(row_bytes, rows))

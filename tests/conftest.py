@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.forked import Forks
+from tests.forked import NODES, close_forks, forks
 from tests.http.browser import find_browser
 from tools import cluster
 from tools.cluster import LocalNode
@@ -30,7 +30,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 NO_SPARK, NO_BROWSER = "no Spark here: ", "no chromium found; apt-get install chromium"
-PROCESSES = 3  # two processors are busy then, most of the time
+PROCESSES = 4  # two processors are busy then, most of the time
 SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
 SLOWEST_FIRST = (SPARK, "tests/cluster/", "tests/test_", "tests/sim/", "tests/modelcheck/", "tests/local/")
 
@@ -89,21 +89,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"{NO_SPARK}{reason}"))
 
 
-_forks: list[Forks] = []
-
-
 def _fork(node: LocalNode, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
-    if not _forks:
-        _forks.append(Forks())
-    return _forks[0].start(node, arguments, log)
+    return forks(NODES).start(node, arguments, log)
 
 
 cluster.fork = _fork
 
 
 def pytest_unconfigure() -> None:
-    while _forks:
-        _forks.pop().close()
+    close_forks()
 
 
 @pytest.hookimpl(wrapper=True)

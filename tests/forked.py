@@ -1,7 +1,7 @@
-"""Nodes of tests, forked from a process that has imported the program: the import takes longer than a node's start.
+"""Nodes and commands of tests, forked from processes that have imported the program: imports take longer than a start.
 
-Each node is a process of its own all the same, with its own files, signals and end, and runs ``main`` from the
-beginning. The process of the tests becomes its parent, and waits for it as for any other.
+Each node or command is a process of its own all the same, with its own files, signals and end, and runs ``main`` from
+the beginning. The process of the tests becomes its parent, and waits for it as for any other.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,13 @@ from typing import Any
 from tools.cluster import SOURCES, LocalNode, clean_environment
 
 PROGRAM = "bedrockish.cli.main"
-IMPORTED = ("bedrockish.cli.serve", "bedrockish.cli.join", "bedrockish.daemon", "bedrockish.http.serving")
+NODES = "bedrockish.cli.serve bedrockish.cli.join bedrockish.daemon bedrockish.http.serving"
+# Without optional packages, which may start threads.
+COMMANDS = (
+    "bedrockish.cli.shell.command bedrockish.cli.shell.session bedrockish.cli.status bedrockish.cli.user "
+    "bedrockish.cli.member bedrockish.cli.verify bedrockish.cli.journal bedrockish.cli.backup bedrockish.cli.changes "
+    "bedrockish.client.blocking bedrockish.client.trio_client bedrockish_journal.verify.verify"
+)
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -39,16 +46,15 @@ class Forked(subprocess.Popen[bytes]):
 
 
 class Forks:
-    """The process from which nodes are forked; it ends with the process that has made it."""
+    """A process that has imported some modules, and forks on demand; it ends with the process that has made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: str) -> None:
         self._link, its = socket.socketpair()
         self._lines = self._link.makefile("rw")
-        self._lock = threading.Lock()
         self._environment = clean_environment()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.forked", str(its.fileno())],
+                [sys.executable, "-P", "-m", "tests.forked", str(its.fileno()), *imported.split()],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is for the tests
@@ -60,14 +66,45 @@ class Forks:
         environment = clean_environment(node.sources)
         if node.sources != SOURCES or node.program != ("-m", PROGRAM) or self._differs(environment):
             return None
+        outputs = ("", str(log), str(log))
+        return self._fork(list(arguments), str(node.directory), outputs, environment, node.files_max)
+
+    def run(
+        self, arguments: Sequence[str], stdin: str, directory: Path, environment: dict[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str] | None:
+        """Run a command until it ends; return None for one that needs an interpreter of its own."""
+        if self._differs(environment):
+            return None
+        with tempfile.TemporaryDirectory() as place:
+            given, output, errors = (Path(place, name) for name in ("stdin", "stdout", "stderr"))
+            given.write_text(stdin)
+            process = self._fork(list(arguments), str(directory), (str(given), str(output), str(errors)), environment)
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired as late:
+                process.kill()
+                process.wait()
+                late.output, late.stderr = output.read_bytes(), errors.read_bytes()
+                raise
+            return subprocess.CompletedProcess(arguments, process.returncode, output.read_text(), errors.read_text())
+
+    def _fork(
+        self,
+        arguments: list[str],
+        directory: str,
+        files: tuple[str, str, str],
+        environment: dict[str, str],
+        files_max: int = 0,
+    ) -> Forked:
+        """Fork a process with these files as standard input, output and error; no input where its name is empty."""
         asked = {
-            "arguments": list(arguments),
-            "directory": str(node.directory),
-            "log": str(log),
+            "arguments": arguments,
+            "directory": directory,
+            "files": files,
             "environment": environment,
-            "files_max": node.files_max,
+            "files_max": files_max,
         }
-        with self._lock, _adopting():
+        with _lock, _adopting():
             self._lines.write(json.dumps(asked) + "\n")
             self._lines.flush()
             return Forked(int(self._lines.readline()), arguments)
@@ -85,6 +122,44 @@ class Forks:
             for name in self._environment.keys() | environment.keys()
             if name.startswith(("PYTHON", "LD_"))
         )
+
+
+_lock = threading.Lock()  # guards the processes, and whether this one adopts
+_made: dict[str, Forks] = {}
+
+
+def forks(imported: str) -> Forks:
+    """Return the process that has imported these modules; start it at the first call."""
+    with _lock:
+        if imported not in _made:
+            _made[imported] = Forks(imported)
+        return _made[imported]
+
+
+def close_forks() -> None:
+    """End all such processes."""
+    while _made:
+        _made.popitem()[1].close()
+
+
+def program(
+    *arguments: object, stdin: str = "", cwd: Path | None = None, timeout: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``bedrockish`` with arguments until it ends."""
+    given, settings = [*map(str, arguments)], {**clean_environment(), **environment}
+    done = forks(COMMANDS).run(given, stdin, cwd or Path.cwd(), settings, timeout)
+    if done is not None:
+        return done
+    return subprocess.run(
+        [sys.executable, "-m", PROGRAM, *given],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=cwd,
+        env=settings,
+    )
 
 
 class _adopting:  # noqa: N801  a block
@@ -126,9 +201,9 @@ def _become(asked: Mapping[str, Any]) -> None:
     """Be as a process is that was started for this."""
     os.setpgid(0, 0)
     os.chdir(asked["directory"])
-    log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for number, name in enumerate(asked["files"]):
+        if name:
+            os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT if number else os.O_RDONLY, 0o644), number)
     os.closerange(3, 4096)
     if asked["files_max"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (asked["files_max"], asked["files_max"]))
@@ -142,7 +217,7 @@ def _become(asked: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Serve as the process that is forked."""
-    for name in (PROGRAM, *IMPORTED):
+    for name in (PROGRAM, *sys.argv[2:]):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,8 @@ from urllib.parse import quote
 import bedrockish.dbapi
 from bedrockish import connect
 from bedrockish.errors import BedrockishError
-from tools.cluster import LocalCluster, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster
 
 WAIT_S = 60
 
@@ -95,8 +94,7 @@ def dbapi(caller: Caller, sql: str) -> None:
 
 
 def shell(caller: Caller, sql: str) -> None:
-    command = [sys.executable, "-m", "bedrockish.cli.main", "sql", caller.url, sql]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=clean_environment())
+    done = program("sql", caller.url, sql, timeout=WAIT_S)
     assert "Traceback" not in done.stderr
     if done.returncode:
         raise RefusedAtTheDoorError(done.stderr)

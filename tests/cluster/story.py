@@ -3,8 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +15,8 @@ from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
-from tools.cluster import LocalCluster, LocalNode, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode
 
 BOUND_S = 40.0
 PATIENT = "/?timeout=40"  # the end of a URL: on a busy machine, anything may take long
@@ -127,14 +126,7 @@ async def insist(url: str, sql: str, params: list[object], command: str) -> int:
 
 def command(*arguments: object, status: int = 0) -> str:
     """Run ``bedrockish`` with arguments until it ends with a status, and return its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = program(*arguments)
     assert done.returncode == status, done.stderr + done.stdout
     return done.stdout + done.stderr
 

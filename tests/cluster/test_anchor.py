@@ -2,8 +2,6 @@
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,16 +13,12 @@ import trio
 from bedrockish import connect
 from bedrockish_journal.storage.anchor_file import read_anchors
 from tests.cluster.story import ready
-from tools.cluster import LocalCluster, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
 RESULT = 12  # place in a body
-
-
-def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
 
 
 def start(cluster: LocalCluster) -> None:

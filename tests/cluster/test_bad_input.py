@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,21 +11,10 @@ import pytest
 from bedrockish import open_client
 from bedrockish.errors import UnsupportedError, UsageError
 from tests.cluster.story import ready
+from tests.forked import program
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        cwd=cwd,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def one_error_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -90,7 +78,7 @@ async def test_a_second_process_on_the_same_file_is_refused(cluster: LocalCluste
     """The file is locked for the life of the node."""
     await ready(cluster)
     node = cluster.nodes[0]
-    done = run("serve", "--config", str(node.config), "--listen", "127.0.0.1:1", cwd=node.directory)
+    done = program("serve", "--config", str(node.config), "--listen", "127.0.0.1:1", cwd=node.directory)
     one_error_line(done, "in use")
 
 
@@ -98,7 +86,7 @@ async def test_a_taken_port_is_named(cluster: LocalCluster, tmp_path: Path) -> N
     """Another node on the same port says which port it is and how to find who has it."""
     await ready(cluster)
     port = cluster.nodes[0].port
-    done = run("serve", "--node", "Z", "--database", str(tmp_path / "z.db"), "--listen", f"127.0.0.1:{port}")
+    done = program("serve", "--node", "Z", "--database", str(tmp_path / "z.db"), "--listen", f"127.0.0.1:{port}")
     one_error_line(done, str(port))
 
 
@@ -107,28 +95,28 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear SQLite,\n" * 1000)
     before = path.read_bytes()
-    done = run("serve", "--node", "A", "--database", str(path), "--listen", "127.0.0.1:0")
+    done = program("serve", "--node", "A", "--database", str(path), "--listen", "127.0.0.1:0")
     one_error_line(done, "letter.txt", "not a SQLite database")
     assert path.read_bytes() == before
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Missing, unreadable as TOML, unknown key."""
-    one_error_line(run("serve", "--config", str(tmp_path / "none.toml")), "none.toml")
+    one_error_line(program("serve", "--config", str(tmp_path / "none.toml")), "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("node = [")
-    one_error_line(run("serve", "--config", str(broken)), "broken.toml", "TOML")
+    one_error_line(program("serve", "--config", str(broken)), "broken.toml", "TOML")
     broken.write_text('node = "A"\ndatabase = "x"\nlisten = "127.0.0.1:0"\nsusspicion = 3\n')
-    one_error_line(run("serve", "--config", str(broken)), "susspicion")
+    one_error_line(program("serve", "--config", str(broken)), "susspicion")
 
 
 def test_an_unknown_command_line_is_a_usage_error() -> None:
     """Exit status 2, and a hint."""
-    done = run("serv")
+    done = program("serv")
     assert done.returncode == 2
     one_error_line(done, "serv")
 
 
 def test_no_node_to_talk_to_is_one_line() -> None:
     """Call a port at which no node listens."""
-    one_error_line(run("sql", "bedrockish://127.0.0.1:1/?timeout=1", "SELECT 1"))
+    one_error_line(program("sql", "bedrockish://127.0.0.1:1/?timeout=1", "SELECT 1"))

@@ -27,6 +27,7 @@ from bedrockish.errors import (
 from bedrockish.node.plugins import Plugins
 from tests.cluster import procedures
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
+from tests.forked import program
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -156,8 +157,7 @@ def _every_client(cluster: LocalCluster) -> None:
             told = json.load(answer)
         assert (answer.code, told["details"].get("reason")) == (status, reason)
     script = ".call transfer [1, 2, 15]\n.call accounts\n.call transfer\n"
-    program = [sys.executable, "-m", "bedrockish.cli.main", "sql", cluster.url(options=PATIENT)]
-    done = subprocess.run(program, input=script, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    done = program("sql", cluster.url(options=PATIENT), stdin=script)
     assert done.stdout.splitlines() == ["50", "[[1,50],[2,50]]"]
     assert "takes (source: int, target: int, amount: int)" in done.stderr
     assert done.returncode == UsageError.exit_code
@@ -280,11 +280,11 @@ def test_a_plugin_that_is_none_stops_the_start(tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(ConfigError, match=text):
             Plugins([name])
-    program = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--node", "A", "--set", "plugins=failing_plugin"]
-    program += ["--database", str(tmp_path / "A.sqlite"), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--node", "A", "--set", "plugins=failing_plugin"]
+    command += ["--database", str(tmp_path / "A.sqlite"), "--listen", "127.0.0.1:0"]
     environment = clean_environment()
     environment["PYTHONPATH"] += f":{tmp_path}"
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == ConfigError.exit_code, done.stderr
     assert "failing_plugin: register failed: AttributeError" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,8 +4,6 @@ other node is affected. At all nodes: the cluster reads on, and an operator deci
 
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -23,7 +21,8 @@ from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster import touchy
 from tests.cluster.story import insist, judge_files, level, ready, rows, send_signal, status_of, until
 from tests.cluster.test_members import newcomer, voters
-from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -51,8 +50,7 @@ async def stop(node: LocalNode) -> None:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    program = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    done = subprocess.run(program, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
+    done = program(*arguments)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from bedrockish import connect
 from bedrockish.config.config import build
-from tests.cluster.test_security import program
+from tests.forked import program
 from tools.cluster import clean_environment, free_ports
 
 STRANGERS = ("host1", "B=10.1.0.2:7400", "C=db.example.org,10.1.0.3")
@@ -177,19 +177,14 @@ def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> 
     with contextlib.closing(sqlite3.connect(restored)) as db, db:
         db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY)")
         db.execute("INSERT INTO account VALUES (1)")
-    serve = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--config", "A.toml"]
-    done = subprocess.run(
-        serve, cwd=restored.parent, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = program("serve", "--config", "A.toml", cwd=restored.parent)
     assert done.returncode == 2, done.stderr
     assert "A.db has tables already, and B and C would begin without them; take the others out" in done.stderr
     config.write_text("".join(line for line in config.read_text().splitlines(True) if line[:3] not in ("B =", "C =")))
     with running(home, "A"), connect(f"bedrockish://127.0.0.1:{ports[0]}/?connect_timeout=30") as client:
         assert list(client.execute("SELECT id FROM account")) == [(1,)]
-        serve[-1] = "B.toml"  # which has all three, and would make a majority of empty files with C
-        done = subprocess.run(
-            serve, cwd=home / "B", env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
-        )
+        # B's configuration has all three, and would make a majority of empty files with C.
+        done = program("serve", "--config", "B.toml", cwd=home / "B")
         assert (done.returncode, "B is not a member of the cluster at" in done.stderr) == (2, True), done.stderr
 
 

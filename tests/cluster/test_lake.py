@@ -28,6 +28,7 @@ from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.json_rows import parse_row
 from bedrockish_journal.spark.source.typed_values import OWN
 from tests.cluster.story import all_safe, level, ready
+from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -243,13 +244,12 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
                 to_the_end(cluster, tmp_path / "begun")
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
-    command = [sys.executable, "-m", "bedrockish.cli.main", "journal", "prune", cluster.url(), "--older-than", "0s"]
     with contextlib.closing(sqlite3.connect(tmp_path / "begun" / "mirror.db")) as mirror:
         place = parse_cursor(mirror.execute("SELECT cursor FROM bedrockish_lake").fetchone()[0])
     until = time.monotonic() + 120
     while min(map(removed, cluster.nodes)) <= place.clock:  # nodes remove nothing that they may be asked for
         assert time.monotonic() < until
-        done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+        done = program("journal", "prune", cluster.url(), "--older-than", "0s")
         assert done.returncode == 0, done.stderr
         time.sleep(0.2)
     process = lake(cluster, tmp_path / "new")

@@ -3,8 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -16,7 +14,8 @@ from bedrockish import open_client
 from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
 from bedrockish.errors import BedrockishError, MembershipError, UnavailableError
 from tests.cluster.story import BOUND_S, judge_files, level, ready, rows, status_of, until
-from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -300,11 +299,6 @@ async def test_a_rolling_restart_fails_no_command(cluster: LocalCluster) -> None
     judge(cluster, work)
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    return subprocess.run(program, cwd=cwd, env=clean_environment(), capture_output=True, text=True, timeout=30)
-
-
 async def test_a_database_with_tables_is_grown_and_backed_up(tmp_path: Path) -> None:
     """Its journal alone does not make it, so a replay is refused, and a copy is not; neither is a backup."""
     cluster = LocalCluster(tmp_path / "cluster", ("A",))
@@ -324,13 +318,13 @@ async def test_a_database_with_tables_is_grown_and_backed_up(tmp_path: Path) -> 
         await voters(cluster, "A")
         await level(cluster)
         copy = tmp_path / "backup.db"
-        done = await trio.to_thread.run_sync(lambda: run("backup", cluster.url(1), str(copy), cwd=tmp_path))
+        done = await trio.to_thread.run_sync(lambda: program("backup", cluster.url(1), str(copy), cwd=tmp_path))
         assert done.returncode == 0, done.stderr
-        assert run("journal", "verify", str(copy), cwd=tmp_path).returncode == 0
+        assert program("journal", "verify", str(copy), cwd=tmp_path).returncode == 0
         assert sorted(os.listdir(tmp_path)) == ["backup.db", "cluster"]
         with closing(sqlite3.connect(copy)) as db:
             assert db.execute("SELECT * FROM old").fetchall() == [(1, "after")]
-        again = run("backup", cluster.url(1), str(copy), cwd=tmp_path)
+        again = program("backup", cluster.url(1), str(copy), cwd=tmp_path)
         assert again.returncode == 2
         assert "there already" in again.stderr
     finally:

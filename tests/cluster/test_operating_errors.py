@@ -1,7 +1,6 @@
 """The operator's mistakes of docs/mistakes.md: each has the symptom and the way out that the page names."""
 
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,19 +12,13 @@ from bedrockish.client.admin_calls import clock_time
 from bedrockish.errors import BedrockishError, DeadlineError, OutcomeUnknownError, UnavailableError
 from tests.cluster.story import judge_files, level, ready, status_of, until
 from tests.cluster.test_members import newcomer
+from tests.forked import program
 from tools.chaos.cluster import proxied_cluster
-from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
+from tools.cluster import LocalCluster, LocalNode, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
 
 DAY_MS = 86_400_000
-
-
-def program(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), cwd=cwd, input=stdin
-    )
 
 
 async def run(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:

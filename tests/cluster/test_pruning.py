@@ -1,7 +1,5 @@
 """Journals are pruned while nodes run: entries in use stay, and late readers are told."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +19,8 @@ from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tests.cluster.story import judge_files, level, ready, status_of, until
 from tests.cluster.test_members import newcomer
-from tools.cluster import LocalCluster, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
@@ -64,22 +63,11 @@ async def removable(client: Client) -> None:
     await until("what was written is old", old)
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *arguments],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def tells_who_is_away(cluster: LocalCluster) -> None:
     """Commands that ask all nodes print the reason of a missing answer on stderr, so that the table stays readable."""
     cluster.nodes[2].kill()
     for asked in (("clock", cluster.url()), ("journal", "prune", cluster.url(), "--older-than", "0s")):
-        told = command(*asked)
+        told = program(*asked)
         assert (told.returncode, "C: no node can be reached" in told.stderr) == (3, True), told.stderr
         head, *rows = told.stdout.splitlines()
         assert [row.split()[0] for row in rows] == ["A", "B", "C"], head
@@ -103,7 +91,7 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
                 return "slow" in (await status_of(cluster, index))["journal"]["holds"]
 
             await until("every node has heard of the reader", heard)
-        done = command("journal", "prune", cluster.url(), "--older-than", "0s")
+        done = program("journal", "prune", cluster.url(), "--older-than", "0s")
         assert done.returncode == 0, done.stderr
         assert "reader slow has read up to" in done.stdout
         rest = await read(client, middle, hold="slow")
@@ -114,24 +102,24 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
             await read(client)
         with pytest.raises(UsageError, match="begins after"):
             await client.hold("late", early)
-        late = command("changes", cluster.url(), "--after", early)
+        late = program("changes", cluster.url(), "--after", early)
         assert (late.returncode, "was removed to make room" in late.stderr) == (2, True)
-        assert "INSERT t" in command("changes", cluster.url(), "--after", late.stderr.split()[-1]).stdout, "as it says"
+        assert "INSERT t" in program("changes", cluster.url(), "--after", late.stderr.split()[-1]).stdout, "as it says"
         await client.hold("slow", release=True)
-        assert command("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
+        assert program("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
         with pytest.raises(PrunedError):
             await read(client, middle)
         await pruned_commands_are_remembered(cluster)
         assert await commands_done(client, "order-") == {"order-0"}
         assert (await client.execute("SELECT count(*) FROM t")).value() == 40
-        assert "no reader" in command("journal", "hold", cluster.url(), "slow", "--release").stdout
+        assert "no reader" in program("journal", "hold", cluster.url(), "slow", "--release").stdout
         tells_who_is_away(cluster)
         # Nodes go on with the rest, also over a restart; a copy names the cursor at which its feed goes on.
         cluster.nodes[1].kill()
         cluster.nodes[1].start()
         await ready(cluster)
         copy = cluster.directory / "copy.db"
-        exported = command("export", cluster.url(), str(copy))
+        exported = program("export", cluster.url(), str(copy))
         cursor = exported.stdout.split("cursor ")[1].strip()
         await write(client, 40, 10)
         tail: list[Committed] = []
@@ -195,11 +183,11 @@ async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(clus
         cluster.nodes[2].kill()
         await write(client, 5, 30)
         await removable(client)
-        kept = command("journal", "prune", cluster.url(), "--larger-than", "0KB")
+        kept = program("journal", "prune", cluster.url(), "--larger-than", "0KB")
         assert "node C has not told of all that is here" in kept.stdout
         assert kept.returncode == 3, "C does not answer"
         assert (await client.execute("SELECT count(*) FROM bedrockish_journal")).value() >= 30
-        forced = command("journal", "prune", cluster.url(), "--older-than", "0s", "--force")
+        forced = program("journal", "prune", cluster.url(), "--older-than", "0s", "--force")
         assert forced.returncode == 3
         assert int((await client.execute("SELECT count(*) FROM bedrockish_journal")).value()) < 30
         cluster.nodes[2].start()

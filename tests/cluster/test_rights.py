@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster import procedures
 from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
-from tests.cluster.test_security import program
+from tests.forked import program
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster

@@ -7,8 +7,6 @@ has no other way. The test compares the answers, and the rows that are left in t
 import json
 import random
 import sqlite3
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -24,7 +22,8 @@ from bedrockish import connect
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of
 from tests.cluster.story import ready
-from tools.cluster import LocalCluster, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
@@ -178,10 +177,7 @@ def dbapi_script(world: World, texts: list[str]) -> Outcome:
 
 
 def shell(world: World, texts: list[str]) -> Outcome:
-    command = [sys.executable, "-m", "bedrockish.cli.main", "sql", world.url]
-    script = "\n;\n".join(texts) + ";\n"
-    env = clean_environment()
-    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=60, check=False, env=env)
+    done = program("sql", world.url, stdin="\n;\n".join(texts) + ";\n")
     assert "Traceback" not in done.stderr
     if "PRAGMA foreign_keys = OFF is for transactions" in done.stderr and "BEGIN" not in texts:
         return [LIMITED]

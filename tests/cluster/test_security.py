@@ -5,8 +5,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,25 +25,13 @@ from bedrockish_net.errors import NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.stream import Link
 from tests.cluster.story import ready, send_signal, status_of, until
-from tools.cluster import LocalCluster, clean_environment
+from tests.forked import program
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
 USERS = {"ann": str(hash_password("s/e@cret", bytes(16)))}
 LOGIN = "ann:s%2Fe%40cret@"
-
-
-def program(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    return subprocess.run(
-        command,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**clean_environment(), **environment},
-    )
 
 
 @pytest.fixture(scope="module")

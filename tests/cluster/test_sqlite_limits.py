@@ -3,7 +3,6 @@ verify, lake.
 """
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from functools import partial
@@ -19,7 +18,8 @@ from bedrockish_journal.verify.replay import digest
 from tests.cluster.story import PATIENT, all_safe, insist, level, ready, until
 from tests.cluster.test_damage import filled, serving, stop
 from tests.cluster.test_members import newcomer, voters
-from tools.cluster import LocalCluster, clean_environment, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -71,8 +71,7 @@ async def fill(cluster: LocalCluster) -> None:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    program = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    done = subprocess.run(program, capture_output=True, text=True, env=clean_environment(), timeout=900, check=False)
+    done = program(*arguments, timeout=900)
     return done.returncode, done.stdout + done.stderr
 
 

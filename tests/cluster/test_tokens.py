@@ -18,7 +18,7 @@ from bedrockish.errors import AuthenticationError, ConfigError, ForbiddenError, 
 from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
 from tests.cluster.test_rights import done, user
-from tests.cluster.test_security import program
+from tests.forked import program
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster

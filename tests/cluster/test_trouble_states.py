@@ -13,7 +13,6 @@ import signal
 import sqlite3
 import ssl
 import subprocess
-import sys
 import textwrap
 import urllib.error
 import urllib.request
@@ -37,7 +36,8 @@ from tests.cluster.story import level, ready, status_of, until
 from tests.cluster.test_damage import fill as fill_marked
 from tests.cluster.test_damage import flip, stop
 from tests.cluster.test_waiting import LIMIT_BYTES, fill, limit_files
-from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -499,8 +499,7 @@ async def refused(tmp_path: Path) -> AsyncGenerator[tuple[str, Seen]]:
 def certify(certs: Path) -> Path:
     """Make the certificates of three nodes and a client in a folder; return it."""
     hosts = [f"{node}=127.0.0.1" for node in "ABC"]
-    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", str(certs), *hosts, "--client", "app"]
-    subprocess.run(command, env=clean_environment(), check=True, capture_output=True)
+    assert program("tls", certs, *hosts, "--client", "app").returncode == 0
     return certs
 
 
@@ -606,6 +605,5 @@ def test_status_of_the_command_line_ends_with_one_for_each_trouble(tmp_path: Pat
     """The table names codes; the command prints each with what to do."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)
-        command = [sys.executable, "-m", "bedrockish.cli.main", "status", cluster.url()]
-        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=60)
+        done = program("status", cluster.url())
         assert (done.returncode, "TROUBLE" in done.stdout) == (0, False)

@@ -1,8 +1,6 @@
 """Status tells the truth: what is wrong with a cluster is named first, by everything that an operator looks at."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,9 @@ import trio
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 from tests.cluster.story import ready, status_of, until
+from tests.forked import program
 from tests.http.conftest import Asker
-from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -26,8 +25,7 @@ def asker(cluster: LocalCluster, index: int) -> Asker:
 
 def said(cluster: LocalCluster, index: int) -> tuple[int, list[str]]:
     """Return the exit status of ``bedrockish status`` and its first lines."""
-    command = [sys.executable, "-m", "bedrockish.cli.main", "status", cluster.url(index, only=True)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=30)
+    done = program("status", cluster.url(index, only=True), timeout=30)
     return done.returncode, done.stdout.splitlines()
 
 

@@ -23,7 +23,7 @@ from tests.cluster import procedures
 from tests.cluster.doors import DOORS, Caller
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import ready
-from tests.cluster.test_security import program
+from tests.forked import program
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster

@@ -1,8 +1,6 @@
 """A node whose file cannot be written waits, and answers with the reason wherever it is asked."""
 
 import resource
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +11,9 @@ import bedrockish
 from bedrockish import open_client
 from bedrockish.errors import OutcomeUnknownError, UnavailableError
 from tests.cluster.story import ready, status_of, until
+from tests.forked import program
 from tests.http.conftest import Asker
-from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -26,13 +25,6 @@ def limit_files(node: LocalNode, size: int) -> None:
     """Let a running node write no file beyond so many bytes."""
     assert node.process is not None
     resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), input=""
-    )
 
 
 async def until_mode(cluster: LocalCluster, mode: str) -> None:

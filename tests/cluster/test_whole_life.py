@@ -31,8 +31,8 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError, UnavailableError
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, status_of, until
-from tests.cluster.test_security import program
 from tests.cluster.test_waiting import LIMIT_BYTES, limit_files
+from tests.forked import program
 from tools.cluster import SOURCES, LocalCluster, LocalNode, clean_environment, free_ports
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

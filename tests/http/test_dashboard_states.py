@@ -7,8 +7,6 @@ are checked where ``AXE`` names its file (``npm install axe-core``).
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +17,11 @@ import trio
 
 from bedrockish import connect
 from tests.cluster.story import ready
+from tests.forked import program
 from tests.http.browser import Browser, find_browser, open_browser
 from tests.http.test_page import Writers
 from tests.http.test_pictures import rows_of
-from tools.cluster import LocalCluster, clean_environment, local_cluster
+from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 
@@ -60,9 +59,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 def told(cluster: LocalCluster, index: int) -> dict[str, Any]:
     """Return what ``bedrockish status`` tells of a node."""
-    url = cluster.url(index, only=True, options="discover=no")
-    command = [sys.executable, "-m", "bedrockish.cli.main", "status", "--json", url]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=60)
+    done = program("status", "--json", cluster.url(index, only=True, options="discover=no"))
     found: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == bool(found["troubles"])
     return found

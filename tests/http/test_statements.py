@@ -20,7 +20,7 @@ from bedrockish.node.scheduling.statement_statistics import (
     StatementStatistics,
 )
 from bedrockish.sqltext.normalised import CHARACTERS_MAX, TOKENS_MAX, normalised
-from tests.cluster.test_security import program
+from tests.forked import program
 from tools.cluster import LocalCluster
 
 QUICK = Ran(0.01)

@@ -15,6 +15,7 @@ from bedrockish.client.local_file import is_path
 from bedrockish.client.request_builder import target_of
 from bedrockish.errors import ConfigError
 from bedrockish.sqlalchemy.urls import client_url, make_url
+from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 
@@ -105,8 +106,7 @@ with connection.cursor() as cursor:
 
 
 def test_shell(node: LocalNode) -> None:
-    command = [sys.executable, "-m", "bedrockish.cli.main", "sql", str(node.database), "SELECT 4 / 2, 'it'"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    told = program("sql", node.database, "SELECT 4 / 2, 'it'")
     assert told.stdout.splitlines()[-1].split() == ["2", "it"], (told.stdout, told.stderr)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +26,8 @@ from bedrockish.local.prepared import encode_prepared
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
-from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode, free_ports, local_cluster
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +180,7 @@ def test_session_comes_back_to_its_node(db: Connection, cluster: LocalCluster, t
 def test_commit_at_a_voter_is_that_of_the_programs_user(tmp_path: Path) -> None:
     """With certificates and users: the voter believes a node's word, and no other's."""
     certificates = tmp_path / "certificates"
-    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", str(certificates)]
-    hosts = [f"{name}=127.0.0.1" for name in "ABCD"]
-    subprocess.run([*command, *hosts], check=True, capture_output=True, env=clean_environment())
+    assert program("tls", certificates, *(f"{name}=127.0.0.1" for name in "ABCD")).returncode == 0
     cluster = LocalCluster(tmp_path / "nodes", ("A", "B", "C"), {"security": {"tls": str(certificates)}})
     with cluster.running():
         wait_for_socket(cluster.nodes[0])

@@ -24,7 +24,8 @@ from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 from bedrockish_net.socket_link import dial
-from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+from tests.forked import program
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
 def by_socket(node: LocalNode, user: str | None = None) -> Connection:
@@ -117,8 +118,7 @@ def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
 def test_socket_needs_no_tls(tmp_path: Path) -> None:
     settings = {"security": {"tls": str(tmp_path / "certs")}}
     cluster = LocalCluster(tmp_path / "node", ("A",), settings)
-    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", str(tmp_path / "certs"), "A=127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True, env=clean_environment())
+    assert program("tls", tmp_path / "certs", "A=127.0.0.1").returncode == 0
     with cluster.running():
         until = time.monotonic() + 30
         while not Path(socket_path(cluster.nodes[0].database)).exists() and time.monotonic() < until:

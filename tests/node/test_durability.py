@@ -160,7 +160,7 @@ async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
         assert answers == []
         before = disk.count
         disk.gate.set()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while len(answers) < 30:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert disk.count - before <= 4  # the first, the next, and a heartbeat or two
@@ -191,7 +191,7 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert wire.left == [("B", wanted)]
         wire.left.clear()
         disk.gate.set()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while len(wire.left) < 2:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert [(node, type(message)) for node, message in wire.left] == [("B", Begin), ("C", Begin)]
@@ -387,7 +387,7 @@ async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> N
         found.append((threading.get_ident() == main, type(error)))
         over.set()
 
-    with FsyncThread(sync) as syncer, trio.fail_after(5):
+    with FsyncThread(sync) as syncer, trio.fail_after(30):
         syncer.start(done)
         await over.wait()
         over, failing = trio.Event(), True
@@ -422,7 +422,7 @@ async def test_the_loop_of_the_links_calls_back_in_one_reading_with_them() -> No
         nursery.start_soon(loop.run)
         syncer = FsyncThread(sync)
         syncer.tell_by(loop)
-        with syncer, trio.fail_after(5):
+        with syncer, trio.fail_after(30):
             syncer.start(done)
             await over.wait()
         nursery.cancel_scope.cancel()

@@ -44,7 +44,7 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         assert gate.durable_batches == engine.batches - 1
         assert not answers
         disk.gate.set()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while not answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert stage(gate) is Stage.GATHERING

@@ -427,7 +427,7 @@ async def test_own_large_transaction_is_staged_during_the_vote_and_counts_as_mem
         for staged in [*engine.entries.staged._kept.values()]:
             assert engine.memory.held(staged) == len(prepared.changes)
             engine.entries.staged.drop(staged.changes)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 while engine.memory.held(staged):  # noqa: ASYNC110 (no event exists)
                     await trio.sleep(0.01)
         nursery.cancel_scope.cancel()

@@ -258,7 +258,7 @@ async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, mo
             await settled()
             disk.gate.set()
         assert told(found[0]) == [[(10,)]]  # as on the snapshot on which the other row was read
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while len(answers) < 3:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         with pytest.raises(ConflictError):

@@ -9,7 +9,7 @@ from tools.applicable.search import search
 from tools.soundness.case_search import Tally, broken
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 64))
 def test_approved_transactions_apply_in_any_order_of_their_bases(seed: int) -> None:
     tally = Tally()

@@ -101,7 +101,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
                 is_rebuilt = True
                 if len(config.peers) > 1:  # a comparison with the other nodes finds further damage
-                    damage = DamagedError("an index could not be read, and was made anew", table="", page=str(error))
+                    damage = DamagedError("an index could not be read, and was rebuilt", table="", page=str(error))
                 continue
             why_not = _why_not_begun(error)
             if not was_up or not (_is_fault(error) or why_not):
@@ -110,7 +110,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 pause_s = PAUSE_S_MIN
             restarts += 1
             if why_not:
-                logger.error("the node cannot begin again yet: %s", why_not)
+                logger.error("the node cannot restart yet: %s", why_not)
                 await trio.sleep(PAUSE_S_MAX)
                 continue
             logger.critical(
@@ -138,14 +138,14 @@ def _lacks_page(error: Exception) -> bool:
 async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
     """Rebuild the indexes of the node's file from its tables; return whether that was possible."""
     go_on = trio.from_thread.check_cancelled
-    logger.warning("%s cannot be read; making its indexes anew, if only they are damaged", config.database)
+    logger.warning("%s cannot be read; rebuilding its indexes, in case only they are damaged", config.database)
     try:
         await trio.to_thread.run_sync(rebuild_in_place, config.database, plugins.prepare, go_on)
     except DamagedError as error:
-        logger.error("the indexes cannot be made anew: %s", error.message)
+        logger.error("the indexes cannot be rebuilt: %s", error.message)
         return False
     except BedrockishError as error:
-        logger.error("the indexes may be made anew when this is put right and the node started: %s", error.message)
+        logger.error("the indexes may be rebuilt when this is corrected and the node is started: %s", error.message)
         return False
     logger.warning("the indexes were made anew")
     return True

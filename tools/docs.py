@@ -214,7 +214,7 @@ def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
 def troubles_page() -> str:
     """Return docs/troubles.md: the table of troubles, for people."""
     lines = [
-        "# What is wrong",
+        "# Troubles",
         "",
         *("This page is generated from the node's own table by `python -m tools.docs`.", ""),
         "`bedrockish status` names what is wrong first, says what to do, and ends with 1. "

@@ -17,7 +17,7 @@ FILE = click.Path(path_type=Path)
 
 def anchor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options ``anchor`` and ``authority``."""
-    told = "Also hold them against the anchors in this file, as 'bedrockish anchor' writes it."
+    told = "Also compare them with the anchors in this file, written by 'bedrockish anchor'."
     who = "The ca.pem that signs the nodes' certificates: a majority must have signed each anchor."
     command = click.option("--authority", type=FILE, metavar="FILE", help=who)(command)
     return click.option("--anchor", type=FILE, metavar="FILE", help=told)(command)
@@ -47,7 +47,7 @@ def hold_against(paths: Sequence[str | Path], anchor: Path | None, authority: Pa
             from bedrockish_journal.verify.anchor_signatures import check_signatures, read_authority
         except ImportError:
             raise UsageError(
-                "cryptography, which looks at signatures, is not installed; pip install 'bedrockish[tls]', or leave "
+                "cryptography, which verifies signatures, is not installed; pip install 'bedrockish[tls]', or leave "
                 "--authority out"
             ) from None
         check_signatures(told, anchors, read_authority(authority))
@@ -60,5 +60,5 @@ def in_words(told: Anchored) -> str:
     if told.removed:
         text += f", of which {told.removed} were removed to make room"
     if told.signed is None:
-        return f"{text}; who has signed them was not looked at: --authority does that"
+        return f"{text}; the signatures were not checked: use --authority"
     return f"{text}; {told.signed} signed by a majority"

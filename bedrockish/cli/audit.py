@@ -42,7 +42,9 @@ BAR = 30  # characters of the progress bar
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE_OR_URL...")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--strict", is_flag=True, help="Count information as faults: nodes must hold the same to the last entry.")
+@click.option(
+    "--strict", is_flag=True, help="Count information as faults: all nodes must have the same entries to the last one."
+)
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
 @anchor_options
 @click.option(
@@ -50,10 +52,18 @@ BAR = 30  # characters of the progress bar
     type=click.Choice([DUCKDB, SPARK]),
     default=DUCKDB,
     show_default=True,
-    help="What asks the journals: DuckDB on this machine, or Spark.",
+    help="The engine that checks the journals: DuckDB on this machine, or Spark.",
 )
-@click.option("--memory", default="1GB", show_default=True, help="What DuckDB may use; what is more goes to disk.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Findings printed of each check.")
+@click.option(
+    "--memory", default="1GB", show_default=True, help="The memory that DuckDB may use; further data go to disk."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="The number of findings to print for each check.",
+)
 @click.pass_context
 def audit(
     context: click.Context,
@@ -176,7 +186,7 @@ def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
             "give nodes' files, or leave --replay out"
         )
     if anchored and len(found.files) < len(paths):
-        raise JournalError("anchors are held against nodes' files: give these instead, or leave --anchor out")
+        raise JournalError("anchors are compared with nodes' files: give these instead, or leave --anchor out")
     return found.files
 
 
@@ -194,7 +204,7 @@ def _check_engine(engine: str, memory: str) -> None:
                 "'bedrockish journal verify', which needs nothing besides"
             )
     if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?B)", memory):
-        raise JournalError(f"--memory {memory} is no size; write it as 500MB or 2GB")
+        raise JournalError(f"--memory {memory} is not a size; write it as 500MB or 2GB")
 
 
 def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: str) -> None:
@@ -243,12 +253,12 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
             try:
                 made = replay([copy], target)
             except JournalPrunedError:
-                text = f"{node} has removed the beginning of its journal, so its database cannot be made again"
+                text = f"{node} has removed the beginning of its journal, so its database cannot be rebuilt"
                 found.append(_finding(node, text, level="information"))
                 continue
             except ReplayMismatchError as error:
                 if began_with_tables(copy):
-                    text = f"the cluster of {node} began with tables, so its database cannot be made again"
+                    text = f"the cluster of {node} began with tables, so its database cannot be rebuilt"
                     found.append(_finding(node, text, level="information"))
                     continue
                 place = {"leader": error.leader, "tick": error.tick, "table": error.table, "key": error.key}
@@ -268,7 +278,7 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
                 text = row.text + (f"; {entry.leader}{entry.tick} wrote it last" if entry else "")
                 found.append(_finding(node, text, table=row.table, key=row.key, **wrote))
             if not rows:
-                found.append(_finding(node, "the database is not what a replay of its journal makes"))
+                found.append(_finding(node, "the database differs from a replay of its journal"))
     faults = sum(one["level"] == "fault" for one in found)
     return found, {"fault": faults, "information": len(found) - faults}
 

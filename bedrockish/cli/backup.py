@@ -52,7 +52,7 @@ class BackupGroup(click.Group):
     context_settings={"ignore_unknown_options": True},
 )
 def backup() -> None:
-    """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on.
+    """Copy the present file of a node at URL to the new FILE, while clients are served.
 
     FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database from it, as
     of any moment in the journal. Other commands keep a continuous backup in a directory, or prove that a backup can be
@@ -63,7 +63,7 @@ def backup() -> None:
 @click.command("copy", cls=UrlCommand)
 @click.argument("file", type=LocalPath(TO_STORE, dir_okay=False))
 def copy(url: str, file: Path) -> None:
-    """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on."""
+    """Copy the present file of a node at URL to the new FILE, while clients are served."""
     from bedrockish.node.cluster.join import back_up
 
     size = trio.run(back_up, url, file)
@@ -73,9 +73,14 @@ def copy(url: str, file: Path) -> None:
 @backup.command("follow", cls=UrlCommand)
 @click.argument("directory", type=LocalPath(TO_STORE, file_okay=False))
 @click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
-@click.option("--keep", callback=duration, metavar="AGE", help="How far back a restore must go; by default, for ever.")
-@click.option("--once", is_flag=True, help="Come up to what is safe now, and end; for cron.")
-@click.option("--to", "store", metavar="STORE", help="Bring it to s3://bucket/prefix, gs://…, az://… or file:///… too.")
+@click.option(
+    "--keep",
+    callback=duration,
+    metavar="AGE",
+    help="How far back a restore must be possible; by default without a limit.",
+)
+@click.option("--once", is_flag=True, help="Catch up to the present safe time and exit; for cron.")
+@click.option("--to", "store", metavar="STORE", help="Also copy it to s3://bucket/prefix, gs://…, az://… or file:///….")
 @click.option("--push-every", callback=duration, default="1m", show_default=True, metavar="AGE", help="How often.")
 @key_option
 def follow_cluster(
@@ -138,8 +143,14 @@ def _store(url: str, keys: tuple[Path, ...]) -> "ObjectStore":
 
 @backup.command("verify")
 @click.argument("file", metavar="FILE|DIRECTORY|STORE")
-@click.option("--older", type=click.Path(path_type=Path), help="An older backup, to prove one whose journal is short.")
-@click.option("--younger-than", callback=duration, metavar="AGE", help="Fail if it is older than that: 25h, 7d.")
+@click.option(
+    "--older",
+    type=click.Path(path_type=Path),
+    help="An older backup, to verify one whose journal has lost its beginning.",
+)
+@click.option(
+    "--younger-than", callback=duration, metavar="AGE", help="Fail if the backup is older than this: 25h, 7d."
+)
 @click.option("--proven", is_flag=True, help="Fail if the tables could not be compared with a journal.")
 @key_option
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")

@@ -20,7 +20,7 @@ from bedrockish.transfer.batch import ROWS_MAX, Batch, Progress, read_progress
 @click.option("--key", default="rowid", show_default=True, help="A column with an index, of integers or texts.")
 @click.option("--rows", default=500, show_default=True, type=click.IntRange(1, ROWS_MAX), help="In the first range.")
 @click.option("--pause", callback=duration, default="0s", show_default=True, metavar="AGE", help="Between two ranges.")
-@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="The file that says how far it is.")
+@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="The file that records the progress.")
 def batch(url: str, table: str, sql: str, key: str, rows: int, pause: float, state: Path | None) -> None:
     """Run SQL over all of TABLE, a range of keys at a time, each in a transaction of its own.
 
@@ -45,7 +45,7 @@ def batch(url: str, table: str, sql: str, key: str, rows: int, pause: float, sta
     done = trio.run(run)
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
-    click.echo(f"{done.changed} rows changed, in {done.number - 1} ranges; {path} says so and can be removed")
+    click.echo(f"{done.changed} rows changed, in {done.number - 1} ranges; {path} is no longer needed")
 
 
 def _show(progress: Progress) -> None:

@@ -16,10 +16,12 @@ from bedrockish_journal.model.transaction import MEMBERS
 
 
 @click.command(cls=UrlCommand)
-@click.option("--after", metavar="CURSOR", help="Go on after this place, which an earlier run printed.")
+@click.option("--after", metavar="CURSOR", help="Continue after this cursor, which an earlier run printed.")
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")
-@click.option("--hold", metavar="NAME", help="Keep the journal for a reader of this name, as far as it has not come.")
+@click.option(
+    "--hold", metavar="NAME", help="Keep the entries of the journal that the reader of this name has not read."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each transaction.")
 def changes(
     url: str, after: str | None, tables: tuple[str, ...], follow: bool, hold: str | None, as_json: bool

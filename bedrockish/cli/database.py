@@ -121,7 +121,7 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
 @click.command("export", cls=UrlCommand)
 @click.argument("file", type=FILE)
 def export_database(url: str, file: Path) -> None:
-    """Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.
+    """Write the contents of the cluster at URL into the new SQLite database FILE, while clients are served.
 
     FILE has the state of one node at one moment: whole transactions, each with all transactions that it has seen. The
     journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.

@@ -60,14 +60,16 @@ def read_nodes(given: tuple[str, ...]) -> list[Planned]:
                 raise UsageError(f"the node at {text} needs a name; write NAME={text}")
             name, hosts = LETTERS[place], text
         if not NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name of a node; write a letter, then up to 15 letters, digits or _")
+            raise UsageError(f"{name!r} is not a node's name; write a letter, then up to 15 letters, digits or _")
         first, *others = [host for host in hosts.split(",") if host] or [""]
         try:
             address = parse_address(first, where=name)
         except ConfigError as error:
             raise UsageError(str(error)) from error
         if address.host in ANY:
-            raise UsageError(f"{name}: {address.host} is where a node listens; write where the others reach it")
+            raise UsageError(
+                f"{name}: {address.host} is where a node listens; write the address at which the others reach it"
+            )
         found.append(Planned(name, address, tuple(others)))
     for what, values in (
         ("name", [one.name.lower() for one in found]),
@@ -99,7 +101,7 @@ def configuration(node: Planned, nodes: list[Planned], cluster: str, http: int |
     if http is not None:
         lines.append(f'http = "{node.listen(http)}"')
         lines += [f'http_token = "{token}"'] * tls
-    lines += ["", "# The founding members. Who joins later is known to the cluster itself.", "[peers]"]
+    lines += ["", "# The founding members. The cluster itself records nodes that join later.", "[peers]"]
     lines += [f'{one.name} = "{one.address}"' for one in nodes]
     lines += ["", "[security]", f'tls = "{CERTS}"'] * tls
     return "\n".join(lines) + "\n"
@@ -169,7 +171,7 @@ def init(
         where = "" if one.here else f"bring it to {one.address.host}; "
         click.echo(f"{directory / one.name}: {where}in it: bedrockish serve --config {one.name}.toml")
     if tls:
-        click.echo(f"{directory / AUTHORITY}: keep it where no node is; it signs further certificates")
+        click.echo(f"{directory / AUTHORITY}: keep it on a machine without a node; it signs further certificates")
     url = url_of(planned, (directory / CLIENT).resolve() if tls else None, client)
     click.echo(f"then: bedrockish status '{url}'")
     count = len(planned)

@@ -40,14 +40,22 @@ SHOWN_MAX = 60  # characters of a statement or value in a line
 
 @click.group(cls=UrlGroup)
 def journal() -> None:
-    """Read, verify and replay the journal in a node's file; make it shorter in running ones."""
+    """Read, verify and replay the journal in a node's file; shorten it in running nodes."""
 
 
 @journal.command()
 @click.argument("file", type=FILE)
 @click.option("--leader", metavar="NODE", help="Only the timeline of this node.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many entries, the last ones.")
-@click.option("--from-tick", type=click.IntRange(1), help="From this tick on, oldest first; the last ones else.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="The number of entries to print, the last ones.",
+)
+@click.option(
+    "--from-tick", type=click.IntRange(1), help="Print from this tick on, oldest first; by default the last entries."
+)
 @click.option("--changes", is_flag=True, help="Print the rows that each entry changed.")
 def show(file: Path, leader: str | None, limit: int, from_tick: int | None, changes: bool) -> None:
     """Print the entries of FILE, newest last, in the order in which its node applied them."""
@@ -171,7 +179,7 @@ def _short(text: str) -> str:
 @journal.command("verify")
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--tables", is_flag=True, help="Also replay each journal, and compare what it makes with the tables.")
+@click.option("--tables", is_flag=True, help="Also replay each journal, and compare the result with the tables.")
 @anchor_options
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for --tables.")
 @click.pass_context
@@ -215,21 +223,21 @@ def _compare_tables(files: tuple[Path, ...], plugins: tuple[str, ...]) -> dict[s
             try:
                 texts = [one.text for one in compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)]
             except ReplayMismatchError as error:
-                why_not = why_not or f"the journal does not fit itself: {error}"
+                why_not = why_not or f"the journal contradicts itself: {error}"
         found[os.fspath(file)] = {"differences": texts, "why_not": why_not}
     return found
 
 
 def _print_tables(compared: dict[str, dict[str, Any]] | None) -> None:
     if compared is None:
-        click.echo("the tables were not compared with the journals: --tables does that")
+        click.echo("the tables were not compared with the journals: use --tables")
     for file, one in (compared or {}).items():
         for text in one["differences"]:
             click.echo(f"{file}: tables: {text}")
         if one["why_not"]:
             click.echo(f"{file}: the tables were not compared: {one['why_not']}")
         elif not one["differences"]:
-            click.echo(f"{file}: the tables are what the journal makes of them")
+            click.echo(f"{file}: the tables equal a replay of the journal")
 
 
 def _progress(node: str, entries: int) -> None:
@@ -280,7 +288,7 @@ def moment_option(name: str) -> Callable[[Any], Any]:
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Moment | None:
         return None if value is None else parse_moment(value, time.time_ns() // 1_000_000)
 
-    text = "The last clock, or a time with its zone of which all before is taken, or places such as A:12,B:3."
+    text = "The last clock, or a time with its zone up to which all commits are taken, or places such as A:12,B:3."
     return click.option(name, "until", metavar="CLOCK|TIME|VECTOR", callback=read, help=text)
 
 

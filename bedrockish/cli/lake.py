@@ -19,10 +19,14 @@ from bedrockish_journal.feed.change_feed import Committed
 @click.argument(
     "directory", type=LocalPath("write a directory of this machine, and copy it from there", file_okay=False)
 )
-@click.option("--follow", is_flag=True, help="Wait for more, until interrupted; else end at what is safe now.")
+@click.option(
+    "--follow", is_flag=True, help="Wait for more, until interrupted; by default end at the present safe time."
+)
 @click.option("--every", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to a batch.")
-@click.option("--copy", is_flag=True, help="Begin a new lake with the rows as they are now, not with the first commit.")
-@click.option("--hold", metavar="NAME", help="Keep the journal for a reader of this name, as far as it has not come.")
+@click.option("--copy", is_flag=True, help="Begin a new lake with the present rows instead of the first commit.")
+@click.option(
+    "--hold", metavar="NAME", help="Keep the entries of the journal that the reader of this name has not read."
+)
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
 def lake(
     url: str,

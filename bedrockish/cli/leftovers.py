@@ -27,7 +27,7 @@ def leftovers_of(context: click.Context, paths: tuple[Path, ...], values: tuple[
     if "-" in values:
         given += [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
     if not given:
-        raise UsageError("say what to look for: --of VALUE, or --of - with a line each on standard input")
+        raise UsageError("give the values: --of VALUE, or --of - with one value per line on standard input")
     found = unseen = 0
     for one in leftovers(paths, Values(given), _parquet()):
         found += one.looked
@@ -35,7 +35,7 @@ def leftovers_of(context: click.Context, paths: tuple[Path, ...], values: tuple[
         mark = "" if one.looked else "not looked into: "
         click.echo(visible(f"{mark}{one.path}: {one.where}"))
     if not found:
-        click.echo("nothing is left" if not unseen else "nothing is left in what was looked into")
+        click.echo("nothing is left" if not unseen else "nothing is left in the files that could be searched")
     if found or unseen:
         context.exit(FOUND if found else NOT_LOOKED)
 

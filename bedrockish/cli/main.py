@@ -64,7 +64,7 @@ COMMANDS = {
     "backup": (
         "bedrockish.cli.backup",
         "backup",
-        "Copy the file of a node at URL, as it is now, to the new FILE, while clients go on.",
+        "Copy the present file of a node at URL to the new FILE, while clients are served.",
     ),
     "restore": (
         "bedrockish.cli.restore",
@@ -80,7 +80,7 @@ COMMANDS = {
     "export": (
         "bedrockish.cli.database",
         "export_database",
-        "Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.",
+        "Write the contents of the cluster at URL into the new SQLite database FILE, while clients are served.",
     ),
     "batch": (
         "bedrockish.cli.batch",
@@ -90,15 +90,15 @@ COMMANDS = {
     "clock": (
         "bedrockish.cli.upkeep",
         "clock",
-        "Print the clocks of all members, or let them follow the wall clock (on), or only count (off).",
+        "Print the clocks of all members, or make them follow the wall clock (on) or only count (off).",
     ),
     "schema": (
         "bedrockish.cli.schema",
         "schema",
         "Read the versions of the schema, and try a change without making it.",
     ),
-    "user": ("bedrockish.cli.user", "user", "See and change the users of the cluster."),
-    "member": ("bedrockish.cli.member", "member", "See and change who belongs to the cluster."),
+    "user": ("bedrockish.cli.user", "user", "Show and change the users of the cluster."),
+    "member": ("bedrockish.cli.member", "member", "Show and change the members of the cluster."),
     "password": (
         "bedrockish.cli.secure",
         "password",
@@ -113,7 +113,7 @@ COMMANDS = {
     "journal": (
         "bedrockish.cli.journal",
         "journal",
-        "Read, verify and replay the journal in a node's file; make it shorter in running ones.",
+        "Read, verify and replay the journal in a node's file; shorten it in running nodes.",
     ),
     "export-journal": (
         "bedrockish.cli.export",

@@ -20,7 +20,9 @@ mode_option = click.option(
 )
 timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option(
-    "--force", is_flag=True, help="Even if it costs a sound copy, or fewer nodes may fail, or nothing can be written."
+    "--force",
+    is_flag=True,
+    help="Make the change even if a sound copy is lost, fewer nodes may fail, or no write can commit.",
 )
 
 unresolved_option = click.option("--force", is_flag=True, help="Even if the address does not resolve on this machine.")
@@ -35,7 +37,7 @@ RECORD_S = 30.0  # how long the members may take to restart after the order
 
 @click.group(cls=UrlGroup)
 def member() -> None:
-    """See and change who belongs to the cluster.
+    """Show and change the members of the cluster.
 
     URL names one or more nodes of the cluster. A node is added as a learner, which has all data and answers reads. A
     promoted node votes, and leads transactions of its own.
@@ -134,8 +136,13 @@ def replace_node(
 
 @member.command(cls=UrlCommand)
 @click.argument("node")
-@click.option("--from", "source", metavar="NAME", help="The member to copy from, whatever the others say of it.")
-@click.option("--from-journal", is_flag=True, help="Make the tables from NODE's own journal instead of a copy.")
+@click.option(
+    "--from",
+    "source",
+    metavar="NAME",
+    help="The member to copy from, even if a comparison with other members speaks against it.",
+)
+@click.option("--from-journal", is_flag=True, help="Rebuild the tables from NODE's own journal instead of a copy.")
 def repair(url: str, node: str, source: str | None, from_journal: bool) -> None:
     """Fill the damaged tables of NODE again, and print its progress until it serves.
 
@@ -183,7 +190,7 @@ def resolve(url: str, transaction: str, force: bool) -> None:
     """
     found = trio.run(everywhere, url, {"do": "resolve", "txid": transaction, "force": force})
     for node, told in found.items():
-        click.echo(f"{node}: {told.get('unreachable') or 'applies it as nothing'}")
+        click.echo(f"{node}: {told.get('unreachable') or 'applies it without its changes'}")
     trio.run(_record_void, url, transaction)
     click.echo("recorded in the journal")
     sys.exit(3 if any("unreachable" in told for told in found.values()) else 0)

@@ -78,7 +78,7 @@ def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int,
     """Return why the named certificate cannot be determined."""
     if left:
         several = "; ".join(f"{serial:X} is of {told}" for serial, told in left.items())
-        return f"{which} has {len(left)} certificates; say which one is to end by its serial number: {several}"
+        return f"{which} has {len(left)} certificates; name the one to revoke by its serial number: {several}"
     if named:
         return f"no certificate of {which} counts any more: all of them are in {directory / REVOKED}"
     return (

@@ -79,11 +79,11 @@ def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
 @click.option("--node", metavar="NAME", help="Name of this node.")
 @click.option("--database", metavar="FILE", help="The database file; created if it does not exist.")
 @click.option("--listen", metavar="HOST:PORT", help="Where peers and clients connect.")
-@click.option("--http", metavar="HOST:PORT", help="Where HTTP is served and the dashboard is; by default nowhere.")
+@click.option("--http", metavar="HOST:PORT", help="The address of HTTP and the dashboard; by default none.")
 @click.option("--cluster", metavar="NAME", help="Name of the cluster.")
 @click.option("--peer", "peers", metavar="NAME=HOST:PORT", multiple=True, help="A founding member; once for each.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other key of the configuration.")
-@click.option("--log-level", type=click.Choice(LEVELS), help="The least important kind of line to log.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="The lowest level to log.")
 @click.option("--log-json", is_flag=True, help="Log JSON lines.")
 def serve(
     config: Path | None,

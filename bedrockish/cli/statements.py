@@ -18,10 +18,16 @@ BY = COLUMNS[:7]
 
 
 @click.command(cls=UrlCommand)
-@click.option("--by", type=click.Choice(BY), default="total_ms", show_default=True, help="Those with most of it first.")
+@click.option(
+    "--by",
+    type=click.Choice(BY),
+    default="total_ms",
+    show_default=True,
+    help="The order of the statements, the greatest first.",
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of them.")
-@click.option("--node", "only", metavar="NAME", help="At this member only; by default all, added up.")
-@click.option("--reset", is_flag=True, help="Begin anew after that; needs the role admin.")
+@click.option("--node", "only", metavar="NAME", help="At this member only; by default the sum over all members.")
+@click.option("--reset", is_flag=True, help="Reset the statistics afterwards; needs the role admin.")
 @click.option("--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain.")
 def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
     """Print which statements cost most since the nodes started: by their text, with ? for each value.

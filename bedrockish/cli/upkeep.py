@@ -24,7 +24,7 @@ MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 @click.command(cls=UrlCommand)
 @click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
 def clock(url: str, to: str | None) -> None:
-    """Print the clocks of all members, or let them follow the wall clock (on), or only count (off).
+    """Print the clocks of all members, or make them follow the wall clock (on) or only count (off).
 
     The setting survives restarts; default returns to each node's configuration. Off is the safety valve for wrong wall
     clocks: order and safety stay, but the cluster's clock no longer shows the time of day.
@@ -73,11 +73,23 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 
 @click.command(cls=UrlCommand)
-@click.option("--older-than", callback=duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
-@click.option("--larger-than", callback=_size, metavar="SIZE", help="The oldest of what makes it larger: 500MB, 2GB.")
+@click.option(
+    "--older-than",
+    callback=duration,
+    metavar="AGE",
+    help="Remove entries older than this, by the cluster's clock: 7d, 12h.",
+)
+@click.option(
+    "--larger-than",
+    callback=_size,
+    metavar="SIZE",
+    help="Remove the oldest entries of a journal larger than this: 500MB, 2GB.",
+)
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
 @click.option(
-    "--force", is_flag=True, help="Also what a member or a reader still needs. Such a member has to be filled anew."
+    "--force",
+    is_flag=True,
+    help="Also remove entries that a member or a reader still needs. Such a member must be refilled.",
 )
 def prune(url: str, older_than: float | None, larger_than: float | None, only: str | None, force: bool) -> None:
     """Remove the beginning of the journals in running nodes' files.
@@ -103,7 +115,9 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 
 @click.command(cls=UrlCommand)
 @click.argument("name")
-@click.option("--after", metavar="CURSOR", help="What it has read of the change feed; by default nothing.")
+@click.option(
+    "--after", metavar="CURSOR", help="The cursor up to which it has read the change feed; by default the beginning."
+)
 @click.option("--release", is_flag=True, help="It needs nothing any more.")
 def hold(url: str, name: str, after: str | None, release: bool) -> None:
     """Have all nodes keep the journal for the reader NAME from its cursor on or, with --release, no longer."""

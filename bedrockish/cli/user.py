@@ -32,7 +32,7 @@ role_argument = click.argument("role", type=click.Choice(ROLES))
 
 @click.group(cls=UrlGroup)
 def user() -> None:
-    """See and change the users of the cluster.
+    """Show and change the users of the cluster.
 
     URL names one or more nodes of the cluster. Roles, each with the rights of the roles before: reader (reads), writer
     (changes rows), owner (changes the schema), admin (changes members and users, copies files and shortens the
@@ -51,7 +51,7 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
 
 @user.command(cls=UrlCommand)
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), help="By default none, which may do nothing.")
+@click.option("--role", type=click.Choice(ROLES), help="By default none, which gives no rights.")
 @force_option
 @mode_option
 @timeout_option
@@ -120,7 +120,9 @@ def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | 
 
 @user.command(cls=UrlCommand)
 @click.argument("name")
-@click.option("--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is good: 1h, 7d.")
+@click.option(
+    "--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is valid: 1h, 7d."
+)
 @timeout_option
 def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
     """Print a token with which NAME can log in wherever a password is taken. Users may make their own tokens.

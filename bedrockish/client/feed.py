@@ -98,9 +98,9 @@ class _Progress:
         if status is not None and self._error is None and status.get("cluster_clock") == "off":
             self._moved = time.monotonic()
             return
-        why = self._error.message if self._error is not None else "safe time stands still at every node"
+        why = self._error.message if self._error is not None else "safe time does not advance at any node"
         raise UnavailableError(
-            f"the feed has not moved on for {self._silent_s:g} s: {why}; go on after the last cursor later"
+            f"the feed has not advanced for {self._silent_s:g} s: {why}; go on after the last cursor later"
         )
 
 

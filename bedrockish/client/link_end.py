@@ -18,5 +18,5 @@ def explain_end(error: Exception) -> BedrockishError:
     if isinstance(error, RefusedError | LinkClosedError | RemoteProtocolError) and error.code in FOREIGN_CODES:
         return ProtocolMismatchError(str(error))
     if isinstance(error, RemoteProtocolError):
-        return ProtocolMismatchError(f"what answers is no node: {error}")
+        return ProtocolMismatchError(f"the program at this address is not a node: {error}")
     return UnavailableError(str(error), **({"reason": error.code} if isinstance(error, LinkClosedError) else {}))

@@ -323,7 +323,7 @@ def _is_clean(lent: Connection) -> bool:
 
 def _all_in_use(size: int, seconds: float) -> DeadlineError:
     return DeadlineError(
-        f"all {size} sessions of the pool were in use for {seconds:g} s; give them back sooner, or make the pool larger"
+        f"all {size} sessions of the pool were in use for {seconds:g} s; return them sooner, or make the pool larger"
     )
 
 

@@ -146,14 +146,15 @@ def check_security(config: Exposed) -> None:
         missing = " and ".join(name for name, path in files.items() if not path)
         raise ConfigError(f"security: {missing} is missing; TLS needs all three, see 'bedrockish tls'")
     if security.tls_revoked and not security.encrypts:
-        raise ConfigError("security: tls_revoked says whose certificates count no more, but there is no TLS; set tls")
+        raise ConfigError("security: tls_revoked lists revoked certificates, but there is no TLS; set tls")
     if not security.encrypts:
         _check_clear(config)
     is_open = not config.users and not config.http_token
     if config.http is not None and not is_loopback(config.http.host) and is_open and not security.insecure:
         raise ConfigError(
             f"http: {config.http} can be reached from other machines, but nothing keeps strangers out (add users or "
-            "http_token); see docs/security.md, or set insecure = true in [security] where only friends reach the port"
+            "http_token); see docs/security.md, or set insecure = true in [security] where only trusted clients "
+            "reach the port"
         )
 
 
@@ -182,4 +183,4 @@ def warnings(config: Exposed) -> list[str]:
     is_open = not config.users and not config.http_token
     if config.http is None or is_loopback(config.http.host) or not is_open:
         return []
-    return ["insecure is set: whoever reaches the port of HTTP may be able to read and change everything"]
+    return ["insecure is set: every program that reaches the port of HTTP may be able to read and change everything"]

@@ -75,7 +75,7 @@ class Connection:
             while await self._answer_next():
                 pass
         except (*BROKEN, CallerGoneError) as gone:
-            logger.debug("a caller of HTTP is gone: %r", gone)
+            logger.debug("an HTTP client has disconnected: %r", gone)
 
     async def _answer_next(self) -> bool:
         """Answer the next request; return whether another one may follow."""
@@ -307,7 +307,7 @@ async def serve_connections(
         full = plain.socket.fileno() >= most
         if full or not fits(most, len(connections), by_host[host]):
             why = "too many files are open" if full else f"{host} has its share of connections, {by_host[host]}"
-            logger.warning("turned a caller of HTTP away: %s; raise the limit of open files (ulimit -n)", why)
+            logger.warning("refused an HTTP client: %s; raise the limit of open files (ulimit -n)", why)
             await trio.aclose_forcefully(stream)
             return
         connection = Connection(stream, serve, leaves)

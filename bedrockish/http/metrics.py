@@ -15,12 +15,12 @@ from bedrockish.node.event_loop import Runtime
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECTED = "rejected_"
 COUNTERS = {  # for each count of the node: name and description of its metric
-    "commits": ("commits", "Commits applied, whoever led them."),
+    "commits": ("commits", "Commits applied, of all leaders."),
     "commits_led": ("commits_led", "Commits that this node led."),
     "executions": ("executions", "Runs of clients' requests, repeated ones included."),
     "repeated_commands": ("repeated_commands", "Requests answered from the journal: they had happened already."),
-    "direct_reads": ("direct_reads", "Short reads answered where they arrived, from the last durable batch."),
-    "reads_beside": ("reads_beside", "Reads answered while the writer was at work on something long."),
+    "direct_reads": ("direct_reads", "Short reads answered from the last durable batch, without the core."),
+    "reads_beside": ("reads_beside", "Reads answered while the writer was busy with long work."),
     "given_up": ("given_up", "Attempts of this node that were rejected and rolled back."),
     "batches": ("batches", "Batches made durable, each with one sync."),
     "malformed": ("malformed_messages", "Messages of peers that could not be read."),
@@ -72,7 +72,7 @@ class _Numbers(Collector):
                 rejects.add_metric([name.removeprefix(REJECTED)], count)
         yield rejects
         conflicts = counts.get(f"{REJECTED}for", 0)
-        yield CounterMetricFamily("bedrockish_conflicts", "Rejects for the sake of another one.", value=conflicts)
+        yield CounterMetricFamily("bedrockish_conflicts", "Rejects because of another transaction.", value=conflicts)
         objects = CounterMetricFamily(
             "bedrockish_lost_to_conflicts",
             "Runs lost to another transaction, by table or index, and whether at a key, in a range or in all of it.",
@@ -94,7 +94,9 @@ class _Numbers(Collector):
         yield info
         yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not not_ready(status))
         wrong = {one["code"] for one in status["troubles"]}
-        troubles = GaugeMetricFamily("bedrockish_trouble", "1 if this is wrong, see docs/troubles.md.", labels=["code"])
+        troubles = GaugeMetricFamily(
+            "bedrockish_trouble", "1 while this trouble lasts, see docs/troubles.md.", labels=["code"]
+        )
         for kind in KINDS:
             troubles.add_metric([kind.code], kind.code in wrong)
         yield troubles

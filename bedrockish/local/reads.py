@@ -459,7 +459,7 @@ class LocalReads:
         if self._process != os.getpid():
             self._abandon()
         if self._is_lost:
-            raise ResultLostError("the snapshot of this block was let go; leave the block and take another one")
+            raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
         if self._is_closed or (not self._readers and not self._open()):
             return None
         published = self.published
@@ -478,7 +478,9 @@ class LocalReads:
             self._pinned_at = time.monotonic()
             if first.moment is None:
                 self._is_lost = True
-                raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was let go; take another one")
+                raise ResultLostError(
+                    f"the snapshot was not read for {PINNED_S:g} s and was released; take another one"
+                )
             return first
         self._is_log_ending = bool(facts.is_log_ending)
         moment = first.moment

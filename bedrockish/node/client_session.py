@@ -317,7 +317,7 @@ class _Session:
         try:
             call = decode_call(payload, self.user)
         except MalformedCallError as error:
-            logger.warning("client %s sent what is no call: %s", self._link.remote.node, error.message)
+            logger.warning("client %s sent a malformed call: %s", self._link.remote.node, error.message)
             self._refuse(error.id, error, size)
             return
         try:

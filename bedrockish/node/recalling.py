@@ -23,8 +23,9 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
     """
     if entry.txid in engine.entries.void:
         raise VoidedError(
-            f"command {command} became {entry.leader}{entry.tick}, which fitted at no node and was applied as nothing "
-            "by an operator: it did not happen; send it under a new id"
+            f"command {command} became {entry.leader}{entry.tick}, which no node could apply, and which was "
+            "applied without "
+            "its changes by an operator's order: it did not happen; send it under a new id"
         )
     if entry.transaction.kind == SCHEMA:
         standing = engine.versions.standing(entry.txid)

@@ -50,7 +50,7 @@ class WaitingNode:
     @property
     def refusal(self) -> UnavailableError:
         """The error for every request."""
-        return UnavailableError(f"node {self._config.node} waits: {self._room.why}; nothing happened: ask another node")
+        return UnavailableError(f"node {self._config.node} waits: {self._room.why}; nothing happened: use another node")
 
     def status(self) -> dict[str, Any]:
         """Return the status of the node, as plain data."""

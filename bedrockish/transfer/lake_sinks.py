@@ -100,5 +100,5 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
 def _unwritten(table: str, error: Exception) -> UsageError:
     return UsageError(
         f"table {table} of the lake cannot be written: {error}. Nothing of this batch counts before all of it is "
-        "there: mend what is wrong and start again"
+        "there: correct the cause and start again"
     )

@@ -47,7 +47,7 @@ def test_of_two_certificates_nobody_guesses_which_one_is_meant(tmp_path: Path) -
     assert run(tmp_path, "--client", "app").exit_code == 0
     new = serial(tmp_path / "app.pem")
     told = str(run(tmp_path, "--revoke", "app").exception)
-    assert "app has 2 certificates; say which one is to end by its serial number" in told
+    assert "app has 2 certificates; name the one to revoke by its serial number" in told
     assert f"{old:X} is of app, made 2" in told
     assert f"{new:X} is of app, made 2" in told
     assert not (tmp_path / "revoked.txt").exists()

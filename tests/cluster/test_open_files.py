@@ -1,4 +1,4 @@
-"""Too many open files: who is in goes on, who comes is told or turned away, and the node goes on by itself."""
+"""Too many open files: who is in goes on, who comes is told or turned away, and the node resumes by itself."""
 
 import socket
 import time

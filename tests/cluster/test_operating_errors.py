@@ -230,7 +230,7 @@ async def test_a_partition_of_a_day(tmp_path: Path) -> None:
             status = await status_of(cluster, 0)
             assert clock_time(status["clock"]) > datetime.now(UTC) + timedelta(hours=23)
             done = await run("journal", "prune", cluster.url(0, only=True), "--older-than", "1h")
-            assert "node C has not told of all that is here" in done.stdout, done.stdout + done.stderr
+            assert "node C has not reported all entries that are here" in done.stdout, done.stdout + done.stderr
             await until_troubled(cluster, 2, "no_quorum")
         await ready(cluster)
         await level(cluster)

@@ -184,7 +184,7 @@ async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(clus
         await write(client, 5, 30)
         await removable(client)
         kept = program("journal", "prune", cluster.url(), "--larger-than", "0KB")
-        assert "node C has not told of all that is here" in kept.stdout
+        assert "node C has not reported all entries that are here" in kept.stdout
         assert kept.returncode == 3, "C does not answer"
         assert (await client.execute("SELECT count(*) FROM bedrockish_journal")).value() >= 30
         forced = program("journal", "prune", cluster.url(), "--older-than", "0s", "--force")

@@ -168,7 +168,7 @@ async def test_isolated_leader_reports_the_known_state_and_one_outcome(tmp_path:
 async def test_acknowledged_commit_of_a_silent_leader_reaches_every_survivor(
     how: signal.Signals, tmp_path: Path
 ) -> None:
-    """A has its quorum and has answered its client, and no COMMIT has left it. B and C find out by themselves."""
+    """A has its quorum and has answered its client, and no COMMIT has left it. B and C decide it by themselves."""
     async with nodes(tmp_path, "ABC") as cluster, a_client_each(cluster) as clients:
         outgoing = cluster.network.from_node("A")
         for line in outgoing:

@@ -137,8 +137,8 @@ def test_the_level_is_raised_when_all_have_it() -> None:
 @pytest.mark.parametrize(
     ("levels", "why"),
     [
-        ({"A": LEVEL + 1}, "B told no release level yet"),
-        ({"A": LEVEL + 1, "B": UNKNOWN}, "B told no release level yet"),
+        ({"A": LEVEL + 1}, "B has reported no release level yet"),
+        ({"A": LEVEL + 1, "B": UNKNOWN}, "B has reported no release level yet"),
         ({"A": LEVEL + 1, "B": LEVEL}, f"the release level is {LEVEL}, and B cannot do more"),
     ],
 )

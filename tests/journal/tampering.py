@@ -689,8 +689,8 @@ SEEN: dict[str, tuple[str, Deed]] = {
     "a reader who wrote": ("users", everywhere(lambda f: f.membership(lambda said: role(said, "bob", 1)))),
     "a command that is there, among those that were removed": ("command", in_b(past(None, 0))),
     "a command removed where nothing was": ("command", in_b(past("pay-4711", 5))),
-    "a commit applied as nothing, by one file": ("void", in_b(void)),
-    "a commit applied as nothing, by all files": ("void", everywhere(void)),
+    "a commit applied without its changes, by one file": ("void", in_b(void)),
+    "a commit applied without its changes, by all files": ("void", everywhere(void)),
     "a resolution that a file does not follow": (
         "void",
         everywhere(lambda f: f.membership(lambda said: said.extend([[], [[f.row("A", MIDDLE).clock, "A"]]]))),

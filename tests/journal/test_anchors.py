@@ -190,7 +190,7 @@ def test_the_commands(sound: list[Path], one: Anchor, authority: Path, tmp_path:
         done = CliRunner().invoke(main, [*command, "--anchor", good])
         assert done.exit_code == 0, done.output
         assert "1 anchors with" in done.output
-        assert "--authority does that" in done.output
+        assert "use --authority" in done.output
         assert "anchor (--anchor)" not in done.output
         done = CliRunner().invoke(main, [*command, "--anchor", wrong])
         assert done.exit_code == 1

@@ -169,7 +169,7 @@ def test_the_command(world: World, tmp_path: Path) -> None:
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"-"))
     answer = run(main, ["leftovers", clean, str(tmp_path / "x.gz"), "--of", SOMEBODY])
     assert answer.exit_code == 3
-    assert answer.output.endswith("x.gz: is gzip\nnothing is left in what was looked into\n")
+    assert answer.output.endswith("x.gz: is gzip\nnothing is left in the files that could be searched\n")
 
 
 def test_packs_of_the_journal_are_looked_into(world: World) -> None:

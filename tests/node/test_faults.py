@@ -303,10 +303,10 @@ async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
 @pytest.mark.parametrize(
     ("why_not", "said"),
     [
-        (DamagedError("a table is damaged"), "the indexes cannot be made anew: a table is damaged"),
+        (DamagedError("a table is damaged"), "the indexes cannot be rebuilt: a table is damaged"),
         (
             UnavailableError("there is no room"),
-            "may be made anew when this is put right and the node started: there is",
+            "may be rebuilt when this is corrected and the node is started: there is",
         ),
     ],
 )
@@ -358,7 +358,7 @@ async def test_damage_is_kept_while_the_file_cannot_be_opened(
             alarms = served.runs[1].core.state.health.alarms
             nursery.cancel_scope.cancel()
     assert DAMAGED_TABLES in alarms
-    assert "the node cannot begin again yet: a.db cannot be opened" in caplog.text
+    assert "the node cannot restart yet: a.db cannot be opened" in caplog.text
 
 
 class Served:
@@ -438,7 +438,7 @@ async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
                 await until(lambda: tries == 3)
             await until(lambda: served.runs[-1].output.mesh is not None and served.runs[-1]._nursery is not None)
             nursery.cancel_scope.cancel()
-    assert caplog.text.count("the node cannot begin again yet: ") == 3
+    assert caplog.text.count("the node cannot restart yet: ") == 3
 
 
 async def test_node_stopped_at_its_restart_ends_without_an_error(

@@ -79,7 +79,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("node_behind", {"applied": {"A": 999}} | others(), "B lacks 994 commits"),
     ("node_slow", others(report_lag_ms=4_000), "B says is 4.0 s old"),
     ("node_trouble", others(up=False, trouble="another file"), "B: another file"),
-    ("nonsense", {"left_alone": {"C": 12.0}}, "C sends what cannot be read"),
+    ("nonsense", {"left_alone": {"C": 12.0}}, "C sends messages that cannot be read"),
     ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
     ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
     ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),

@@ -94,7 +94,7 @@ def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path
     prune(path, 0.5)
     found, counts = _replay({"A": str(path)}, 5)
     assert counts == {"fault": 0, "information": 1}
-    assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be made again"
+    assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be rebuilt"
 
 
 def test_report_names_the_unjudged_part(capsys: pytest.CaptureFixture[str]) -> None:

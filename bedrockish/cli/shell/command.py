@@ -27,7 +27,7 @@ HOST_PORT = re.compile(r"\[?[\w.:-]+\]?:\d+/?")
 @click.argument("arguments", nargs=-1, metavar="[URL] [SQL]...")
 @click.option("-f", "--file", type=click.Path(path_type=Path, allow_dash=True), help="Run the script FILE; - is stdin.")
 @click.option("--mode", type=click.Choice(ALL_MODES), help="How to print rows; by default a box, in a pipe plain.")
-@click.option("--read", type=click.Choice(READ_LEVELS), help="How fresh reads must be; by default what the URL says.")
+@click.option("--read", type=click.Choice(READ_LEVELS), help="How fresh reads must be; by default as in the URL.")
 @click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds for each transaction.")
 def sql(
     arguments: tuple[str, ...], file: Path | None, mode: str | None, read: str | None, timeout: float | None

@@ -278,22 +278,26 @@ COMMANDS = {
     ),
     "dump": Command("[TABLE]...", "everything as SQL, for this shell and for sqlite3", dump, most=1_000),
     "read": Command("FILE", "run a script", lambda shell, words: shell.read_file(words[0]), 1, 1),
-    "output": Command("[FILE]", "print into a file from now on; without one, here again", _output, most=1),
-    "once": Command("FILE", "print what the next statement gives into a file", _once, 1, 1),
+    "output": Command(
+        "[FILE]", "write output to a file from now on; without FILE, to the screen again", _output, most=1
+    ),
+    "once": Command("FILE", "write the result of the next statement to a file", _once, 1, 1),
     "parameter": Command(
         "list | set NAME VALUE | unset NAME | clear",
-        "what statements find under :name, @name, $name or ?1",
+        "the values of the parameters :name, @name, $name and ?1",
         _parameter,
         1,
         3,
     ),
     "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
-    "backup": Command("FILE", "copy the file of a node, as it is now, to a new file", _back_up_to, 1, 1),
+    "backup": Command("FILE", "copy the present file of a node to a new file", _back_up_to, 1, 1),
     "restore": Command(
-        "FILE", "make the content of a SQLite file that of the cluster, which is empty yet", _restore_from, 1, 1
+        "FILE", "load the content of a SQLite file into the cluster, which must be empty", _restore_from, 1, 1
     ),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
-    "explain": Command("SQL", "what a statement reads and writes, and so conflicts with", _explain, 1, 1, raw=True),
+    "explain": Command(
+        "SQL", "the reads and writes of a statement, which decide its conflicts", _explain, 1, 1, raw=True
+    ),
     "call": Command(
         "NAME [JSON]",
         "call a command of the application, with an array or an object of arguments",
@@ -303,9 +307,9 @@ COMMANDS = {
         raw=True,
     ),
     "nodes": Command("", "the members of the cluster", _nodes),
-    "status": Command("", "what the connected node says about itself", _status),
+    "status": Command("", "the status of the connected node", _status),
     "journal": Command("[N]", f"the last transactions, {JOURNAL_ENTRIES} of them", _journal, most=1),
-    "conflicts": Command("[SECONDS]", "watch who conflicts with whom, and about which key", _conflicts, most=1),
+    "conflicts": Command("[SECONDS]", "watch which transactions conflict, and at which key", _conflicts, most=1),
     "read-level": Command("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
     "help": Command("[NAME]", "this", _help, most=1),
     "quit": Command("", "leave; so does Ctrl-D", _quit),

@@ -33,7 +33,7 @@ class Rollbacks:
         state = self.state
         vote = state.votes.by_txid[txid]
         assert txid.leader == state.me, "ballot 1 is its leader's alone"
-        assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
+        assert vote.promised < 2, "a transaction that is promised to a recovery is not given up"
         # The vote stays held, and the transaction pending, until a majority has accepted. This is not written to the
         # file: after a restart the transaction is given up again.
         vote.promised, vote.accepted = 1, (1, False)

@@ -284,7 +284,9 @@ class Reading:
             is_of_newer = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
             access_set = EVERY_KEY if is_of_newer else AccessSet.unpack(cbor2.loads(message.access_set))
         except (cbor2.CBORError, ValueError, TypeError) as error:
-            raise EntryMalformedError(f"these {len(message.access_set)} bytes are no access set: {error}") from error
+            raise EntryMalformedError(
+                f"these {len(message.access_set)} bytes are not an access set: {error}"
+            ) from error
         state = self.state
         # A node that has forgotten approvals must not answer "no conflict".
         if not state.roster.certifies_reads:

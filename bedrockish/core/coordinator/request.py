@@ -242,7 +242,7 @@ def schema_failed(failure: str) -> BedrockishError:
     """Return the error for a committed schema change that failed on the data when it was to come into force."""
     if failure.startswith(OVERTAKEN):
         return ConflictError(
-            f"rows that the schema change rests on were changed before it came into force: {failure}; it did not "
+            f"rows that the schema change depends on were changed before it came into force: {failure}; it did not "
             "happen, on any node: run it again",
             table="schema",
             decided=True,
@@ -304,7 +304,7 @@ def _voters_by_reach(state: State) -> dict[str, str]:
 def came_too_late(peer: str) -> str:
     """Return the part of an error that says that a BEGIN reached a voter too late."""
     return (
-        f": it reached {peer} later than closing_lag_ms allows; see why the disk here or the network is slow, or raise "
+        f": it reached {peer} later than closing_lag_ms allows; check the disk here and the network, or raise "
         "closing_lag_ms at every node"
     )
 

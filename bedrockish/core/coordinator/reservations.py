@@ -180,7 +180,7 @@ class Reservations:
         try:
             access_set = AccessSet.unpack(cbor2.loads(said))
         except (cbor2.CBORError, ValueError, TypeError) as error:
-            raise EntryMalformedError(f"these {len(said)} bytes are no access set: {error}") from error
+            raise EntryMalformedError(f"these {len(said)} bytes are not an access set: {error}") from error
         self.told[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()
 

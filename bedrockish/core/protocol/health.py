@@ -121,4 +121,4 @@ def decode_alarm(data: bytes) -> Alarm:
         mode, reason, details = cbor2.loads(data)
         return Alarm(Mode(mode), str(reason), dict(details))
     except (cbor2.CBORError, ValueError, TypeError) as error:
-        raise EntryMalformedError(f"these {len(data)} bytes are no alarm: {error}") from error
+        raise EntryMalformedError(f"these {len(data)} bytes are not an alarm: {error}") from error

@@ -371,7 +371,7 @@ def _clock(value: Any) -> int:
 def _ballot(value: Any) -> int:
     # Only a decided rollback is stored at the ballot ``ENDED``; a voter that promised it could never promise again.
     if _known_ballot(value) == ENDED:
-        raise EntryMalformedError("nobody recovers at the ballot of what is decided")
+        raise EntryMalformedError("a recovery cannot have the ballot of a decided rollback")
     return int(value)
 
 

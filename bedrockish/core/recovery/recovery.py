@@ -345,7 +345,7 @@ class Recovery:
         """
         vote = self._promise(peer, message)
         if vote is not None:
-            assert vote.promised == message.ballot, "who accepts a ballot has promised it"
+            assert vote.promised == message.ballot, "a voter accepts only a ballot that it has promised"
             # A pending transaction stays pending: a majority may have accepted another decision, or none.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)

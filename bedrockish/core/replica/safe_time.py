@@ -54,7 +54,7 @@ class SafeTime:
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
         if had > have:  # only we write our timeline, and an entry is in our file before any peer hears of it
             self.state.lose(
-                f"node {self.state.me} has lost commits of its own, and so has forgotten what it promised: {peer} has "
+                f"node {self.state.me} has lost commits of its own, and so has forgotten promises: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
             )

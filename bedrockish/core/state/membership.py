@@ -109,7 +109,9 @@ def _raise(old: Membership, facts: Facts) -> Membership:
     # A member that has told no level may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
-        raise _refused("level", f"{', '.join(silent)} told no release level yet; start it, and it is raised then")
+        raise _refused(
+            "level", f"{', '.join(silent)} has reported no release level yet; start it, and the level is raised then"
+        )
     level = min(facts.levels[node] for node in old.nodes)
     if level <= old.level:
         oldest = ", ".join(node for node in old.nodes if facts.levels[node] == level)
@@ -120,9 +122,11 @@ def _raise(old: Membership, facts: Facts) -> Membership:
 def _void(old: Membership, txid: str, facts: Facts) -> Membership:
     """Record that every member skips the changes of a transaction, which this node skips already."""
     if txid in map(str, old.void):
-        raise _refused("duplicate", f"the cluster has recorded already that {txid} is applied as nothing")
+        raise _refused("duplicate", f"the cluster has recorded already that {txid} is applied without its changes")
     if txid not in facts.void:
-        raise _refused("unknown", f"{txid} is not applied as nothing here; resolve it with 'bedrockish member resolve'")
+        raise _refused(
+            "unknown", f"{txid} is not applied without its changes here; resolve it with 'bedrockish member resolve'"
+        )
     return replace(old, void=(*old.void, parse_txid(txid)))
 
 
@@ -183,7 +187,7 @@ def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
         raise _refused("duplicate", f"{member.node} is a voter already")
     # A voter that is down counts towards the size of every majority, and approves no transaction.
     if member.node not in facts.alive:
-        raise _refused("silent", f"{member.node} has not been heard of lately; start it, and promote it then")
+        raise _refused("silent", f"{member.node} has not sent a message lately; start it, and promote it then")
     # A voter has to cover a base before it votes (V7), so all leaders would wait for a voter that lags.
     behind = facts.behind.get(member.node)
     if behind is None or behind > BEHIND_MAX:
@@ -225,7 +229,9 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
         return
     if not new.voters:
         raise _refused(
-            "last", f"{change.node} is the last voter; promote another node before: a cluster without voters is over"
+            "last",
+            f"{change.node} is the last voter; promote another node before: a cluster without voters cannot "
+            "decide anything",
         )
     needed = approvals_needed(len(new.voters))
     # By the quorum of the new membership: the old membership decides this change, and the new one all later ones.

@@ -27,7 +27,7 @@ def advice(schema: Schema, ops: Sequence[Op], reason: str, name: str) -> str:
             )
         return "give it a WHERE on an indexed column, or read it outside of transactions that write, or at snapshot"
     if reason == TOO_MANY:
-        return "let it find fewer rows at a time: a narrower WHERE, or several statements"
+        return "make it find fewer rows at a time: a narrower WHERE, or several statements"
     if "value" in reason and "row" in reason:
         return "look that value up by a statement of its own, and give it as a parameter"
     if reason.startswith("index on"):

@@ -203,7 +203,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
     finally:
         db.close()
     if not covers(has, vector):
-        raise ConfigError("the copy has not all commits that this node has; it is asked for again")
+        raise ConfigError("the copy lacks commits that this node has; it is fetched again")
     return has
 
 
@@ -215,7 +215,7 @@ def prove_copy(copy: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None
         JournalError: the journal cannot be replayed: its beginning was removed, or it contradicts itself.
     """
     if not fits_journal(copy, prepare, go_on):
-        raise DamagedError("the tables of the copy are not what its journal makes of them")
+        raise DamagedError("the tables of the copy differ from a replay of its journal")
 
 
 def install(database: str | os.PathLike[str], copy: Path) -> None:
@@ -231,7 +231,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
         try:
             db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not covers(applied(db), has):
-                raise ConfigError(f"{copy} has not all commits that {path} has")
+                raise ConfigError(f"{copy} lacks commits that {path} has")
             with db:
                 _relabel(db, meta, votes, pieces)
         finally:

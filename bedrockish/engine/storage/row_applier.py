@@ -179,7 +179,7 @@ class RowApplier:
             for name, changes in _by_table(piece).items():
                 table = self._tables.get(name)
                 if table is None or any(change.columns != table.columns for change in changes):
-                    return f"{name} has other columns here, or is not there"
+                    return f"{name} has other columns here or does not exist"
                 wanted = _not_written(table, changes, written.setdefault(name, set()))
                 if wanted and not self._are_as_before(table, wanted):
                     other = next((one for one in wanted if not self._are_as_before(table, [one])), wanted[0])
@@ -335,7 +335,7 @@ class RowApplier:
         """
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
-            raise _MisfitError(change, "this node's table has other columns, or is not there")
+            raise _MisfitError(change, "this node's table has other columns or does not exist")
         self._hush(table)
         return table
 

@@ -230,11 +230,11 @@ class Upkeep:
         """Return the bound, at most ``clock``, up to which the journal may be removed."""
         state, why = self._core.state, list[str]()
         if not state.clock.follows_wall:
-            return Bound(0, None, ["the clock only counts, so nothing tells how old an entry is"])
+            return Bound(0, None, ["the clock only counts, so the age of an entry is unknown"])
         needed = moved(state.clock.safe, -2 * state.settings.conflict_window_ms)
         if needed < clock:
             clock = needed
-            why.append("the last minutes before safe time may still be asked for")
+            why.append("other nodes may still request entries of the last minutes before safe time")
         scheduled = state.schema.scheduled
         if scheduled is not None and scheduled.txid.clock <= clock:  # the change is run from the journal
             clock = scheduled.txid.clock - 1
@@ -248,7 +248,7 @@ class Upkeep:
         held: dict[str, int] | None = None
         for node, peer in sorted(state.roster.peers.items()):
             if any(peer.applied.get(leader, 0) < tick for leader, tick in state.timelines.applied.items()):
-                why.append(f"node {node} has not told of all that is here")
+                why.append(f"node {node} has not reported all entries that are here")
             if held is None:
                 held = dict(peer.applied)
             held = {leader: min(tick, peer.applied.get(leader, 0)) for leader, tick in held.items()}

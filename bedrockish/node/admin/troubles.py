@@ -94,7 +94,7 @@ def _read_only(status: Status) -> str:
     if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
         return ""  # a learner takes no writes in any case
     reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
-    return f"this node takes no writes: {reasons}"
+    return f"this node refuses writes: {reasons}"
 
 
 def _disk(status: Status) -> str:
@@ -137,7 +137,7 @@ def _in_doubt(status: Status) -> str:
     more = f", and {len(old) - 1} more" if len(old) > 1 else ""
     return (
         f"the outcome of {first['txid']}, led by {first['leader']}, has not been known for "
-        f"{first['age_ms'] / 1000:.0f} s{more}; whatever conflicts with it waits"
+        f"{first['age_ms'] / 1000:.0f} s{more}; transactions that conflict with it wait"
     )
 
 
@@ -223,7 +223,7 @@ def _workers(status: Status) -> str:
         or not (workers["waiting"] or workers["stuck"])
     ):
         return ""
-    stuck = f", and {workers['stuck']} do not stop although they were told to" if workers["stuck"] else ""
+    stuck = f", and {workers['stuck']} do not stop although they were stopped" if workers["stuck"] else ""
     return f"all {places} background workers are busy, and {workers['waiting']} requests wait for one{stuck}"
 
 
@@ -317,7 +317,7 @@ def _files(status: Status) -> str:
     files = status.get("files")
     if not files or files["open"] < files["max"]:
         return ""
-    return f"{files['open']} files and connections are open; above {files['max']} clients are turned away"
+    return f"{files['open']} files and connections are open; above {files['max']} new clients are refused"
 
 
 def _wal_held(status: Status) -> str:
@@ -330,7 +330,7 @@ def _wal_held(status: Status) -> str:
 
 
 def _nonsense(status: Status) -> str:
-    return _each(f"{name} sends what cannot be read" for name in sorted(status.get("left_alone", {})))
+    return _each(f"{name} sends messages that cannot be read" for name in sorted(status.get("left_alone", {})))
 
 
 def _internal(status: Status) -> str:
@@ -351,7 +351,7 @@ def _disk_failing(status: Status) -> str:
 CANNOT_WRITE = Kind(
     "cannot_write",
     "this node waits, because its file cannot be written",
-    "make room, raise the quota, or mount the file system for writing; the node lost nothing, and goes on by itself",
+    "make room, raise the quota, or mount the file system for writing; the node lost nothing, and resumes by itself",
     lambda status: str(status.get("waits_for", "")),
     useless=True,
 )
@@ -375,7 +375,7 @@ KINDS = (
     Kind(
         "read_only",
         "this node answers reads and takes no writes",
-        "remove the cause; the node goes on by itself",
+        "remove the cause; the node resumes by itself",
         _read_only,
         useless=True,
     ),
@@ -404,7 +404,7 @@ KINDS = (
     Kind(
         "unproven_copy",
         "this node's tables are a copy that is not compared with its journal yet",
-        "wait: it does so in the background, for about as long as a replay takes, and can be promoted then",
+        "wait: the node compares it in the background, for about as long as a replay takes, and can be promoted then",
         _unproven,
     ),
     Kind(
@@ -416,7 +416,7 @@ KINDS = (
     Kind(
         "in_doubt",
         "a transaction stays without a known outcome",
-        "start its leader, or enough voters for a quorum: they find out by themselves",
+        "start its leader, or enough voters for a quorum: they decide it by themselves",
         _in_doubt,
     ),
     Kind(
@@ -429,7 +429,7 @@ KINDS = (
     Kind(
         "clock_skew",
         "clocks of machines differ",
-        "set the clock of that machine, and let it be kept by NTP or chrony: transactions of a clock that is too far "
+        "set the clock of that machine, and synchronize it by NTP or chrony: transactions of a clock that is too far "
         "ahead are refused",
         _clock,
         after_s=5.0,
@@ -437,15 +437,15 @@ KINDS = (
     Kind(
         "clock_leap",
         "most machines' clocks have leapt ahead further than the cluster follows",
-        "put the clocks right; if they are right, as after a pause of all machines, restart the nodes one by one,"
+        "correct the clocks; if they are right, as after a pause of all machines, restart the nodes one by one,"
         " or raise clock_leap_ms",
         _clock_leap,
     ),
     Kind(
         "clock_ahead",
         "the cluster's clock is ahead of the machines' clocks",
-        "nothing is lost; until the machines have caught up, retention, tokens and CURRENT_TIMESTAMP live by a clock "
-        "that stands: keep the machines' clocks right by NTP or chrony, and do not put them ahead on purpose",
+        "nothing is lost; until the machines have caught up, retention, tokens and CURRENT_TIMESTAMP use a clock "
+        "that stands still: synchronize the machines' clocks by NTP or chrony, and do not set them ahead on purpose",
         _clock_ahead,
         after_s=5.0,
     ),
@@ -465,14 +465,14 @@ KINDS = (
     ),
     Kind(
         "files",
-        "too many files and connections are open: clients are turned away",
+        "too many files and connections are open: new clients are refused",
         "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
         _files,
     ),
     Kind(
         "wal_held",
         "a reader keeps an old snapshot, and the write-ahead log grows",
-        "end the program that the text names, or let it go on: a stopped one (SIGSTOP) keeps its snapshot, and so does "
+        "end the program that the text names, or resume it: a stopped one (SIGSTOP) keeps its snapshot, and so does "
         "one that reads for long in one transaction or db.snapshot()",
         _wal_held,
         after_s=5.0,
@@ -480,7 +480,8 @@ KINDS = (
     Kind(
         "address",
         "a member cannot be reached at the address that the cluster knows",
-        "if it has moved, tell the others ('bedrockish member address URL NODE HOST:PORT'); else open the way to it",
+        "if it has moved, change its address ('bedrockish member address URL NODE HOST:PORT'); otherwise repair "
+        "the network to it",
         _address,
         after_s=5.0,
     ),
@@ -501,7 +502,8 @@ KINDS = (
     Kind(
         "node_slow",
         "another member is slow",
-        "look at its disk (the metric bedrockish_sync_seconds) and its network: everybody's safe time waits for it",
+        "look at its disk (the metric bedrockish_sync_seconds) and its network: the safe time of all nodes "
+        "waits for it",
         _slow,
         after_s=10.0,
     ),
@@ -513,14 +515,14 @@ KINDS = (
     ),
     Kind(
         "nonsense",
-        "another member sends what cannot be read",
+        "another member sends messages that cannot be read",
         "look at the release that it runs, and at this node's log, which names the message and the field",
         _nonsense,
     ),
     Kind(
         "upgrade_unfinished",
-        "the cluster still speaks as an older release does",
-        "install this release on the members named, or take those that are gone out ('bedrockish member remove')",
+        "the cluster still uses the messages of an older release",
+        "install this release on the members named, or remove those that are gone ('bedrockish member remove')",
         _upgrade,
         after_s=3_600.0,
     ),

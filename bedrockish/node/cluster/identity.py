@@ -128,7 +128,7 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
     await link.aclose()
     found, level = info.get(ID, ""), info.get(CLUSTER_LEVEL, 1)
     if not isinstance(found, str) or type(level) is not int:
-        raise RemoteProtocolError(Code.MALFORMED, f"{node} at {address} tells an id or a level that is none")
+        raise RemoteProtocolError(Code.MALFORMED, f"{node} at {address} reports a malformed id or level")
     if level > LEVEL:
         raise ConfigError(
             f"the members of the cluster speak at release level {level}, and this program reads up to {LEVEL}; install "

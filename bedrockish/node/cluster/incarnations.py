@@ -86,7 +86,7 @@ class Incarnations:
             return Refusal(  # not in ``refused``: the valid member of that name may be well
                 REPLACED,
                 f"another file (id {member.store}) was let in as {node}, at {member.address}, and this one (id "
-                f"{store}) is no member any more: stop it, or let it join on an empty file and under another name",
+                f"{store}) is not a member any more: stop it, or have it join with an empty file under another name",
             )
         elif member.voter and store == seen.store and lacks(starts, batches, seen):
             code = OLDER_FILE
@@ -98,7 +98,7 @@ class Incarnations:
             self._learn(node, Seen(store, batches, starts[-1][0] if starts else b""))
             return None
         reason += (
-            f", so it has forgotten what it promised; stop it, run 'bedrockish member replace URL {node} NEW', and "
+            f", so it has forgotten promises; stop it, run 'bedrockish member replace URL {node} NEW', and "
             "then 'bedrockish join URL --voter' for the node NEW on an empty file"
         )
         self.refused[node] = reason

@@ -134,7 +134,7 @@ class Healer:
             self._restart(DamagedError(reason, table="", entry=place))
             return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": reason}
         elif await self._scrubber.fits_journal() is False:
-            why = f"the tables of node {state.me} are not what its own journal makes of them"
+            why = f"the tables of node {state.me} differ from a replay of its own journal"
             self._restart(DamagedError(why, table=""))
             return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": why}
         return {"node": state.me, "mode": state.health.mode.label, "reason": state.health.reason}
@@ -160,9 +160,9 @@ class Healer:
         if state.blocked == {txid}:
             self._engine.set_meta(ALARM + UNAPPLICABLE, None)
         await self._durable()
-        logger.warning("an operator has decided that %s is applied as nothing", txid)
+        logger.warning("an operator has decided that %s is applied without its changes", txid)
         if txid in state.blocked or self._txid == txid:
-            self._restart(RestartError(f"{txid} is applied as nothing from now on"))
+            self._restart(RestartError(f"{txid} is applied without its changes from now on"))
         return {"node": state.me, "resolved": str(txid)}
 
     async def _check_resolvable(self, txid: Txid, *, force: bool) -> None:
@@ -225,14 +225,14 @@ class Healer:
             except DamagedError as error:
                 fits, why = False, error.message
             else:
-                why = f"the tables of node {me} are a copy, and not what its journal makes of them"
+                why = f"the tables of node {me} are a copy, and differ from a replay of its journal"
             if fits is False:
                 self._restart(DamagedError(why, table=""))
                 return
             self._engine.set_meta(ALARM + UNPROVEN, None)
             await self._durable()
             health.clear_alarm(UNPROVEN)
-            logger.info("the tables of the copy are what its journal makes of them")
+            logger.info("the tables of the copy equal a replay of its journal")
 
     async def _look_again(self, txid: Txid) -> None:
         """Ask whether other nodes have since applied an entry that no node could apply; if so, restart: this node is
@@ -277,7 +277,7 @@ class Healer:
             report = await self._scrubber.compare(list(state.roster.peers))
             agrees, why = self._agrees(report)
         except UnavailableError as error:
-            report, agrees, why = None, None, f"there is nobody to compare with: {error.message}"
+            report, agrees, why = None, None, f"no other node can be compared: {error.message}"
         if fault:
             agrees, why = False, f"its file is damaged: {fault}"
         elif not agrees:  # a whole journal is better evidence than any majority
@@ -318,8 +318,8 @@ class Healer:
         except DamagedError as error:
             return False, error.message
         if same:
-            return True, f"its tables are what its journal makes of them ({why})"
-        return False, f"its tables are not what its own journal makes of them ({why})"
+            return True, f"its tables equal a replay of its journal ({why})"
+        return False, f"its tables differ from a replay of its own journal ({why})"
 
     # -- repairing -------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,8 @@ LAWS = (
     Law("command", "A command is applied once, alone or sharing a transaction; no command is there that was removed."),
     Law(
         "void",
-        "A file applies a transaction as nothing where a membership says that an operator decided so, and nowhere "
+        "A file applies a transaction without its changes where a membership says that an operator decided so, "
+        "and nowhere "
         "else.",
         simulated=False,
     ),

@@ -32,14 +32,14 @@ def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
         if leader not in old.retired and since != new.version:
             yield f"retires the timeline {leader} from membership {since} on, and is membership {new.version}"
     if new.void[: len(old.void)] != old.void and new.void:
-        yield "no longer names a transaction that is applied as nothing"
+        yield "no longer names a transaction that is applied without its changes"
     for node in old.former:
         if node not in new.former and not new.voters.get(node):
             yield f"no longer says that {node} voted before"
     yield from _wrong_secrets(old, new)
     changes = [*_changed_members(old, new), *_changed_users(old, new)]
     changes += ["the release level"] * (new.level > old.level)
-    changes += [f"what is applied as nothing ({txid})" for txid in new.void[len(old.void) :]]
+    changes += [f"what is applied without its changes ({txid})" for txid in new.void[len(old.void) :]]
     if len(changes) > 1:
         yield f"changes {', '.join(changes)} at once, and a node makes one change at a time"
 

@@ -134,7 +134,9 @@ def _void(ask: Ask, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim
         text = f"the file applies {txid} as nothing, and no membership in its journal says that an operator decided so"
         yield Claim("void", None, None, f"{text}; if one did, run 'bedrockish member resolve' again")
     for txid in sorted(said - marked):
-        yield Claim("void", None, None, f"a membership says that {txid} is applied as nothing, and the file does not")
+        yield Claim(
+            "void", None, None, f"a membership says that {txid} is applied without its changes, and the file does not"
+        )
 
 
 def _store(ask: Ask, node: str, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim]:

@@ -3,11 +3,23 @@
 from dataclasses import replace
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bedrockish_journal.model.access_set as module
-from bedrockish_journal.model.access_set import READS, AccessSet, Range, conflict, object_of, object_range, written_in
+from bedrockish_journal.model.access_set import (
+    MANY,
+    PIECE,
+    READS,
+    WRITES,
+    AccessSet,
+    Range,
+    conflict,
+    object_of,
+    object_range,
+    written_in,
+)
 
 KEYS = [b"", *(bytes([first, second]) for first in range(3) for second in range(3))]  # the empty key is one, too
 points = st.frozensets(st.sampled_from(KEYS), max_size=3)
@@ -73,3 +85,24 @@ def test_an_object_is_an_interval_of_the_key_space() -> None:
     assert low <= b"t:account\0\x15\x2a" < high
     assert not low <= b"t:accounts\0" < high
     assert object_of(low) == object_of(b"t:account\0\x15") == "t:account"
+
+
+@pytest.mark.parametrize("count", [3, MANY, MANY + 1, 2 * PIECE + 7])
+def test_extended_set_is_the_set_with_more_keys_in_the_same_order(count: int) -> None:
+    keys = [f"t:t\0{number * 7919 % 1_000_003:08}".encode() for number in range(count)]
+    base = AccessSet(frozenset(keys), (object_range("i:r"),), frozenset(keys[::2]), ())
+    more, span = [b"t:a\0first", keys[1], b"t:z\0last"], object_range("i:w")
+    found = base.extended(more[:2], more, (span,))
+    assert found == AccessSet(
+        frozenset([*keys, *more[:2]]), (object_range("i:r"),), frozenset([*keys[::2], *more]), (span,)
+    )
+    for which, points in ((READS, found.read_points), (WRITES, found.write_points)):
+        assert found.ordered(which) == sorted(points)
+        assert base.ordered(which) == sorted(getattr(base, which)), "the set itself has not changed"
+
+
+def test_extended_set_does_not_sort_many_keys_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = AccessSet(write_points=frozenset(b"%08d" % number for number in range(MANY + 1)))
+    assert len(base.ordered(WRITES)) == MANY + 1
+    monkeypatch.setattr(module, "_sorted_in_steps", None)
+    assert base.extended(writes=[b"x"]).ordered(WRITES)[-1] == b"x"

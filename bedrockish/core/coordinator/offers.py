@@ -54,11 +54,10 @@ class Offers:
         A transaction whose client has got its clock is begun at once, because that clock would grow too old.
         """
         state = self.state
-        if prepared.clock:
+        if prepared.clock or state.roster.quorum == 1:  # this node alone is a quorum
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
-        # This node alone is a quorum.
-        if not cut.pieces or state.roster.quorum == 1:
+        if not cut.pieces:
             return False
         before = self.ahead.get(request)
         # The new execution has the same pieces: the voters have them, or are fetching them.

@@ -28,20 +28,10 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
     transaction. A change of the membership writes every key.
     """
     # Two runs of one command conflict, wherever they are led: the later one is told that the command has happened.
-    write_points = access_set.write_points.union(map(command_key, commands))
+    writes = [*map(command_key, commands)]
     if kind == SCHEMA:
-        return AccessSet(
-            access_set.read_points,
-            access_set.read_ranges,
-            write_points,
-            (*access_set.write_ranges, clocks_from(activates)),
-        )
-    return AccessSet(
-        access_set.read_points | {clock_key(clock)},
-        access_set.read_ranges,
-        write_points,
-        (*access_set.write_ranges, EVERYTHING) if kind == MEMBERS else access_set.write_ranges,
-    )
+        return access_set.extended(writes=writes, write_ranges=(clocks_from(activates),))
+    return access_set.extended((clock_key(clock),), writes, (EVERYTHING,) if kind == MEMBERS else ())
 
 
 def prepare_commit(

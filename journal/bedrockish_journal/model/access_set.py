@@ -13,10 +13,10 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 Only the engine knows how columns become bytes; no other code looks inside.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import field
-from itertools import islice
+from itertools import chain, islice
 from operator import lt
 from typing import Any
 
@@ -30,6 +30,8 @@ _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
 MANY = 1_000  # sets of more single keys are sorted, so that a range of another transaction is found by bisection
+
+PIECE = 5_000  # keys that are sorted at once
 
 
 def clock_key(clock: int) -> bytes:
@@ -101,7 +103,29 @@ class AccessSet:
         assert self._orders is not None
         found = self._orders.get(which)
         if found is None:
-            found = self._orders[which] = sorted(points)
+            found = self._orders[which] = _sorted_in_steps(points)
+        return found
+
+    def extended(
+        self, reads: Collection[bytes] = (), writes: Collection[bytes] = (), write_ranges: tuple[Range, ...] = ()
+    ) -> "AccessSet":
+        """Return an access set with a few more keys and ranges. It keeps a cached order, since sorting many is slow."""
+        found = AccessSet(
+            self.read_points.union(reads),
+            self.read_ranges,
+            self.write_points.union(writes),
+            (*self.write_ranges, *write_ranges),
+        )
+        if len(self.read_points) > MANY or len(self.write_points) > MANY:
+            orders = {}
+            for which, keys in ((READS, reads), (WRITES, writes)):
+                points: frozenset[bytes] = getattr(self, which)
+                if len(points) > MANY:
+                    orders[which] = [*self.ordered(which)]
+                    for key in keys:
+                        if key not in points:
+                            insort(orders[which], key)
+            object.__setattr__(found, "_orders", orders)
         return found
 
     def first(self, which: str, low: bytes, high: bytes) -> bytes | None:
@@ -147,6 +171,13 @@ class AccessSet:
             many = {READS: read_points, WRITES: write_points}
             object.__setattr__(found, "_orders", {which: many[which] for which in many if _is_order(many[which])})
         return found
+
+
+def _sorted_in_steps(points: Iterable[bytes]) -> list[bytes]:
+    """Sort keys in pieces. To sort all at once would hold the interpreter, in any thread, for a tenth of a second."""
+    keys = list(points)
+    pieces = (sorted(keys[first : first + PIECE]) for first in range(0, len(keys), PIECE))
+    return sorted(chain.from_iterable(pieces))  # finds the pieces, and only merges them
 
 
 def _is_order(points: list[bytes]) -> bool:

@@ -406,10 +406,12 @@ def _encode_request(
         parts += (b"\x64name", cbor2.dumps(named.name), b"\x64args", cbor2.dumps(named.args))
     else:
         parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
+        sql, encoded = "", b""
         for statement in request.statements:
-            sql = statement.sql
-            encoded = _encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql)
-            parts += (b"\x82", encoded, _encode_params(statement.params))  # a list of two
+            if statement.sql is not sql:
+                sql = statement.sql
+                encoded = b"\x82" + (_encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql))
+            parts += (encoded, _encode_params(statement.params))  # a list of two
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if owner is not None:

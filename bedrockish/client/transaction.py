@@ -116,13 +116,16 @@ class Transaction:
                 statements before it keep their changes.
         """
         texts = [(one, None) if isinstance(one, str) else one for one in statements]
-        made = tuple([Statement(check_statement(sql), check_params(params)) for sql, params in texts])
+        last: object = None
+        for sql, _ in texts:
+            if sql is not last:  # a batch of ``executemany`` is one text a thousand times
+                last = check_statement(sql)
+        made = tuple([Statement(sql, check_params(params)) for sql, params in texts])
         self._check_open()
         options = self._options
         made = with_values(made, options.values)
-        for one in made:
-            if makes_temporary(one.sql):
-                options.temporary.begin(self.command)
+        if any(map(makes_temporary, {one.sql for one in made})):
+            options.temporary.begin(self.command)
         found: list[Rows] | None = None
         if self._local is not None and self._is_begun and not options.temporary.asked:
             found = await self._run_here(self._local, made, timeout)

@@ -303,7 +303,7 @@ class Session:
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
-        for sql, _ in statements:
+        for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
             if kind not in (READ, PRAGMA):
                 self._wrote = True

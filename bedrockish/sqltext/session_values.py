@@ -100,7 +100,13 @@ class SessionValues:
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
         """Return the statements of one request with settings before them, also those that the request itself sets."""
-        return [self.set_before(self.take_settings(sql)) for sql in texts]
+        found: list[str] = []
+        last = None
+        for sql in texts:
+            # A text sets the same settings again when it is repeated, so its result is the same.
+            found.append(found[-1] if sql is last else self.set_before(self.take_settings(sql)))
+            last = sql
+        return found
 
     def fill(self, sql: str) -> str:
         """Return a statement with the session's values in place of the functions."""

@@ -1,7 +1,7 @@
 """Measures real nodes and plain SQLite in one run on one machine, with every commit durable on both sides.
 
 Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are
-processes; the clients are tasks of this one, each with a link of its own. At the end the counted commits are compared
+processes; the clients are tasks of this process, each with its own link. At the end the counted commits are compared
 with the tables.
 """
 
@@ -63,7 +63,7 @@ class Draw:
         return self._make()
 
     def _insert(self) -> Statements:
-        """Return an INSERT of one row; each client has ids of its own."""
+        """Return an INSERT of one row; each client has its own ids."""
         return [(INSERT, (self._luck.getrandbits(40) << 10 | self._client, NOTE))]
 
     def _auto(self) -> Statements:
@@ -110,16 +110,16 @@ class Measured:
     """The result of one run of one workload.
 
     Attributes:
-        work: which kind.
-        nodes: how many nodes the cluster has; 0 is plain SQLite.
-        clients: how many at once; 0 is plain SQLite with its one connection.
+        work: the workload.
+        nodes: the number of nodes; 0 is plain SQLite.
+        clients: the number of concurrent clients; 0 is plain SQLite with one connection.
         commits: transactions that committed in the measured time.
         seconds: the measured time.
-        p50_ms: median time from asking to knowing.
-        p99_ms: what one of a hundred exceeds.
+        p50_ms: the median time of a transaction.
+        p99_ms: the 99th percentile of the time.
         retries: how often a node ran a transaction again because of a conflict.
-        failures: commands that were told of a conflict and given up.
-        nodes_ms: processor time of all nodes for one transaction; not a number where the system does not tell it.
+        failures: commands that failed with a conflict.
+        nodes_ms: the processor time of all nodes for one transaction; NaN on systems without ``/proc``.
     """
 
     work: str
@@ -184,7 +184,7 @@ class Tally:
 
 
 async def measure_cluster(cluster: LocalCluster, work: str, clients: int, seconds: float) -> tuple[Measured, int]:
-    """Run the work with clients spread evenly over the nodes; return what was measured, and how many have written."""
+    """Run the work with clients spread evenly over the nodes; return the measurements and the number of writes."""
     tally = Tally([])
     async with AsyncExitStack() as stack:
         links: list[Client] = []
@@ -223,7 +223,7 @@ async def measure_cluster(cluster: LocalCluster, work: str, clients: int, second
 
 
 async def check(client: Client, expected: dict[str, int]) -> None:
-    """Hold what the clients were told against what is in the tables.
+    """Compare the answers to the clients with the tables.
 
     Raises:
         DemoError: they differ, so the numbers mean nothing.

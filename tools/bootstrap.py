@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def give_up(*lines: str) -> NoReturn:
-    """Say what is missing and end."""
+    """Print the missing programs, and exit."""
     for line in lines:
         say(line)
     raise SystemExit(2)
@@ -60,7 +60,9 @@ def read_lock() -> dict[str, list[str]]:
 
 
 def wanted_groups(program: str, arguments: list[str]) -> list[str]:
-    """Choose what to install: the tests check types of everything, the demo needs Spark only for its audit."""
+    """Return the groups to install: the tests check the types of all code, and the demo needs Spark only for its
+    audit.
+    """
     java, found = find_java()
     helping = "--help" in arguments or "-h" in arguments
     if program == "test":
@@ -154,7 +156,7 @@ def main() -> NoReturn:
 
 
 def become(python: str, module: str, arguments: list[str], path: str) -> NoReturn:
-    """Replace this process by a program of ours; what was meant for the bootstrap alone stays here."""
+    """Replace this process by a program of the project, without the options of the bootstrap."""
     roots = os.pathsep.join(str(ROOT / name) for name in ("", "journal", "net"))
     environment = dict(os.environ, PYTHONPATH=roots, PATH=path)
     for variable in ("PYTHONHOME", "BEDROCKISH_PYTHON", "BEDROCKISH_VENV"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.java import ADVICE, find_java
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 75 * 60  # a phase that takes longer hangs; continuous integration wants to hear of it before its own limit
+LIMIT_S = 75 * 60  # a phase that takes longer hangs; it must fail before the limit of continuous integration
 ENDING_S = 60  # time for an interrupted phase to clean up
 SHARED = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # in processes, see tests/conftest.py
 
@@ -27,7 +27,8 @@ def run(name: str, command: Sequence[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
         status = 124
-    except KeyboardInterrupt:  # the terminal has told the phase, too: it stops its nodes, and says what has failed
+    # The phase gets Ctrl-C from the terminal as well: it stops its nodes and prints the failures.
+    except KeyboardInterrupt:
         with suppress(subprocess.TimeoutExpired):
             running.wait(ENDING_S)
         raise
@@ -71,9 +72,9 @@ def beside(name: str, command: Sequence[str]) -> Iterator[Callable[[], tuple[int
 
 
 def main() -> int:
-    """Run every phase, even after one failed, so that one run tells everything.
+    """Run every phase, even after one failed, so that one run shows all failures.
 
-    Types are checked in parallel with the tests, of which the first need one processor.
+    Types are checked in parallel with the tests, because the first tests need only one processor.
     """
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:

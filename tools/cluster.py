@@ -81,10 +81,10 @@ fork: "Callable[[LocalNode, Sequence[str], Path], subprocess.Popen[bytes] | None
 
 
 def end_in_order() -> None:
-    """Let SIGTERM end this program as Ctrl-C does, so that the block that has started nodes stops them.
+    """Make SIGTERM end this program like Ctrl-C, so that the block that has started nodes stops them.
 
-    To be called before a loop is run: that takes Ctrl-C in its own way, unless it is ignored, as in a job of the
-    background.
+    Call this before an event loop runs, because the loop handles Ctrl-C itself, unless Ctrl-C is ignored, as in a
+    background job.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _ending)
@@ -93,7 +93,7 @@ def end_in_order() -> None:
 
 
 class DemoError(Exception):
-    """Raised when the machine, the arguments or a node do not do what the program needs; the text says what."""
+    """Raised when the machine, the arguments or a node do not meet the program's needs; the text says which."""
 
 
 def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
@@ -112,11 +112,11 @@ _held: deque[int] = deque()  # descriptors of sockets: the system closes them wh
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free, and that the system gives to no other program as long as this one holds them.
+    """Return free ports, which the system gives to no other program while this one holds them.
 
     Otherwise another program that asks for a free port could get the port of a node that is down or not started yet.
-    Each is held by a socket that is bound and does not listen: a server that names the port, with ``SO_REUSEADDR`` as
-    servers do, has it nevertheless. The last ``PORTS_HELD`` are held.
+    Each is held by a socket that is bound and does not listen: a server can still bind the port by its number, with
+    ``SO_REUSEADDR``. The last ``PORTS_HELD`` ports are held.
     """
     ports = []
     for _ in range(count):
@@ -176,7 +176,8 @@ class LocalNode:
         if self.files_max:
             command = ["sh", "-c", f'ulimit -n {self.files_max} && exec "$@"', "sh", *command]
         with self.log.open("ab") as log, _ending.starting():
-            # In a process group of its own, so that Ctrl-C reaches this program, which then stops its nodes in order.
+            # In a separate process group, so that Ctrl-C reaches only this program, which then stops its nodes in
+            # order.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -205,7 +206,7 @@ class LocalNode:
 
 
 class LocalCluster:
-    """Some nodes that know each other."""
+    """A cluster of node processes on this machine."""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class LocalCluster:
         directory = directory.absolute()
         self.directory = directory
         self.settings = settings or {}  # section of the configuration -> key -> value
-        self.login = ""  # what stands before the hosts in URLs: user:password@
+        self.login = ""  # the part of URLs before the hosts: user:password@
         self.options = ""  # and behind them, such as ca=ca.pem
         self.by_file = False  # clients that name a first node open its file, and run in their own process
         self.nodes = [
@@ -248,7 +249,7 @@ class LocalCluster:
         return f"127.0.0.1:{peer.port}"
 
     def write_files(self) -> None:
-        """Make the directory and the configurations; remove what an earlier run left, and nothing else.
+        """Make the directory and the configurations; remove only the files of an earlier run.
 
         Raises:
             DemoError: the directory contains files that this program did not write.
@@ -271,7 +272,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def running(self, head: str = "") -> Iterator[Self]:
-        """Write the files, start all nodes, and stop them at the end; who needs one that answers waits for it.
+        """Write the files, start all nodes, and stop them at the end; the caller waits until they answer.
 
         Args:
             head: a line for each node's configuration, before its sections.

@@ -278,7 +278,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    """Return what a generated page must contain."""
+    """Return the text of a generated page."""
     return GENERATED[page]()
 
 

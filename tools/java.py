@@ -11,7 +11,7 @@ ADVICE = f"install Java {JAVA_MIN} or newer (Debian: apt install openjdk-17-jre-
 
 
 def find_java() -> tuple[str | None, str]:
-    """Return the path of a Java that Spark can use, or None, and a sentence that says what was found."""
+    """Return the path of a Java that Spark can use, or None, and a sentence about the result."""
     home = os.environ.get("JAVA_HOME")
     path = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if path is None:

@@ -1,4 +1,4 @@
-"""Takes the rules of the protocol away, one at a time, and looks whether the model check or the simulator notices.
+"""Removes the rules of the protocol, one at a time, and tests that the model check or the simulator notices.
 
 Both would be worth little if they passed a broken protocol. Each fault is looked for where it shows: in a scope of the
 model check, if one is known for it, else in worlds of the simulator that are drawn for it. The catching scope or world
@@ -27,10 +27,10 @@ class Catch:
     """The result for one fault.
 
     Attributes:
-        where: the scope, or the seed; how far it was looked for if nothing was found.
-        law: which broke; empty if none did.
-        seconds: of a processor, with those of the run without the fault.
-        unsound: what broke without the fault, which is then no evidence; empty if nothing did.
+        where: the scope, or the seed; without a result, the extent of the search.
+        law: the broken law, or an empty text.
+        seconds: the processor time, including the run without the fault.
+        unsound: the law that broke without the fault, so that the result proves nothing; else an empty text.
     """
 
     by: str
@@ -65,7 +65,7 @@ class Hunter:
         return Catch("model check", f"`{scope}`", law, time.process_time() - began, unsound)
 
     def _control(self, scope: str, seconds: float) -> str:
-        """Go through a scope with all rules in force; return what broke, if anything did."""
+        """Explore a scope with all rules in force; return the broken law, or an empty text."""
         known = self._controls.get(scope)
         if known is None or known[0] < seconds:
             report, _ = model.search(ALL[scope], seconds)

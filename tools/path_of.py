@@ -1,9 +1,9 @@
-"""The way of one INSERT over three nodes, file by file: which functions run, in which order.
+"""The way of one INSERT through three nodes: the functions that run, by file, in order.
 
 ``python -m tools.path_of`` starts three nodes and a client in one process, sends the same INSERT until everything is
 warm, records some more, and prints through how many files and functions of ours they went, and the shortest of these
-ways: each file with its functions in the order in which they were first called. ``docs/architecture.md`` is held
-against it by a test.
+ways: each file with its functions in the order in which they were first called. A test compares
+``docs/architecture.md`` with it.
 """
 
 import logging
@@ -64,7 +64,7 @@ async def record(place: Path) -> list[list[Step]]:
 
 
 def shortest(ways: Iterable[list[Step]]) -> list[Step]:
-    """Return the way with the fewest functions: in the others some heartbeat came in between."""
+    """Return the way with the fewest functions; in the others a heartbeat ran in between."""
     return min(ways, key=lambda steps: len(set(steps)))
 
 

@@ -43,7 +43,7 @@ def entry(name: str, found: object) -> list[str]:
 
 
 def members(cls: type) -> Iterator[tuple[str, object]]:
-    """Yield what a class offers, bases of ours included, in the order of the source."""
+    """Yield the public members of a class and of its bases in this project, in the order of the source."""
     seen = set()
     for base in reversed([one for one in cls.__mro__ if one.__module__.startswith("bedrockish")]):
         for name, found in vars(base).items():

@@ -1,4 +1,4 @@
-"""Runs seeds through the simulator, and says which law breaks where.
+"""Runs seeds through the simulator, and prints the laws that break.
 
 tools/simulate --seed 42 -v            one world, one line per event
 tools/simulate --seeds 100 --jobs 4    seeds 1 to 100, each twice, in four processes
@@ -61,7 +61,7 @@ class Finding:
 
 
 def run_job(job: Job) -> Finding:
-    """Run one seed; an error of the simulator itself counts as a broken law, so that its seed is told."""
+    """Run one seed; an error of the simulator itself counts as a broken law, so that its seed is reported."""
     began = time.process_time()
     try:
         broken, world = run_seed(job.options, verbose=job.verbose, twice=job.twice)
@@ -79,7 +79,7 @@ def run_jobs(jobs: Iterable[Job], processes: int) -> Iterator[Finding]:
         return
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         running: set[Future[Finding]] = set()
-        for job in jobs:  # which may have no end but that of the time
+        for job in jobs:  # the jobs may be endless, until the time is over
             running.add(pool.submit(run_job, job))
             if len(running) >= 3 * processes:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -89,7 +89,7 @@ def run_jobs(jobs: Iterable[Job], processes: int) -> Iterator[Finding]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for."""
+    """Run the simulations of the command line."""
     parser = argparse.ArgumentParser(prog="tools/simulate", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, help="run this one")
     parser.add_argument("--seeds", type=int, default=20, metavar="K", help="run K seeds (20)")

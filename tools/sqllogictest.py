@@ -27,7 +27,7 @@ LEVEL_S = 60.0
 
 
 def files_of(places: tuple[Path, ...]) -> list[tuple[Path, str]]:
-    """Return the files, those of folders in order, and what to call them."""
+    """Return the files, those of folders in order, each with its title."""
     found: list[tuple[Path, str]] = []
     for place in places:
         if place.is_dir():
@@ -38,7 +38,7 @@ def files_of(places: tuple[Path, ...]) -> list[tuple[Path, str]]:
 
 
 def read(files: list[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of the files, with what to call them."""
+    """Yield the texts of the files, each with its title."""
     for path, name in files:
         yield path.read_text(encoding="utf-8", errors="replace"), name
 
@@ -65,7 +65,7 @@ async def run_all(cluster: LocalCluster, files: Iterable[tuple[str, str]], *, qu
 
 
 def tell(report: Report) -> None:
-    """Print what came of a file."""
+    """Print the report of a file."""
     how = "DIFFERS" if report.wrong else "ok"
     notes = [
         f"{report.statements} statements, {report.queries} queries",

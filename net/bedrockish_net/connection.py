@@ -25,13 +25,13 @@ class State(Enum):
     """The state of one end."""
 
     HELLO = auto()
-    """It has not said who it is."""
+    """The end has not sent HELLO."""
     OPEN = auto()
-    """It says what it likes."""
+    """The end may send any event."""
     CLOSING = auto()
-    """It has said GOODBYE, and will say nothing more."""
+    """The end has sent GOODBYE, and sends no further events."""
     CLOSED = auto()
-    """Its half of the stream has ended."""
+    """The end's half of the stream has ended."""
 
 
 class Side(Enum):

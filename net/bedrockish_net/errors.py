@@ -12,7 +12,7 @@ from typing import Any
 class Code(StrEnum):
     """The reason why an end closes a link, as a stable word in a GOODBYE. Newer programs may send other words."""
 
-    SHUTDOWN = "shutdown"  # nothing is wrong
+    SHUTDOWN = "shutdown"  # an orderly stop, not an error
     MALFORMED = "malformed"  # bytes that cannot be decoded
     TOO_LARGE = "too_large"  # a frame over the limit
     UNKNOWN_KIND = "unknown_kind"  # a frame kind that this version does not have

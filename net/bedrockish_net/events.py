@@ -17,7 +17,7 @@ class Hello:
     """The first event of each end: its own name, and the name of the node that it expects at the other end."""
 
     node: str
-    """Name of the node; a client gives any name by which logs can tell it."""
+    """Name of the node; a client may use any name, which identifies it in logs."""
     cluster: str | None
     """Name of the cluster. A client may leave it None: whichever cluster answers is meant."""
     role: Role = "peer"

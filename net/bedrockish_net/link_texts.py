@@ -9,8 +9,8 @@ from bedrockish_net.events import Hello
 from bedrockish_net.local_socket import is_path
 
 READ_BYTES, READ_FIRST_BYTES = 256 * 1024, 32 * 1024
-"""What is read at once: of what goes on and on, and at first. Room for the greater one costs more than most reads: the
-system is asked for it each time, and gets it back."""
+"""The sizes of a read: of a long stream, and of the first read. The larger buffer costs more than most reads, because
+it is allocated and freed each time."""
 MAY_BE_TLS = (
     "a node that speaks TLS does that: a client names its authority, as in bedrockish://HOST:PORT/?ca=certs/ca.pem"
 )

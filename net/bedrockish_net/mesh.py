@@ -87,7 +87,7 @@ class _Peer:
         self.outgoing: Link | None = None
         self.incoming: Link | None = None
         self.trouble = ""  # the reason why the last attempt failed, which is logged once
-        self.nonsense = 0  # how often the peer has lately sent malformed messages
+        self.nonsense = 0  # the number of recent malformed messages of the peer
         self.nonsense_at = -math.inf
         self.alone_until = -math.inf  # until then its links are refused
 

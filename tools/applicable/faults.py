@@ -27,7 +27,7 @@ def foreign_by_row() -> list[Patch]:
 
 
 def no_unique_points() -> list[Patch]:
-    """Two rows with the same UNIQUE value do not meet."""
+    """Rows with the same UNIQUE value do not conflict."""
     return [(writeset, "_no_null", lambda *_: False)]
 
 

@@ -1,12 +1,12 @@
-"""Does what was approved apply? Three engines without any protocol between them, and the conflict test of the core.
+"""Tests that approved transactions can be applied: three engines without a protocol, and the conflict test of the core.
 
 Makes random schemas with every kind of constraint, index and trigger, and random transactions at both isolation levels,
 as requests and as open transactions. A transaction commits unless it conflicts with a commit outside its base. Every
 engine must then apply every commit, in any order that the bases allow, and end with the same tables, in which all
 constraints hold; a replay of the journals must, too. A conflicting transaction is tried once more as if it had been
-executed on the commits that its node has applied since, as a leader does with large transactions. In every other case
-two rows are many: what changes more of them has ranges instead of keys. With ``--mutate`` something is broken on
-purpose.
+executed on the commits that its node has applied since, as a leader does with large transactions. In every other case,
+a transaction that changes more than two rows has ranges instead of keys. With ``--mutate`` a part of the code is broken
+on purpose.
 
     python -m tools.applicable --examples 2000 --seed 1
 """
@@ -54,7 +54,7 @@ FEW = {"ROWS_MAX": 2, "POINTS_MAX": 6, "GROUP_MAX": 1}  # in place of a hundred 
 
 
 class NotAppliedError(AssertionError):
-    """Raised for a commit that was approved and does not apply, or not with the same result."""
+    """Raised for an approved commit that cannot be applied, or has another result."""
 
 
 def register(db: apsw.Connection) -> None:
@@ -69,7 +69,7 @@ def register(db: apsw.Connection) -> None:
 
 
 def valid(ddl: list[str]) -> list[str]:
-    """Return the statements of a schema that SQLite takes: not all of the random ones are."""
+    """Return the statements of a random schema that SQLite accepts."""
     db = apsw.Connection(":memory:")
     register(db)
     found = []
@@ -112,7 +112,7 @@ class Node:
         return entry
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Roll back the open transaction."""
         for session in self.sessions:
             self.interactive.end(session)
         self.interactive.close()
@@ -156,7 +156,7 @@ class World:
         self.deliver_all(lambda _: 0)
 
     def commit(self, node: Node, prepared: Prepared, isolation: str) -> None:
-        """Commit what a node has run, if nothing outside its base conflicts."""
+        """Commit the transaction that a node has executed, unless it conflicts with a commit outside its base."""
         if prepared.readonly:
             return
         if self.overtaken(prepared.access_set, prepared.base) is not None:
@@ -174,7 +174,7 @@ class World:
         self.apply(node, entry)
 
     def moved(self, node: Node, prepared: Prepared) -> Prepared | None:
-        """Return what a node has run as if it had run it now; None if that may be something else, or is rejected."""
+        """Return an execution with its base moved up to now; None if its result may have changed, or it is rejected."""
         if not prepared.spans or prepared.schema != node.engine.schema_version:
             return None
         if first_conflict(self.commit_window, prepared.access_set, dict(prepared.base), prepared.spans) is not None:
@@ -210,7 +210,7 @@ class World:
         return True
 
     def deliver_all(self, choose: Any) -> None:
-        """Let every node apply everything, each in an order of its own."""
+        """Make every node apply all commits, each in its own order."""
         for node in self.nodes:
             while self.deliver(node, choose):
                 pass
@@ -296,8 +296,8 @@ class World:
 def _broken_keys(db: apsw.Connection) -> list[Any]:
     """Return the rows without a parent.
 
-    Not of keys of which SQLite itself finds other children when a parent goes than parents when a child comes, because
-    the types of the two columns differ: alone on one node it leaves such rows, too.
+    Without keys whose columns have different types: for these SQLite finds other children at the delete of a parent
+    than parents at the insert of a child, so it leaves such rows on a single node as well.
     """
     schema = read_schema(db)
     found: list[Any] = []
@@ -369,7 +369,7 @@ def _step(world: World, step: Step) -> None:
 
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
-    """Try many cases; return the report of one that fails, made small, or None."""
+    """Try many cases; return the report of a failing case, reduced, or None."""
 
     def failing(case: Case) -> str | None:
         tally.counts["examples"] += 1

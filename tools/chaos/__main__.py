@@ -1,4 +1,4 @@
-"""Runs chaos and prints what happened and the verdict; ends with 1 if something happened that must not.
+"""Runs chaos, prints the events and the verdict, and exits with 1 if a promise was broken.
 
 ``python -m tools.chaos --nodes 3 --minutes 30 --seed 1``
 """
@@ -19,7 +19,7 @@ from tools.cluster import DemoError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for."""
+    """Run chaos as the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.chaos", description=__doc__.splitlines()[0] if __doc__ else ""
     )

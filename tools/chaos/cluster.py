@@ -18,8 +18,9 @@ class ProxiedCluster(LocalCluster):
 
     Attributes:
         network: the links.
-        is_direct: nodes find each other without proxies, as newcomers have to: all know a member by one address.
-        dark: files of nodes whose power is off: nothing is started there.
+        is_direct: whether nodes connect without proxies, which new nodes need: all members know a member by one
+            address.
+        dark: files of nodes whose power is off, where no process may start.
     """
 
     def __init__(self, directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -71,7 +72,7 @@ class ProxiedCluster(LocalCluster):
         return node
 
     async def wait_level(self, seconds: float) -> str:
-        """Wait until all nodes have applied the same and nothing is in doubt; else return what is the matter."""
+        """Wait until all nodes have applied the same entries and no transaction is pending; else return the reason."""
         wrong = ""
         with trio.move_on_after(seconds):
             while True:

@@ -1,4 +1,4 @@
-"""The faults: nodes and programs are killed, stopped and cut off, lose what was not synced, and change around them."""
+"""The faults: nodes and programs are killed, stopped and cut off, lose unsynced writes, and the members change."""
 
 import os
 import random
@@ -70,7 +70,7 @@ class Faults:
     _flipped: LocalNode | None = None  # whose file is being damaged
 
     async def run(self) -> None:
-        """Strike until cancelled, then undo everything: all nodes run, and all of them hear each other."""
+        """Cause faults until cancelled, then undo them: all nodes run, and all links work."""
         strikes: dict[str, Callable[[], Awaitable[None]]] = {
             "kill": self._kill,
             "pause": self._pause,
@@ -126,7 +126,7 @@ class Faults:
         return self.luck.sample(well, self.luck.randint(1, spare))
 
     def _spare(self) -> int:
-        """Return how many more nodes may fall before the majority is lost."""
+        """Return the number of nodes that may still fail before the majority is lost."""
         return (len(self.cluster.nodes) - 1) // 2 - len(self._struck)
 
     async def _kill(self) -> None:
@@ -154,7 +154,7 @@ class Faults:
     async def _flip(self) -> None:
         """Kill one node, change one bit of an unused row in its file, and start it again.
 
-        Only where all other nodes are well, and not often: a node that fills itself again is one that is missing.
+        Only while all other nodes are well, and rarely, because a node that fills itself again does not vote.
         """
         if self._struck or self._parted or self.counts["flipped bits"] >= FLIPS_MAX or self.luck.random() < 0.7:
             return
@@ -169,7 +169,7 @@ class Faults:
         await self._start(node)
 
     async def _cut_power(self) -> None:
-        """Cut the power of some machines: nodes and programs end at one moment, and lose what was not synced."""
+        """Cut the power of some machines: nodes and programs end at one moment, and lose unsynced writes."""
         victims = self._victims()
         self._struck |= {node.name for node in victims}
         async with trio.open_nursery() as nursery:
@@ -264,7 +264,7 @@ class Faults:
             return
         self._is_changing = True
         self._joined += 1
-        with trio.CancelScope(shield=True):  # half of it would leave the cluster in a state that nothing ends
+        with trio.CancelScope(shield=True):  # half of it would leave the cluster in a state that no later step repairs
             option = self.luck.choice(["--voter", "--replay", ""])
             try:
                 await self.cluster.join(names[0], *filter(None, [option]))
@@ -280,7 +280,7 @@ class Faults:
         return next(node for node in self.cluster.nodes if node.name == name)
 
     async def _remove(self, node: LocalNode) -> None:
-        """Remove a node from the members; it runs on for a while, and its file is to be read no more."""
+        """Remove a node from the members; it runs on for a while, and its file is not read afterwards."""
         with trio.move_on_after(REMOVE_S) as scope:
             while not await self._is_removed(node):  # noqa: ASYNC110  it is in another process
                 await trio.sleep(1)
@@ -309,7 +309,7 @@ class Faults:
         return True
 
     async def _pause(self) -> None:
-        """Stop nodes, for less or for longer than others wait before they finish what is theirs."""
+        """Stop nodes, for less or more time than the others wait before they recover their transactions."""
         victims = self._victims()
         self._struck |= {node.name for node in victims}
         for node in victims:
@@ -373,7 +373,8 @@ def flip_bit(node: LocalNode, row: int) -> bool:
     data = bytearray(node.database.read_bytes())
     place = data.find(text)
     while place >= 0:
-        if place // size + 1 in pages:  # the journal has the same text, and a page may have it twice, once as waste
+        # The journal has the same text, and a page may have it twice, once in a free part.
+        if place // size + 1 in pages:
             data[place + len(text) - 1] ^= 1
             node.database.write_bytes(data)
             with closing(sqlite3.connect(node.database)) as db:

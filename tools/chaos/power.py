@@ -1,7 +1,7 @@
-"""A power cut at one node: what its process has written to the write-ahead log and not synced is gone, or is garbage.
+"""A power cut at one node: the unsynced part of its write-ahead log is lost, or damaged.
 
-The node's page tells the last batch that is durable, and how far into the log it reaches: the node publishes that after
-its sync, and before any message that rests on it.
+The node's page has the last durable batch and its end in the log. The node publishes these after its sync, and before
+any message that depends on it.
 """
 
 import os
@@ -16,12 +16,12 @@ PAGE_SIZE_AT, SALTS_AT, SALTS_IN_FRAME, SALTS_BYTES = 8, 16, 8, 8
 
 
 def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
-    """Take from the log of a file, which no process has open, what is not known to be durable; return how many bytes.
+    """Remove the part of a closed file's log that is not known to be durable; return the number of bytes.
 
-    Nothing is taken if the page is not that of the node's last process: it has synced what it began with.
+    Nothing is removed if the page is not of the node's last process, which has synced the log at its start.
 
-    A disk may have got some of it to its platters: at times a part of it stays, and at times a byte of that is wrong.
-    The rest reads as the zeros that were there before, or is not in the file at all.
+    A disk may have written some of it: at times a part is kept, and at times a byte of that is wrong. The rest is
+    zeros, or cut off.
     """
     log = database.with_name(f"{database.name}-wal")
     durable = _durable_bytes(database, log, process) if log.exists() else None
@@ -57,7 +57,7 @@ def _written_bytes(log: Path) -> int:
 
 
 def _durable_bytes(database: Path, log: Path, process: int) -> int | None:
-    """Return how many bytes of the log are durable; None if the page does not tell."""
+    """Return the number of durable bytes of the log; None if the page does not tell."""
     try:
         published = Published(str(database))
     except UnavailableError:

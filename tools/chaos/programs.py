@@ -1,7 +1,7 @@
-"""Programs in processes of their own, which have the file of a node open, and may be killed or stopped at any moment.
+"""Programs in separate processes that have the file of a node open, and may be killed or stopped at any moment.
 
-The workload's clients stay in this process, and so does what they have seen; each call is handed to a program, which
-makes it by the blocking client. A session outlives its program by its token, as that of a web server does.
+The workload's clients and their records stay in this process; a program executes each call with the blocking client. A
+session survives its program by its token, like the session of a web server.
 """
 
 import pickle
@@ -22,7 +22,7 @@ from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError, pack_error, unpack_error
 from tools.cluster import ROOT, clean_environment
 
-DARK_S = 0.05  # between two looks whether the power is back
+DARK_S = 0.05  # between two checks whether the power is back
 
 
 class Conversation:
@@ -52,11 +52,11 @@ class Conversation:
 
 
 class Program:
-    """One client whose calls are made in another process; a new one takes the place of a process that was killed.
+    """One client whose calls are made in another process; a killed process is replaced by a new one.
 
     Attributes:
-        database: the file that it has open; None: none.
-        token: of the session.
+        database: the file that it has open, or None.
+        token: the session's token.
     """
 
     def __init__(self, dark: set[Path]) -> None:
@@ -154,7 +154,7 @@ class Program:
         return Conversation(self, await self.ask("begin", read=read, timeout=timeout))
 
     async def settle(self, command: str, *, timeout: float) -> bool:  # noqa: ASYNC109
-        """Find out what became of a command."""
+        """Return whether a command has happened; if not, it never will."""
         return bool(await self.ask("settle", command, timeout=timeout, doubt=True))
 
     async def outcome(self, command: str, *, timeout: float) -> list[Rows] | None:  # noqa: ASYNC109

@@ -1,11 +1,11 @@
-"""The network between real nodes, in our hands: a TCP proxy for each direction of each pair.
+"""A controlled network between real nodes: a TCP proxy for each direction of each pair.
 
 A node dials each peer, so the proxy of a pair carries only messages from the first to the second, and the answers of
 that link itself. It can be cut (connections end, new ones end at once), held (messages are not delivered, but
 connections stay) or slow, each direction by itself.
 
-A *trap* looks at the messages and holds the line from the first one on that it was set for. That is how a test stops
-a node between two steps of the protocol.
+A *trap* inspects the messages and holds the line from the first matching message on. So a test can stop a node between
+two steps of the protocol.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ class Line:
     """The link that carries one node's messages to another.
 
     Attributes:
-        port: where the one that speaks finds the other.
+        port: the port to which the sender connects.
         caught: set when a trap has closed.
     """
 
@@ -46,7 +46,7 @@ class Line:
         self._changed = trio.Event()
 
     async def open(self) -> None:
-        """Take a port; connections wait there until ``run`` takes them."""
+        """Open a port; connections wait there until ``run`` accepts them."""
         self._listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         self.port = self._listeners[0].socket.getsockname()[1]
 
@@ -129,7 +129,7 @@ class Line:
 
     async def _deliver(self, take: trio.MemoryReceiveChannel[Said], out: trio.SocketStream) -> None:
         async for said_at, kind, payload in take:
-            # Here and not where frames are taken: what was said before the message has then been delivered.
+            # The line is held here, and not where frames are read, so that earlier messages have been delivered.
             if self._trap is not None and kind is Kind.DATA and self._trap(decode(payload)):
                 self._trap = None
                 self.hold()

@@ -24,7 +24,7 @@ from tools.chaos.workload import READ, Workload, read_step
 from tools.checker.check import check
 from tools.checker.history import Operation, write_history
 
-LEVEL_S = 60.0  # what the nodes have, after everything is healed, to become equal
+LEVEL_S = 60.0  # seconds that the nodes get to become equal after all faults have ended
 HEAL_S = 240.0  # two nodes with flipped bits each compare their own journal first, and one after the other
 
 
@@ -33,14 +33,16 @@ class Plan:
     """The parameters of a run.
 
     Attributes:
-        nodes: how many.
-        seconds: how long the faults last at least.
-        seed: of the choices of clients and faults.
-        faults: which kinds of faults.
-        clients: for each node.
-        level: of the nodes' logs.
-        by_file: clients are programs that open the file of their node, and read and execute in their own process.
-        updates: the faults last until so many transactions that write were acknowledged, or ten times as long.
+        nodes: the number of nodes.
+        seconds: the least duration of the faults.
+        seed: the seed of the choices of clients and faults.
+        faults: the kinds of faults.
+        clients: the number of clients of each node.
+        level: the level of the nodes' logs.
+        by_file: whether clients are programs that open the file of their node, and read and execute in their own
+            process.
+        updates: the faults last until so many writing transactions were acknowledged, but at most ten times
+            ``seconds``.
     """
 
     nodes: int = 3
@@ -58,8 +60,8 @@ class Verdict:
     """The result of a run.
 
     Attributes:
-        counts: what happened, in words.
-        wrong: what must not be; empty if all is well.
+        counts: the counts of events, by name.
+        wrong: the violations; empty if all is well.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class Verdict:
 
 
 async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:
-    """Run nodes, clients and faults in a new directory, heal, and judge.
+    """Run nodes, clients and faults in a new directory, end the faults, and judge the result.
 
     The history is written to ``history.jsonl`` in the same directory as the nodes' files.
 
@@ -116,7 +118,7 @@ async def _create_quiet(cluster: ProxiedCluster) -> None:
 
 
 async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
-    """Have every node compare its tables with the others', until all are equal; return what still differs."""
+    """Make every node compare its tables with the others' until all are equal; return the remaining differences."""
     left: list[str] = ["the tables could not be compared"]
     counts["rows that differed before the scrub at the end"] = 0
     with trio.move_on_after(HEAL_S):
@@ -160,12 +162,12 @@ async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[
 
 
 def _updates(workload: Workload) -> int:
-    """Return how many transactions that write were acknowledged."""
+    """Return the number of acknowledged writing transactions."""
     return sum((one.level, one.outcome) == ("update", "ok") for one in workload.history)
 
 
 async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter[str]]) -> None:
-    """Note what each process says of its recoveries, before it is killed."""
+    """Record the recoveries of each process, before it is killed."""
     while True:
         for index, node in enumerate(cluster.nodes):
             process = node.process
@@ -177,7 +179,7 @@ async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter
 
 
 def _judge(cluster: ProxiedCluster, faults: Faults, workload: Workload, verdict: Verdict, directory: Path) -> None:
-    """Judge what the clients saw, and the files of the stopped nodes."""
+    """Check the clients' history, and the files of the stopped nodes."""
     paths = [node.database for node in cluster.nodes]
     last = max((one.end for one in workload.history), default=0.0)
     history = list(workload.history)

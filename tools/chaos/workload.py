@@ -1,9 +1,9 @@
 """The clients' workload: small transactions on a few lists and registers, some of them hot, and a record of the
 answers.
 
-Lists are kept in three ways, because they meet in three ways: as one growing text in one row; as one row for each value
-in a range that every append reads to its end; and as such rows that are found by a join, through a row which says in
-which box they are. Some appends let a trigger move them all to another box.
+Lists have three forms, which conflict in different ways: one growing text in one row; one row for each value, in a
+range that every append reads to its end; and such rows found by a join, through a row that names their box. Some
+appends make a trigger move all rows to another box.
 """
 
 import random
@@ -64,14 +64,14 @@ HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot
 WRITES_MAX = 40  # writes to one key before a new key replaces it: ever-growing lists are slow to read
 CALL_S = 5.0
 THINK_S = 0.03  # at most, between two steps of a conversation
-MOVE_AFTER = 25  # operations, after which a session goes on at another node
+MOVE_AFTER = 25  # operations, after which a session continues at another node
 
 Caller = Client | Program
-Answer = tuple[str, list[Step], str]  # outcome, what was seen, a note
+Answer = tuple[str, list[Step], str]  # outcome, the steps with their results, a note
 
 
 class Keys:
-    """The keys in use; the first letter of a key tells its sort."""
+    """The keys in use; the first letter of a key is its kind."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -104,13 +104,13 @@ class Workload:
     """The clients and their record.
 
     Attributes:
-        cluster: where.
-        seed: of all their choices; what comes of them also depends on the moment.
-        clients: how many for each node.
-        by_file: the clients are programs, each on the file of its node.
-        programs: these.
-        history: what they did, in the order in which it ended.
-        errors: how often each code of an error was the answer.
+        cluster: the cluster.
+        seed: the seed of all their choices; the results also depend on timing.
+        clients: the number of clients of each node.
+        by_file: whether the clients are programs, each on the file of its node.
+        programs: the programs.
+        history: their operations, in the order in which they ended.
+        errors: the number of answers with each error code.
         strange: errors that no fault explains.
     """
 
@@ -133,7 +133,7 @@ class Workload:
                 await client.execute(sql)
 
     async def run(self) -> None:
-        """Run the clients until ``stopping``; each ends what it has begun."""
+        """Run the clients until ``stopping``; each finishes its operation."""
         async with trio.open_nursery() as nursery:
             for number in range(self.clients * len(self.cluster.nodes)):
                 nursery.start_soon(self._client, number)
@@ -141,7 +141,7 @@ class Workload:
     async def _client(self, number: int) -> None:
         luck = random.Random(f"{self.seed} {number}")
         home = number % len(self.cluster.nodes)
-        settled = luck.random() < 0.4  # some never leave their node: they see what a node that is cut off says
+        settled = luck.random() < 0.4  # some never leave their node, and so see the answers of a node that is cut off
         token: bytes | None = None
         program = Program(self.cluster.dark) if self.by_file else None
         if program is not None:
@@ -171,7 +171,7 @@ class Workload:
         return open_client(url, token=token) if program is None else program.at(url, self.cluster.nodes[home].database)
 
     async def _operate(self, client: Caller, name: str, luck: random.Random) -> None:
-        """Do one transaction and write down what came of it."""
+        """Run one transaction, and record its outcome."""
         level = luck.choices(["update", "strict", "session"], [5, 2, 2])[0]
         writes = 0.55 if level == "update" else 0.0
         steps = [self._draw_step(luck, luck.random() < writes) for _ in range(luck.randint(1, 4))]
@@ -230,7 +230,7 @@ class Workload:
         return await self._settle(client, steps, transaction.command, seen)
 
     async def _settle(self, client: Caller, steps: list[Step], command: str, seen: list[Step] | None = None) -> Answer:
-        """Find out what became of a command; from then on it has happened, or never will."""
+        """Settle a command: return whether it has happened; if not, it never will."""
         try:
             happened = await client.settle(command, timeout=CALL_S)
             if happened and seen is None and (rows := await client.outcome(command, timeout=CALL_S)) is not None:
@@ -241,7 +241,7 @@ class Workload:
         self.errors[word] = self.errors.get(word, 0) + 1
         if not happened:
             return "fail", steps, f"{word} {command}"
-        if seen is None:  # it happened, but what it read is not known
+        if seen is None:  # it happened, but its reads are unknown
             return "unknown", steps, f"{word} {command}"
         return "ok", seen, f"{word} {command}"
 
@@ -289,7 +289,7 @@ def _seen(step: Step, rows: Rows) -> Step:
 
 
 def read_step(key: str, rows: list[tuple[int | str, ...]]) -> Step:
-    """Return what rows of the statements in ``READ`` say of a key."""
+    """Return the step that the rows of a statement in ``READ`` show for a key."""
     match key[0]:
         case "t":
             texts = [str(items) for (items,) in rows]

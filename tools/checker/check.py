@@ -1,13 +1,13 @@
-"""The checker: what a history shows that must not be, by its usual name.
+"""The checker: finds the anomalies in a history, by their usual names.
 
-``python -m tools.checker.check HISTORY`` judges a file. Two questions are asked of the operations that happened:
+``python -m tools.checker.check HISTORY`` judges a file. It tests two conditions for the operations that happened:
 
-- Is there one order of all transactions that write and all strict reads that explains what each of them read, and in
-  which whatever was acknowledged before something else was asked for comes first? (strict serializability)
-- For each session: is there one order of all transactions that write and of this session's own reads that explains
-  them, and in which what the session did stands in the order in which it did it? (serializable, causal, may be stale)
+- One order of all writing transactions and all strict reads explains all results, and has every operation that was
+  acknowledged before another one began before that one (strict serializability).
+- For each session, one order of all writing transactions and of the session's own reads explains all results, and has
+  the session's operations in their own order (serializable, causal, possibly stale).
 
-Each is a graph that must have no cycle. A cycle is named by the kinds of its edges, as in Adya's thesis.
+Each condition is a graph that must have no cycle. A cycle is named by the kinds of its edges, as in Adya's thesis.
 """
 
 import sys
@@ -39,10 +39,10 @@ DATA = frozenset({WW, WR, RW})
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict.
+    """The verdict on a history.
 
     Attributes:
-        findings: what must not be; empty if all is well.
+        findings: the anomalies; empty if all is well.
         counts: operations by outcome and level, edges, and so on.
         operations: the history, by id.
     """
@@ -114,7 +114,7 @@ def _judge_session(evidence: Evidence, client: str, updates: list[int]) -> None:
 
 
 def _name_knot(evidence: Evidence, knot: Graph) -> None:
-    """Find the worst cycle in a knot, and say what it is."""
+    """Add a finding for the worst cycle in a knot."""
     for find in (_plain, _single, _fork, _data, _single_in_time, _fork_in_time, _any):
         cycle = find(knot)
         if cycle is not None:

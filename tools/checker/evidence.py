@@ -13,12 +13,12 @@ WW, WR, RW = "ww", "wr", "rw"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that must not be.
+    """One anomaly.
 
     Attributes:
         name: the usual name of the anomaly.
-        text: what it consists of.
-        operations: ids of those who take part.
+        text: its description.
+        operations: the ids of its operations.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One operation must come before another: it wrote what the other overwrote (ww) or read (wr), or it read what the
-    other overwrote (rw).
+    """A dependency: the first operation wrote a value that the second one overwrote (ww) or read (wr), or read a value
+    that the second one overwrote (rw).
     """
 
     before: int
@@ -40,12 +40,12 @@ class Edge:
 
 @dataclass
 class Evidence:
-    """Facts about a history that need no order.
+    """Facts about a history that do not need an order.
 
     Attributes:
-        operations: by id.
+        operations: the operations, by id.
         happened: ids of operations that took effect: acknowledged, or of unknown outcome and seen by a reader.
-        writers: key -> value -> (operation, how many more writes to this key it made after this one).
+        writers: key -> value -> (operation, the number of its later writes to this key).
         edges: dependencies by key.
         findings: violations.
     """
@@ -58,7 +58,7 @@ class Evidence:
     _found: set[tuple[str, frozenset[int] | str]] = field(default_factory=set)
 
     def find(self, name: str, text: str, *operations: int) -> None:
-        """Note what is wrong, once."""
+        """Add a finding, once."""
         key = (name, frozenset(operations) or text)
         if key not in self._found:
             self._found.add(key)
@@ -106,7 +106,7 @@ class Evidence:
 
 
 def collect(history: Iterable[Operation]) -> Evidence:
-    """Find out who wrote what, and which operations happened.
+    """Return the writers of all values, and the operations that happened.
 
     Raises:
         HistoryError: two operations have one id or wrote the same value, or a key is a list and a register.

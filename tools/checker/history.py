@@ -1,17 +1,17 @@
-"""Histories: the operations of clients, with times and answers. One JSON line for each operation.
+"""Histories: the operations of clients, with times and answers, one JSON line each.
 
-An operation is a transaction of a few steps. Its times are seconds on one clock. The values that are written are whole
-numbers, and no two writes to a key write the same one, so a value that is read names the write that it is from.
+An operation is a transaction of a few steps. Its times are seconds on one clock. All written values are integers, and
+no two writes to a key have the same value, so a value that was read identifies its write.
 
-Steps, as they stand in the file:
+The forms of the steps in the file:
 
 - ``["append", key, value]`` puts a value at the end of a list
 - ``["list", key, [values]]`` reads a list
-- ``["write", key, value]`` sets a register; a fourth element is the version that it became, where that is known
-- ``["read", key, value, version]`` reads a register; both are null for one that was never written
+- ``["write", key, value]`` sets a register; a fourth element, if known, is the new version
+- ``["read", key, value, version]`` reads a register; value and version are null if it was never written
 
-Outcomes: ``ok`` happened; ``fail`` did not happen, says the database; ``unknown`` may have happened, or may yet. The
-reads of an operation that is not ``ok`` mean nothing.
+Outcomes: ``ok``: it happened; ``fail``: the database answered that it did not happen; ``unknown``: it may have
+happened, or may still happen. The reads of an operation that is not ``ok`` mean nothing.
 """
 
 import json
@@ -32,14 +32,14 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a transaction does to one key.
+    """One access of a transaction to one key.
 
     Attributes:
         kind: ``append``, ``list``, ``write`` or ``read``.
-        key: of the list or the register. A key is only ever the one or the other.
-        value: what was written.
-        values: what was read of a list.
-        version: of a register, counted by the database.
+        key: the list or the register; no key is both.
+        value: the written value.
+        values: the values of a list that was read.
+        version: the version of a register, counted by the database.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Step:
         return f"{self.kind} {self.key} {shown}" + (f" (version {self.version})" if self.version is not None else "")
 
     def pack(self) -> list[Any]:
-        """Return the step as it stands in the file."""
+        """Return the step in the form of the file."""
         if self.kind == "list":
             return [self.kind, self.key, list(self.values)]
         return [self.kind, self.key, self.value] + ([self.version] if self.version is not None else [])
@@ -65,14 +65,14 @@ class Operation:
 
     Attributes:
         id: its number in the history, which is also its name in findings.
-        client: the client that asked. A client is a session and does one thing after the other.
+        client: the client. A client is a session, with one operation at a time.
         level: ``update`` for a transaction that writes; ``strict`` or ``session`` for one that only reads; ``final``
             for the read of all tables at the end.
-        begin: when the client asked.
-        end: when it was answered; for an unknown outcome, when it gave up.
+        begin: the time of the request.
+        end: the time of the answer; for an unknown outcome, the time at which the client stopped waiting.
         outcome: ``ok``, ``fail`` or ``unknown``.
         steps: its reads and writes, in order.
-        note: anything for people: the node, the error, the command id.
+        note: facts for people: the node, the error, the command id.
     """
 
     id: int
@@ -90,7 +90,7 @@ class Operation:
         return f"T{self.id} {self.client} {self.level} {self.begin:.3f}–{self.end:.3f} {self.outcome}: {steps}{note}"
 
     def pack(self) -> dict[str, Any]:
-        """Return the operation as it stands in the file."""
+        """Return the operation in the form of the file."""
         return {
             "id": self.id,
             "client": self.client,

@@ -15,11 +15,11 @@ class _Key:
     longest: tuple[int, ...] = ()
     longest_by: int = 0
     seen: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # every read, as it was
-    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> what was there before it
+    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> the values before it
 
 
 def judge_lists(evidence: Evidence) -> None:
-    """Add what the lists show to the evidence."""
+    """Add the findings and dependencies of the lists to the evidence."""
     keys: dict[str, _Key] = defaultdict(_Key)
     for operation in evidence.operations.values():
         if operation.outcome == "ok":
@@ -52,7 +52,7 @@ def _read_steps(evidence: Evidence, operation: Operation, keys: dict[str, _Key])
 
 
 def _judge_reads(evidence: Evidence, key: str, known: _Key) -> None:
-    """Every list that was read is the beginning of the longest one, and has in it only what may be there."""
+    """Check that every list that was read is a prefix of the longest one, and has only values that were appended."""
     said: set[tuple[str, int]] = set()
     for reader, values in known.seen:
         if len(values) > len(known.longest):
@@ -97,7 +97,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
             same[len(before)].append(reader)
         if before and (last := order[len(before) - 1]) is not None:
             evidence.link(last, reader, WR, key)
-        # The writer of the next value comes next, unless it is the reader itself, which knows its own values.
+        # The writer of the next value comes after the reader, unless it is the reader itself.
         following = next((writer for writer in order[len(before) :] if writer != reader), None)
         if following is not None:
             evidence.link(reader, following, RW, key)

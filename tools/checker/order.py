@@ -1,4 +1,4 @@
-"""Graphs of operations: who must come before whom, because of the data, of a session, or of the clock.
+"""Graphs of operations that must come before others: by the data, by a session, or by real time.
 
 The clock gives an edge between any two operations of which one ended before the other began. Those are too many, so
 each end leads to the next *moment*, a node that is not an operation. Moments lead to the next moment, and to the
@@ -70,7 +70,7 @@ def add(graph: Graph, edge: Edge) -> None:
 
 
 def add_session(graph: Graph, operations: Sequence[Operation]) -> None:
-    """Add that each operation of a session comes after the one before it."""
+    """Add edges between the successive operations of a session."""
     for before, after in pairwise(operations):
         add(graph, Edge(before.id, after.id, SESSION, ""))
 
@@ -83,7 +83,7 @@ def add_time(graph: Graph, operations: Iterable[Operation]) -> None:
         if operation.outcome == "ok":  # else it may take effect as late as it likes
             events.append((operation.end, True, operation.id))
     moment, used = 0, True
-    for _, is_end, id_ in sorted(events):  # at the same moment, begins go first: they are not after the end
+    for _, is_end, id_ in sorted(events):  # at the same time, begins come first, because they are not after the end
         if not is_end:
             if moment:
                 graph.add_edge(moment, id_, **{TIME: ""})
@@ -98,7 +98,7 @@ def add_time(graph: Graph, operations: Iterable[Operation]) -> None:
 
 
 def knots(graph: Graph) -> list[Graph]:
-    """Return the parts of a graph in which everything comes before itself."""
+    """Return the strongly connected parts of a graph, in which every operation comes before itself."""
     found = [part for part in nx.strongly_connected_components(graph) if len(part) > 1]
     return [graph.subgraph(part).copy() for part in sorted(found, key=len)]
 

@@ -19,14 +19,14 @@ NOTHING = None  # the value of a register that was never written
 class _Key:
     """The facts about one register."""
 
-    reads: dict[int, int | None] = field(default_factory=dict)  # operation -> what was there before it
-    writes: dict[int, int] = field(default_factory=dict)  # operation -> what it left there
+    reads: dict[int, int | None] = field(default_factory=dict)  # operation -> the value before it
+    writes: dict[int, int] = field(default_factory=dict)  # operation -> its last written value
     versions: dict[int, int] = field(default_factory=dict)  # value -> version
     next: dict[int | None, set[int]] = field(default_factory=lambda: defaultdict(set))  # value -> later ones
 
 
 def judge_registers(evidence: Evidence) -> None:
-    """Add what the registers show to the evidence."""
+    """Add the findings and dependencies of the registers to the evidence."""
     keys: dict[str, _Key] = defaultdict(_Key)
     for operation in evidence.operations.values():
         if operation.id in evidence.happened:

@@ -1,1 +1,1 @@
-"""Runs what others wrote against real nodes: see ``__main__``."""
+"""Runs test suites of other projects against real nodes: see ``__main__``."""

@@ -27,7 +27,7 @@ from tools.compliance.suites import SUITES, Suite
 
 
 def expected_of(suite: Suite) -> Expected | None:
-    """Return what is expected of a suite; None before it was ever written."""
+    """Return the expected outcomes of a suite; None if none are recorded."""
     path = path_of(suite.expectations)
     return read_expected(path) if path.exists() else None
 
@@ -38,7 +38,7 @@ def in_words(outcomes: Outcomes) -> str:
 
 
 def judge(suite: Suite, outcomes: Outcomes) -> bool:
-    """Print what is not as expected; return whether all is."""
+    """Print the unexpected outcomes; return whether all were expected."""
     expected = expected_of(suite)
     if expected is None:
         print(f"{suite.name}: nothing is expected of it yet; see --write")
@@ -54,7 +54,7 @@ def judge(suite: Suite, outcomes: Outcomes) -> bool:
 
 
 def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
-    """Run a suite and judge it, or write down what it says; return whether all is as expected."""
+    """Run a suite and judge it, or record its outcomes; return whether all are as expected."""
     began = time.monotonic()
     print(f"=== {suite.name}: {suite.release()}, three nodes", flush=True)
     outcomes = suite.run_ours(place)
@@ -78,7 +78,7 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
 
 
 def main() -> int:
-    """Run what was asked for; the exit status is 1 if something is not as expected."""
+    """Run the suites of the command line; the exit status is 1 after an unexpected outcome."""
     parser = argparse.ArgumentParser(prog="python -m tools.compliance", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; all by default")
     parser.add_argument("--write", action="store_true", help="write down what is found as what is expected")

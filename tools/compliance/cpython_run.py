@@ -39,7 +39,7 @@ class World:
         self._sweeper = db.connect(url, isolation_level=None)
 
     def begin(self) -> None:
-        """Close what the last test left open; forget its names."""
+        """Close the objects that the last test left open, and forget its names."""
         for connection in self._opened:
             with suppress(Exception):
                 db.Connection.close(connection)
@@ -68,12 +68,12 @@ class World:
         return self.url
 
     def opened(self, connection: db.Connection) -> None:
-        """Note what is to be closed at the end of the test."""
+        """Note a connection to close at the end of the test."""
         self._opened.append(connection)
 
 
 def make_module(world: World) -> types.ModuleType:
-    """Return what the tests import as ``sqlite3``."""
+    """Return the module that the tests import as ``sqlite3``."""
 
     class Connection(db.Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def make_module(world: World) -> types.ModuleType:
 
 
 class Recorder(Recording):
-    """Begins each test with nothing left of the one before."""
+    """A recorder that begins each test without the objects of earlier tests."""
 
     def __init__(self, world: World | None) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Recorder(Recording):
         return name_of(test)
 
     def startTest(self, test: Any) -> None:
-        """Close what the test before left open."""
+        """Close the objects that the previous test left open."""
         if self.world is not None:
             self.world.begin()
         super().startTest(test)
@@ -124,7 +124,7 @@ def load(module: str) -> unittest.TestSuite:
 
 
 def run(url: str | None, record: Path, only: Sequence[str]) -> None:
-    """Run the suite and write what became of each test; without a URL, with plain ``sqlite3``."""
+    """Run the suite and record the outcome of each test; without a URL, with plain ``sqlite3``."""
     warnings.simplefilter("ignore")
     support: Any = importlib.import_module("test.support")
     support.verbose = 0  # it prints a version that sqlite3 has given up

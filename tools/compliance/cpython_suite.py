@@ -19,7 +19,7 @@ def release() -> str:
 
 
 def missing() -> str | None:
-    """Return what is to be done to have the tests, or None if they are there."""
+    """Return how to get the tests, or None if they are installed."""
     if importlib.util.find_spec("test") and importlib.util.find_spec("test.test_sqlite3"):
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -30,7 +30,7 @@ def _run(directory: Path, arguments: Sequence[str]) -> Outcomes:
     record = directory / "cpython.json"
     command = [sys.executable, "-P", "-m", "tools.compliance.cpython_run", str(record), *arguments]
     with (directory / "cpython.txt").open("w+") as output:
-        # In a directory of its own: the tests make files where they stand.
+        # In a separate directory, because the tests make files in the current one.
         subprocess.run(
             command,
             cwd=directory,

@@ -1,4 +1,4 @@
-"""Django's own test runner, which notes what became of each test in the file that ``SUITE_RECORD`` names."""
+"""Django's own test runner, which records the outcome of each test in the file that ``SUITE_RECORD`` names."""
 
 import json
 import os

@@ -8,7 +8,7 @@ CLUSTERS = os.environ.get("SUITE_CLUSTERS", "").split()
 def _database(place: int) -> dict[str, object]:
     if not CLUSTERS:
         return {"ENGINE": "django.db.backends.sqlite3"}
-    # NAME is what a program would use, and is never asked here: tests have the cluster that TEST names.
+    # A program would use NAME; the tests use the cluster that TEST names.
     return {"ENGINE": "bedrockish.django", "NAME": "bedrockish://127.0.0.1:1", "TEST": {"NAME": CLUSTERS[place]}}
 
 

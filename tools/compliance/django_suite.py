@@ -85,10 +85,10 @@ def _run_group(tests: Path, name: Path, clusters: Sequence[str], labels: Sequenc
 
 
 def run_ours(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
-    """Run Django's tests on three nodes, and on one more for those that want two databases.
+    """Run Django's tests on three nodes, and on a further node for tests with two databases.
 
     Raises:
-        DemoError: they could not be run to their end.
+        DemoError: the tests did not run to their end.
     """
     with (
         three_nodes(directory / "default", [PLUGIN]) as default,
@@ -101,6 +101,6 @@ def run_plain(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
     """Run Django's tests on SQLite.
 
     Raises:
-        DemoError: they could not be run to their end.
+        DemoError: the tests did not run to their end.
     """
     return _run(directory, [], groups or CHOSEN)

@@ -1,4 +1,4 @@
-"""Nodes for a suite: of its own, since it drops what it finds."""
+"""Nodes for one suite alone, because a suite drops all tables."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

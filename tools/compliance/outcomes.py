@@ -1,7 +1,7 @@
 """The outcomes of a suite's tests, and the expected ones: a checked-in file for each suite.
 
-A file names every test that does not pass, under the reason for it, and says how many pass. So a test that begins to
-fail, or to pass, or that vanishes, is a difference, and is seen in review.
+A file lists every test that does not pass, with the reason, and the number of tests that pass. So a test that begins to
+fail, or to pass, or that is removed, makes a difference, which a review shows.
 """
 
 import json
@@ -22,13 +22,13 @@ HEAD = (
 
 
 def read_record(path: Path) -> Outcomes:
-    """Return what a runner has written down."""
+    """Return the outcomes that a runner has recorded."""
     found = json.loads(path.read_text()).items()
     return {test: (outcome, reason.encode(errors="backslashreplace").decode()) for test, (outcome, reason) in found}
 
 
 def count(outcomes: Outcomes) -> dict[str, int]:
-    """Return how many tests passed, were skipped, and failed."""
+    """Return the numbers of tests that passed, were skipped, and failed."""
     found = Counter(outcome for outcome, _ in outcomes.values())
     return {kind: found[kind] for kind in (PASSED, SKIPPED, FAILED)}
 
@@ -40,7 +40,7 @@ class Expected:
     Attributes:
         release: the release with which they were observed.
         passed: how many tests pass.
-        plain: how many pass, fail and are skipped with plain SQLite; empty where that makes no sense.
+        plain: the numbers of passed, failed and skipped tests with plain SQLite; empty where that makes no sense.
         others: test -> refused, failed or skipped, and the reason.
         selection: the part of the suite that runs; empty for the whole.
     """
@@ -52,12 +52,12 @@ class Expected:
     selection: str = ""
 
     def counts(self) -> dict[str, int]:
-        """Return how many tests there are of each kind."""
+        """Return the number of tests of each kind."""
         found = Counter(kind for kind, _ in self.others.values())
         return {PASSED: self.passed, **{kind: found[kind] for kind in KINDS[1:]}}
 
     def reasons(self) -> Counter[tuple[str, str]]:
-        """Return how many tests there are for each kind and reason."""
+        """Return the number of tests for each kind and reason."""
         return Counter(self.others.values())
 
 
@@ -124,13 +124,13 @@ def renewed(old: Expected | None, outcomes: Outcomes, release: str, selection: s
 
 
 def part_of(expected: Expected, outcomes: Outcomes) -> Expected:
-    """Return what is expected of those tests alone that were run."""
+    """Return the expectations of the tests that were run."""
     others = {test: why for test, why in expected.others.items() if test in outcomes}
     return Expected(expected.release, len(outcomes) - len(others), others=others)
 
 
 def differences(expected: Expected, outcomes: Outcomes) -> Iterator[str]:
-    """Yield, a line for each, what is not as expected."""
+    """Yield a line for each unexpected outcome."""
     for test in sorted({*expected.others, *outcomes}):
         before = expected.others.get(test, (PASSED, ""))[0]
         now, said = outcomes.get(test, ("gone", ""))

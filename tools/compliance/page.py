@@ -68,7 +68,7 @@ def rows(suite: Suite, expected: Expected) -> list[str]:
 
 
 def about(suite: Suite, expected: Expected) -> list[str]:
-    """Return the lines about what does not pass in a suite."""
+    """Return the lines about the tests of a suite that do not pass."""
     lines = [f"{suite.title}: {expected.selection}."]
     if suite.same_as:
         return [*lines, "", f"The same tests pass and are skipped as of {SUITES[suite.same_as].heading}."]

@@ -1,4 +1,4 @@
-"""Small programs on libraries that others wrote, which know nothing of bedrockish: each is a test by its name.
+"""Small programs on libraries of other projects that do not know bedrockish; each is a test.
 
 ``python -m tools.compliance.programs_run RECORD --url URL --file FILE``: with the URL of a cluster and the file of one
 of its nodes, or, for plain SQLite, ``sqlite:///FILE`` and that file.
@@ -90,7 +90,7 @@ def flask_sqlalchemy(place: Place) -> None:
     client = app.test_client()
     check([client.post(f"/{title}").status_code for title in ("one", "two")], [200, 200])
     check(client.get("/").json, ["one", "two"])
-    check(client.post("/one").status_code, 500)  # it is unique, and the session goes on
+    check(client.post("/one").status_code, 500)  # it is unique, and the session can be used further
     check(client.get("/").json, ["one", "two"])
     with app.app_context():
         db.engine.dispose()
@@ -208,7 +208,7 @@ PROGRAMS: tuple[Callable[[Place], None], ...] = (
 
 
 def run(place: Place, only: list[str]) -> Outcomes:
-    """Run the programs; return what became of each."""
+    """Run the programs; return the outcome of each."""
     found: Outcomes = {}
     for program in PROGRAMS:
         if only and program.__name__ not in only:
@@ -224,7 +224,7 @@ def run(place: Place, only: list[str]) -> Outcomes:
 
 
 def main() -> None:
-    """Run what is asked for, and write down what became of it."""
+    """Run the programs of the command line, and record their outcomes."""
     parser = argparse.ArgumentParser(prog="python -m tools.compliance.programs_run", description=__doc__)
     parser.add_argument("record", type=Path, help="a file for what became of each program, as JSON")
     parser.add_argument("--url", required=True, help="for SQLAlchemy")

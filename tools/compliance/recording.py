@@ -1,4 +1,4 @@
-"""Notes what became of each test that ``unittest`` runs."""
+"""Records the outcome of each test that ``unittest`` runs."""
 
 import signal
 import unittest
@@ -30,7 +30,7 @@ class Recording(unittest.TestResult):
         return str(test.id())
 
     def note(self, test: Any, outcome: str, why: str = "") -> None:
-        """Note what became of a test; what was said first holds."""
+        """Record the outcome of a test; the first outcome counts."""
         self.outcomes.setdefault(self.name_of(test), (outcome, why))
 
     def note_error(self, test: Any, err: Any) -> None:
@@ -46,7 +46,7 @@ class Recording(unittest.TestResult):
         signal.alarm(TEST_S)
 
     def stopTest(self, test: Any) -> None:
-        """Note that it ended; what nothing was said of has passed."""
+        """Record a test without an outcome as passed."""
         signal.alarm(0)
         super().stopTest(test)
         self.note(test, PASSED)

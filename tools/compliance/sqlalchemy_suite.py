@@ -19,10 +19,10 @@ LIMIT_S = 30 * 60
 
 
 def run_suite(database: str, url: str, directory: Path, arguments: Sequence[str]) -> Outcomes:
-    """Run SQLAlchemy's suite; return what became of each test.
+    """Run SQLAlchemy's suite; return the outcome of each test.
 
     Raises:
-        DemoError: it could not be run to its end.
+        DemoError: the suite did not run to its end.
     """
     directory.mkdir()
     record = directory / "record.json"
@@ -30,7 +30,7 @@ def run_suite(database: str, url: str, directory: Path, arguments: Sequence[str]
     command = [sys.executable, "-m", "pytest", *options, str(SUITE), "-q", "--tb=line", "-rN", *arguments]
     environment = clean_environment() | {DATABASE: database, RECORD: str(record)}
     with (directory / "output.txt").open("w+") as output:
-        # In a directory of its own: for plain SQLite the suite makes files where it stands.
+        # In a separate directory, because with plain SQLite the suite makes files in the current one.
         subprocess.run(
             command, cwd=directory, env=environment, stdout=output, stderr=output, timeout=LIMIT_S, check=False
         )
@@ -45,7 +45,7 @@ def run_ours(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
     """Run SQLAlchemy's suite against three nodes of its own.
 
     Raises:
-        DemoError: it could not be run to its end.
+        DemoError: the suite did not run to its end.
     """
     with three_nodes(directory / "cluster") as cluster:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
@@ -56,7 +56,7 @@ def run_by_path(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
     """Run SQLAlchemy's suite as ``run_ours`` does, by the path of a node's file.
 
     Raises:
-        DemoError: it could not be run to its end.
+        DemoError: the suite did not run to its end.
     """
     with three_nodes(directory / "cluster") as cluster:
         url = f"bedrockish:///{cluster.nodes[0].database}"
@@ -67,13 +67,13 @@ def run_plain(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
     """Run SQLAlchemy's suite against plain SQLite.
 
     Raises:
-        DemoError: it could not be run to its end.
+        DemoError: the suite did not run to its end.
     """
     return run_suite("sqlite", "sqlite:///suite.db", directory / "sqlite", arguments)
 
 
 def left_out(ours: Outcomes, plain: Outcomes) -> Counter[str]:
-    """Return why tests that plain SQLite passes are not run here, and how many for each reason."""
+    """Return the reasons why tests that plain SQLite passes are not run here, each with the number of tests."""
     skipped = {test for test, (outcome, _) in plain.items() if outcome == "passed"} - {
         test for test, (outcome, _) in ours.items() if outcome != "skipped"
     }

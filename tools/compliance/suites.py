@@ -25,15 +25,15 @@ class Suite:
     """One suite.
 
     Attributes:
-        name: by which it is asked for.
-        heading: of its part of the page.
-        title: what it is.
-        release: says which release of it is here; expectations are of one.
+        name: its name on the command line.
+        heading: the heading of its part of the page.
+        title: its description.
+        release: returns the installed release; expectations are for one release.
         run_ours: runs it against three nodes in a directory.
         run_plain: runs it against plain SQLite; None where that makes no sense.
-        missing: says what is not here that it needs, or None.
-        selection: what is run of it, for the page.
-        same_as: the suite whose expectations are its own, too.
+        missing: returns what has to be installed first, or None.
+        selection: the part of it that runs, for the page.
+        same_as: the suite with the same expectations.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Checks the promises of the demo against the nodes' files.
 
 ``check_cluster`` asks the running nodes; ``check_files`` reads the files of the stopped ones with the standard
-library's SQLite, so that nothing of ours stands between the data and the judgement.
+library's SQLite, so that the judgement does not depend on the project's own code.
 """
 
 import sqlite3
@@ -26,10 +26,10 @@ class Check:
     """One promise, and whether it was kept.
 
     Attributes:
-        promise: what was promised.
+        promise: the promise, in words.
         kept: whether it holds.
-        found: what was found, for people.
-        node: at which node, if it was looked for at one.
+        found: the finding, for people.
+        node: the node, if the check was for one node.
     """
 
     promise: str

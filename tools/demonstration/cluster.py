@@ -104,7 +104,7 @@ async def fight(console: Console, cluster: LocalCluster, work: Work, seconds: fl
 
 
 def run_command(console: Console, promise: str, arguments: list[str]) -> Check:
-    """Run one of our own commands on the files and show what it prints."""
+    """Run a bedrockish command on the files and show its output."""
     command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
     with subprocess.Popen(
         command,

@@ -81,7 +81,7 @@ class View:
 
 
 def print_checks(console: Console, checks: list[Check]) -> None:
-    """Print every promise and whether it was kept; those that came out alike at several nodes on one line."""
+    """Print every promise and whether it was kept; equal results of several nodes are on one line."""
     alike: dict[tuple[str, bool, str], list[str]] = {}
     for check in checks:
         alike.setdefault((check.promise, check.kept, check.found), []).append(check.node)

@@ -1,7 +1,7 @@
-"""The demo's work: transfers between accounts by many clients at every node, some of them fighting for a few rows.
+"""The demo's work: transfers between accounts by many clients at every node, some of them on a few hot rows.
 
-Each transfer has a unique id, which is both its command id and the key of its row in the ledger. A client that loses
-an answer sends the same command again until it knows; what it was told is remembered and held against the database.
+Each transfer has a unique id, which is both its command id and the key of its row in the ledger. A client that loses an
+answer sends the same command again until it gets one; the answers are recorded and compared with the database.
 """
 
 import random
@@ -44,12 +44,12 @@ class Tally:
     """The answers that the clients got.
 
     Attributes:
-        promised: transfers that the cluster said had happened.
-        refused: transfers that it said had not happened, because an account would have been overdrawn.
+        promised: transfers that were acknowledged.
+        refused: transfers that were refused because an account would have been overdrawn.
         unknown: transfers whose answer never came.
-        led: how many of the promised each node led.
-        retries: how often a node ran a transaction again because it lost against another.
-        conflicts: how often a client was told of a conflict and sent its command again.
+        led: the number of acknowledged transfers that each node led.
+        retries: how often a node executed a transaction again after a conflict.
+        conflicts: how often a client got a conflict error and sent its command again.
         lost: how often a client lost its answer or its node and sent its command again.
     """
 
@@ -104,7 +104,7 @@ class Work:
         while not self.is_over or pending is not None:
             epoch = self.epochs[node]
             try:
-                # Its own node first; the client goes on to the others by itself when that one is down.
+                # Its own node comes first; the client uses the others when that node is down.
                 async with open_client(self.cluster.url(node, options="/?timeout=5&connect_timeout=2")) as client:
                     while epoch == self.epochs[node] and (not self.is_over or pending is not None):
                         if pending is None:

@@ -32,7 +32,7 @@ def memory_mib(pid: int) -> int:
 
 
 def examine(made: Lab) -> list[str]:
-    """Return what is wrong with the nodes."""
+    """Return the faults of the nodes."""
     wrong, rows = [], {}
     for index, node in enumerate(made.honest):
         if node.process is None or not node.is_running:
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="keep the nodes' files here")
     given = parser.parse_args()
-    logging.getLogger("bedrockish").setLevel(logging.CRITICAL)  # what the nodes in this process say of each message
+    logging.getLogger("bedrockish").setLevel(logging.CRITICAL)  # without the nodes' log lines about each message
     place = nullcontext(str(given.keep)) if given.keep else tempfile.TemporaryDirectory(prefix="fuzz")
     with place as directory, lab(Path(directory) / "nodes") as made:
         attacks = attack(made, given.seconds, given.seed)

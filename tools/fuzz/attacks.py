@@ -1,4 +1,4 @@
-"""The attackers: each runs in a thread of its own, against all three nodes, until the time is over."""
+"""The attackers: each runs in its own thread, against all three nodes, until the time is over."""
 
 import contextlib
 import http.client
@@ -33,7 +33,7 @@ from bedrockish_net.mesh import Received
 from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
 
-MESSAGES = 4_000  # that one node on a copy hears
+MESSAGES = 4_000  # messages for one node on a copy
 AT_ONCE = 40  # frames to send before the next check that the link is open
 FINE = (
     "SELECT * FROM t WHERE id = 1",
@@ -47,7 +47,7 @@ PATHS = ["/db/query", "/db/execute", "/db/transaction", "/db/stream", "/status",
 
 
 class Attack:
-    """One way to attack, and how often it was done.
+    """One kind of attack, and its counts.
 
     Attributes:
         counts: messages by kind and outcome.
@@ -60,7 +60,7 @@ class Attack:
         self.findings: list[str] = []
 
     def run(self) -> None:
-        """Go on until the time is over; what this program itself does wrong is a finding, too."""
+        """Attack until the time is over; an unexpected exception of this program is also a finding."""
         try:
             while time.monotonic() < self.until:
                 self.once()
@@ -72,7 +72,7 @@ class Attack:
         raise NotImplementedError
 
     def found(self, what: str) -> None:
-        """Note what must not happen; the first twenty."""
+        """Note a violation; only the first twenty are kept."""
         if len(self.findings) < 20:
             self.findings.append(what)
 
@@ -105,7 +105,7 @@ class Frames(Attack):
                 pass
             self._drop(node.name)
         except BlockingIOError:
-            pass  # the link stands, and nothing more has come
+            pass  # the link is open, and no further bytes came
         except OSError:
             self._drop(node.name)
             time.sleep(0.002)
@@ -164,7 +164,7 @@ class Silent:
         return True
 
     def waiting_bytes(self) -> int:
-        """Return how much waits: nothing."""
+        """Return 0: no bytes wait."""
         return 0
 
     def drop_slowest(self, _held: object, _least: int, _stuck_seconds: float = 0.0) -> bool:
@@ -175,7 +175,7 @@ class Silent:
         """Do nothing: the mesh has no clients."""
 
     def reject(self, _node: str, _reason: str) -> None:
-        """Count what could not be read."""
+        """Count an unreadable message."""
         self.rejected += 1
 
     def set_peers(self, _peers: object) -> None:
@@ -187,13 +187,15 @@ class Silent:
 
 
 class Messages(Attack):
-    """The same messages of a peer before a node on a copy of A's file, which hears each of them.
+    """Messages of a peer to a node on a copy of A's file, which handles each of them.
 
-    A real node ends the link at the first one that it cannot read, and soon leaves the peer alone for a minute.
+    A real node ends the link at the first message that it cannot read, and soon refuses the peer for a minute.
     """
 
     def once(self) -> None:
-        """Talk to a node on a new copy for a while; a lie that can be read may bar it, and then it hears little."""
+        """Send messages to a node on a new copy for a while; a readable false message may bar the node, which then
+        ignores most.
+        """
         said = self.lab.taps["A"].messages("peer")[1]
         with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
             path = Path(directory) / "copy.db"
@@ -230,7 +232,7 @@ class Messages(Attack):
                     runtime.peers.on_net(Received(LIAR, [mutated(self.luck.choice(said), self.luck)]))
                 self.counts["messages"] += AT_ONCE
                 await runtime.durable()
-            with suppress(UnavailableError):  # it may have been told that it is barred, and then says so
+            with suppress(UnavailableError):  # a message may have barred the node, which then refuses requests
                 await runtime.submit(Request("after", (Statement("SELECT count(*) FROM t"),), read=STALE, timeout_s=20))
             nursery.cancel_scope.cancel()
 
@@ -263,7 +265,7 @@ class Bytes(Attack):
 
 
 class Texts(Attack):
-    """Invalid or excessive SQL from a client that keeps the protocol."""
+    """Invalid or excessive SQL from a client that follows the protocol."""
 
     def __init__(self, lab: Lab, seed: int, until: float) -> None:
         super().__init__(lab, seed, until)
@@ -295,7 +297,7 @@ class Texts(Attack):
 
 
 def streamed(db: bedrockish.Connection, text: str) -> int:
-    """Read a streamed result, and return how many rows it has."""
+    """Read a streamed result, and return the number of its rows."""
     with db.stream(text, timeout=2) as rows:
         return sum(1 for _ in rows)
 
@@ -363,7 +365,7 @@ class Settings(Attack):
 
 
 def attack(lab: Lab, seconds: float, seed: int) -> list[Attack]:
-    """Attack in every way at once, and return what was done."""
+    """Run all attacks at once, and return them."""
     until = time.monotonic() + seconds
     kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Http, Settings)
     attacks = [kind(lab, seed + number, until) for number, kind in enumerate(kinds)]

@@ -20,7 +20,7 @@ LIAR = "F"
 
 
 class Tap:
-    """Passes streams on to a port and keeps what callers sent."""
+    """A proxy that forwards streams to a port and records the bytes that callers sent."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -101,7 +101,7 @@ class Lab(LocalCluster):
         with bedrockish.connect(f"bedrockish://{hosts}/?discover=no") as db:
             talk(db)
         with bedrockish.connect(f"bedrockish://127.0.0.1:{liar.port}/?discover=no&timeout=20") as db:
-            for number in range(20):  # what a leader says to the others
+            for number in range(20):  # the messages of a leader to the others
                 db.execute("INSERT INTO t(x) VALUES (?)", (f"liar {number}",))
                 with contextlib.suppress(BedrockishError):
                     db.execute("UPDATE t SET x = x || '.' WHERE id = 1", timeout=2)
@@ -110,7 +110,7 @@ class Lab(LocalCluster):
 
 
 def talk(db: bedrockish.Connection) -> None:
-    """Say to a node what a client can say."""
+    """Make every kind of call of a client to a node."""
     db.execute("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, x)")
     db.execute("CREATE TABLE IF NOT EXISTS p(a REFERENCES t(id), b UNIQUE, c CHECK (c > 0), d AS (c + 1))")
     for number in range(20):

@@ -85,7 +85,7 @@ def mutated(payload: bytes, luck: random.Random) -> bytes:
     try:
         return cbor2.dumps(mutated_value(cbor2.loads(payload), luck))
     except Exception:
-        return payload[: len(payload) // 2]  # what was put in cannot be encoded
+        return payload[: len(payload) // 2]  # the inserted value cannot be encoded
 
 
 WORDS = [
@@ -213,7 +213,7 @@ WORDS = [
 
 
 def odd_text(luck: random.Random, fine: tuple[str, ...]) -> str:
-    """Return a text that is, or looks like, SQL."""
+    """Return a text that is SQL, or resembles SQL."""
     way = luck.randrange(9)
     if way == 0:
         text = luck.choice(fine)

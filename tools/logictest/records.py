@@ -1,7 +1,7 @@
-"""The format: what is in a file of SQLite's sqllogictest. Pure.
+"""The parser for files of SQLite's sqllogictest. Pure.
 
-A file is a list of records with blank lines between them. Its description is on SQLite's own pages; what we take more
-freely is said where it is read.
+A file is a list of records with blank lines between them. SQLite's pages describe the format; comments below mark where
+this parser accepts more.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import apsw
 
 NOSORT, ROWSORT, VALUESORT = "nosort", "rowsort", "valuesort"
 SORTS = (NOSORT, ROWSORT, VALUESORT)
-US = "sqlite"  # by this name files know what we speak
+US = "sqlite"  # the name of our SQL dialect in the files
 _HASHED = re.compile(r"\d+ values hashing to [0-9a-f]{32}")
 
 
@@ -24,7 +24,7 @@ class FormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL that gives nothing.
+    """SQL without a result.
 
     Attributes:
         line: number in its file.
@@ -39,15 +39,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """SQL that gives rows.
+    """SQL with a result.
 
     Attributes:
         line: number in its file.
         sql: the text.
         types: a letter for each column: I, T or R.
-        sort: what is done before results are compared.
-        label: queries with the same one should give the same.
-        expected: the values, or one line with their number and hash; None: the file does not say.
+        sort: the sorting before results are compared.
+        label: queries with the same label should have the same result.
+        expected: the values, or one line with their number and hash; None: not in the file.
     """
 
     line: int
@@ -72,7 +72,7 @@ def parse(text: str, name: str) -> Iterator[Record]:
     """Yield the records of a file, as far as ``halt``, without those that are for other databases.
 
     Raises:
-        FormatError: it is not in the format.
+        FormatError: the text is not in the format.
     """
     lines = [line.rstrip("\r") for line in text.split("\n")]
     place = 0
@@ -129,7 +129,7 @@ class Printer:
     """Writes values as the format does."""
 
     def __init__(self) -> None:
-        self._db = apsw.Connection(":memory:")  # SQLite knows best what it makes of a value
+        self._db = apsw.Connection(":memory:")  # SQLite itself converts the values
 
     def values(self, rows: Sequence[Sequence[Any]], query: Query, *, narrow: bool = False) -> list[str]:
         """Return the values of a result, sorted as the query says; ``narrow``: integers of 32 bits, as once was."""
@@ -158,7 +158,7 @@ class Printer:
 
 
 def hashed(values: Sequence[str]) -> str:
-    """Return the line that stands for many values."""
+    """Return the line with the number and the hash of many values."""
     digest = hashlib.md5("".join(value + "\n" for value in values).encode(), usedforsecurity=False)
     return f"{len(values)} values hashing to {digest.hexdigest()}"
 
@@ -169,7 +169,7 @@ def written(values: Sequence[str], threshold: int) -> tuple[str, ...]:
 
 
 def meets(values: Sequence[str], expected: Sequence[str]) -> bool:
-    """Say whether values equal those that a file expects."""
+    """Return whether values equal the expected ones of a file."""
     if len(expected) == 1 and _HASHED.fullmatch(expected[0]) and hashed(values) == expected[0]:
         return True
     return tuple(values) == tuple(expected)

@@ -28,13 +28,13 @@ class Report:
     """The result of a file.
 
     Attributes:
-        name: of the file.
-        statements: how many were run, without the queries.
-        queries: how many were run.
-        refused: what the cluster does not do, with how often.
-        other: places at which SQLite itself gives something else than the file says.
+        name: the name of the file.
+        statements: the number of statements that were run, without the queries.
+        queries: the number of queries that were run.
+        refused: the reasons for refusals, each with its number.
+        other: places at which SQLite's own result differs from the file.
         wrong: places at which the cluster and SQLite differ.
-        given: tables that are equal but for the ids that nodes gave.
+        given: tables that differ only in the ids that nodes assigned.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Session:
         return Outcome((await self._open.execute(sql, timeout=TIMEOUT_S)).rows)
 
     async def clear(self) -> None:
-        """End what is open, and remove everything."""
+        """End the open transaction, and drop all objects."""
         if self._open is not None:
             await self._open.rollback()
             self._open = None
@@ -183,8 +183,8 @@ class Runner:
     """Runs files, one after the other, at one cluster.
 
     Args:
-        clients: one for each node.
-        stop_after: how many differences of a file are enough.
+        clients: a client for each node.
+        stop_after: the number of differences after which a file ends.
     """
 
     def __init__(self, clients: Sequence[Client], stop_after: int = 3) -> None:
@@ -263,7 +263,7 @@ class Runner:
                 report.other.append(_at(report, record, f"SQLite gave {_some(values)}, not {_some(record.expected)}"))
 
     async def _compare(self, session: Session, plain: Plain, report: Report) -> None:
-        """Hold what is in the tables of each node against what is in SQLite's."""
+        """Compare the tables of each node with those of SQLite."""
         if plain.db.in_transaction:
             await session.run("ROLLBACK")
             plain.run("ROLLBACK")

@@ -1,4 +1,4 @@
-"""Goes through everything that can happen in small clusters of real cores, and says how much that was.
+"""Explores all possible histories of small clusters of real cores, and prints their numbers.
 
 python -m tools.modelcheck                    all scopes, five minutes each at most
 python -m tools.modelcheck recover-3          this one

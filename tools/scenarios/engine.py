@@ -63,10 +63,10 @@ class Clock:
         """Return how many microseconds one unit of an action takes: the median of rounds of equal length.
 
         Args:
-            action: is given a number that is new each time.
-            units: how many it does at once.
-            waits: count the time in which this thread waits as well; else only what the processor does for it, which
-                depends less on what else the machine is busy with.
+            action: gets a new number each time.
+            units: the number of units that it does at once.
+            waits: whether to count the time in which this thread waits; otherwise only processor time counts, which
+                depends less on other work of the machine.
         """
         seconds = time.perf_counter if waits else time.thread_time
         number = 0
@@ -86,7 +86,7 @@ class Clock:
 
 
 def open_plain(path: Path, synchronous: str) -> apsw.Connection:
-    """Return plain SQLite on a file of its own."""
+    """Return a connection of plain SQLite to its own file."""
     db = apsw.Connection(str(path), statementcachesize=512)
     db.pragma("journal_mode", "wal")
     db.pragma("synchronous", synchronous)
@@ -106,7 +106,7 @@ def works(number: int) -> dict[str, Statements]:
 
 
 def run_plainly(db: apsw.Connection, statements: Statements) -> None:
-    """Do what a request needs of SQLite itself."""
+    """Run the SQLite statements of a request."""
     db.execute("SAVEPOINT request")
     for sql, params in statements:
         db.execute(sql, params).fetchall()
@@ -119,9 +119,9 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        what: what was done.
-        micros: how long it takes, in microseconds.
-        plain_micros: how long SQLite alone takes for the same; 0 if it does nothing of the kind.
+        what: the measured work.
+        micros: its time in microseconds.
+        plain_micros: the time of plain SQLite for the same work; 0 if it has no such work.
     """
 
     what: str
@@ -260,7 +260,7 @@ def profile(place: Path, what: str, count: int = 10_000) -> None:
 
 
 def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """Rows of others, into the tables: by the applier, and as a plain UPDATE of the same column."""
+    """Yield the figures for applying other nodes' rows, and for a plain UPDATE of the same column."""
     sql = "UPDATE item SET amount = amount + 1 WHERE id <= 1000"
     changes = decode_changes(solo.prepare(((sql, ()),)).changes)
     prepared = solo.prepare(((sql, ()),))

@@ -27,7 +27,7 @@ SERIALIZABLE = b"\x38\x01"  # field 7 of etcd's RangeRequest
 
 
 def missing() -> str:
-    """Return what has to be installed for etcd; empty if nothing."""
+    """Return the packages to install for etcd; empty if all are there."""
     lacks = [] if shutil.which("etcd") else ["etcd (apt-get install etcd-server)"]
     return " and ".join(lacks + ([] if importlib.util.find_spec("grpc") else ["the Python package grpcio"]))
 
@@ -85,11 +85,11 @@ class Etcd:
                 process.wait()
 
     def processor_s(self) -> float:
-        """Return how much of a processor the nodes have used, in seconds."""
+        """Return the processor time of the nodes, in seconds."""
         return sum(processor_s(process.pid) for process in self.processes)
 
     def _channel(self, node: int) -> Any:
-        alone = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own, as clients of a program have
+        alone = [("grpc.use_local_subchannel_pool", 1)]  # a separate connection for each client
         return self._grpc.insecure_channel(f"127.0.0.1:{self._clients[node]}", options=alone)
 
     def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:

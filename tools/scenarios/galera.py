@@ -33,7 +33,7 @@ def driver() -> Any:
     """Return the module of MariaDB's client.
 
     Raises:
-        DemoError: something that is needed is not installed; it says what.
+        DemoError: a needed package is not installed; the text names it.
     """
     lacks = [name for name in ("mariadbd", "mariadb-install-db", "rsync") if shutil.which(name) is None]
     if not Path(PROVIDER).exists():
@@ -55,7 +55,7 @@ class GaleraNode:
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, members: str) -> None:
-        """Write its configuration: durable commits, and the rest as it comes."""
+        """Write its configuration: durable commits, and defaults for the rest."""
         self.directory.mkdir()
         user = "user=mysql" if os.getuid() == 0 else ""
         (self.directory / "my.cnf").write_text(
@@ -107,10 +107,10 @@ class Ran:
     """One run of one workload.
 
     Attributes:
-        took: how long each transaction took that was counted, in seconds.
-        total: how many there were, warm-up included.
-        written: how many of these have written.
-        lost: how many tries lost against another transaction.
+        took: the time of each counted transaction, in seconds.
+        total: the number of transactions, warm-up included.
+        written: the number of these that wrote.
+        lost: the number of attempts that lost a conflict.
     """
 
     took: list[float] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Ran:
 
 
 def in_threads(work: Callable[[int], None], clients: int) -> None:
-    """Run the work of each client, by its number, in a thread of its own, and wait for all."""
+    """Run the work of each client, by its number, in its own thread, and wait for all."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
     for thread in threads:
         thread.start()
@@ -195,7 +195,7 @@ class Galera:
             node.stop()
 
     def processor_s(self) -> float:
-        """Return how much of a processor the nodes have used, in seconds."""
+        """Return the processor time of the nodes, in seconds."""
         return sum(processor_s(node.process.pid) for node in self.nodes if node.process is not None)
 
     def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> "Ran":
@@ -247,7 +247,7 @@ class Galera:
             return False
 
     def check(self, inserted: int, added: int) -> str:
-        """Hold what was counted against what is in the tables of each node; return what differs, if so."""
+        """Compare the counts with the tables of each node; return the difference, or an empty text."""
         wrong = []
         for number in range(3):
             with contextlib.closing(self.connect(number)) as db:

@@ -156,7 +156,7 @@ def bulk(place: Path, rows: int) -> Iterator[list[str]]:
 
 
 def _rate(db: Any, count: int) -> float:
-    """Return how many rows per second a connection reads, the best of three times."""
+    """Return the rows per second that a connection reads, the best of three runs."""
     best = 0.0
     for _ in range(3):
         began = time.perf_counter()

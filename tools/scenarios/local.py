@@ -3,8 +3,8 @@
 All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
 hot keys, and transactions of 31 statements (also without their COMMIT) and of 4. The node is one of three, on this
 machine; each commit is durable, also plain SQLite's. MariaDB Galera (three nodes) and PostgreSQL (one) run the same by
-their sockets if they are installed. ``--write`` adds a program that writes by URL; with ``--learner`` the file is that
-of a fourth node, which does not vote.
+their sockets if they are installed. ``--write`` adds a program that writes by URL; with ``--learner`` the file belongs
+to a fourth node, which does not vote.
 """
 
 import json
@@ -80,7 +80,7 @@ def measure(
 
 
 def fill_plain(path: Path) -> None:
-    """Make plain SQLite's file with the same rows."""
+    """Make a file of plain SQLite with the same rows."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -119,7 +119,7 @@ def join_learner(cluster: LocalCluster) -> LocalNode:
 
 @contextmanager
 def peers(place: Path) -> Iterator[dict[str, str]]:
-    """Run the other databases that are installed, with the same rows; yield where each is."""
+    """Run the other installed databases with the same rows; yield their addresses."""
     found = dict[str, str]()
     with ExitStack() as stack:
         place.chmod(0o755)  # their servers run as users of their own

@@ -121,7 +121,7 @@ class Client:
         self._db.execute("COMMIT")
 
     def run(self, do: Callable[[], None], until: float, took: list[float]) -> None:
-        """Do it until a moment; what has lost to another client is rolled back and counts as not done."""
+        """Repeat the work until a moment; transactions that lose a conflict are rolled back and not counted."""
         do()
         while (began := time.perf_counter()) < until:
             try:
@@ -133,7 +133,7 @@ class Client:
 
 
 def main() -> None:
-    """Run what the arguments say."""
+    """Run the work of the command line."""
     engine, where, work, threads, seconds, seed = sys.argv[1:]
     global LOST
     if engine in (GALERA, POSTGRES):

@@ -1,4 +1,4 @@
-"""The search that checks over random cases share: draw cases, make one that fails small, break something on purpose.
+"""The search that checks over random cases share: it draws cases, reduces a failing one, and applies deliberate faults.
 
 A case is a dataclass whose parts are lists. A check returns the report of a case that fails, else None.
 """
@@ -21,7 +21,7 @@ Fault = Callable[[], list[Patch]]
 
 @dataclass
 class Tally:
-    """How often what happened."""
+    """Counts of events."""
 
     counts: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ def find_failing(
     *,
     shrink: bool,
 ) -> str | None:
-    """Check random cases; return the report of one that fails, made small in these parts, or None."""
+    """Check random cases; return the report of a failing case, reduced in these parts, or None."""
     for number in range(examples):
         case = make(Source(random.Random(f"{start}:{number}").randrange))
         report = check(case)
@@ -61,7 +61,7 @@ def _smallest(case: C, check: Callable[[C], str | None], parts: tuple[str, ...])
                 for place in reversed(range(0, len(getattr(case, part)), size)):
                     items = getattr(case, part)
                     less: C = replace(case, **{part: items[:place] + items[place + size :]})  # type: ignore[type-var]
-                    with contextlib.suppress(Exception):  # without that part nothing else works
+                    with contextlib.suppress(Exception):  # without that part the case is invalid
                         if check(less) is not None:
                             case, smaller = less, True
                 size //= 2

@@ -39,8 +39,8 @@ class Source:
 
     Attributes:
         pool: the values of this case: few, so that rows, parameters and changes often have the same ones.
-        hot: the columns that this case likes to index and to ask for.
-        type: the type that they mostly have.
+        hot: the columns that this case prefers in indexes and conditions.
+        type: the most frequent type of these columns.
     """
 
     def __init__(self, draw: Callable[[int], int]) -> None:
@@ -68,11 +68,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A database and what to try on it.
+    """A database, and the statements and changes to try on it.
 
     Attributes:
         temporary: statements that make TEMP objects once the rows are there.
-        settings: those of the session that runs the queries.
+        settings: the settings of the session that runs the queries.
     """
 
     ddl: list[str]
@@ -106,7 +106,7 @@ _SETTINGS = (frozenset({LIKE}), frozenset({TRIGGERS}), frozenset({TRIGGERS}), fr
 
 
 def _own_trigger(source: Source, number: int) -> str:
-    """Return a trigger that fires itself where triggers may, or one that a REPLACE fires."""
+    """Return a trigger that fires itself where recursive triggers are on, or a trigger that a REPLACE fires."""
     value = source.choice(("c0", "c1", "id"))
     event, body = source.choice(
         (
@@ -122,7 +122,7 @@ def _own_trigger(source: Source, number: int) -> str:
 
 
 def _temporary(source: Source, table: str) -> list[str]:
-    """Return what makes a TEMP table with the rows of a table, perhaps with an index and triggers."""
+    """Return the statements that make a TEMP table with the rows of a table, perhaps with an index and triggers."""
     column = {"t": source.choice(("id", *COLUMNS)), "u": "t_id", "log": "k"}[table]
     found = [f"create temp table own as select * from {table}"]
     found += [f"create index temp.own_column on own({column})"] if source.chance(50) else []
@@ -240,7 +240,8 @@ def _trigger(source: Source, number: int) -> str:
     event = source.choice(("insert", "update", "delete"))
     row = "old" if event == "delete" else "new"
     value = f"{row}.{'c0' if table == 't' else 'z'}"
-    own = value if event == "insert" else f"{row}.id"  # an id that SQLite gives may differ, and nothing must show it
+    # An id that SQLite assigns may differ, so no result may depend on it.
+    own = value if event == "insert" else f"{row}.id"
     body = source.choice(
         (
             f"insert into log(k, n) values ({value}, 1) on conflict do nothing",

@@ -1,4 +1,4 @@
-"""Deliberate faults of the read-set analysis: each is one that could be made, and each must be found by the search.
+"""Deliberate faults of the read-set analysis: each is a plausible mistake that the search must find.
 
 A fault is a function without arguments that returns the replacement and its target.
 """
@@ -123,7 +123,7 @@ def partners_are_always_there() -> list[Patch]:
 
 
 def _forgetting(word: str) -> Callable[[Any, str], Any]:
-    """Return what stands for ``_whole`` and reads nothing for some reasons."""
+    """Return a replacement of ``_whole`` that reads nothing for some reasons."""
     whole = seeks._whole
 
     def less(found: Any, reason: str) -> Any:
@@ -188,7 +188,7 @@ def one_value_a_register() -> list[Patch]:
 
 
 def no_old_keys() -> list[Patch]:
-    """A changed row writes the keys that it has now, not those that it had."""
+    """A changed row writes its new keys, and not its old ones."""
     writes = writeset._TableKeys.writes
 
     def new_only(self: Any, old_id: Any, new_id: Any, old: Any, new: Any) -> Any:
@@ -203,7 +203,7 @@ def no_index_keys() -> list[Patch]:
 
 
 def no_unique_points() -> list[Patch]:
-    """Two rows with the same UNIQUE value do not meet."""
+    """Rows with the same UNIQUE value do not conflict."""
     return [(writeset, "_no_null", lambda *_: False)]
 
 
@@ -213,12 +213,12 @@ def no_parents() -> list[Patch]:
 
 
 def all_probes_enforce() -> list[Patch]:
-    """Every look into a unique index is taken for one that only enforces it, also under OR IGNORE."""
+    """Every lookup in a unique index counts as a constraint check, also under OR IGNORE."""
     return [("bedrockish.access_sets.constraint_probes", "_ends_in_unique_halt", lambda *_: True)]
 
 
 def failures_read_less() -> list[Patch]:
-    """A statement that failed does not count what it looked up to enforce constraints."""
+    """A failed statement does not count the lookups of its constraint checks."""
     return [(readset.ReadPlan, "bind_failed", readset.ReadPlan.bind)]
 
 
@@ -296,7 +296,7 @@ def ends_are_the_same() -> list[Patch]:
 
 
 def _stop_without(**parts: Any) -> list[Patch]:
-    """Return what finds the ends of loops, with something left out."""
+    """Return the search for the ends of loops, without some of its parts."""
     stop = loop_stops.LoopReader.stop
 
     def less(self: Any, *args: Any) -> Any:
@@ -317,7 +317,7 @@ def offset_is_nothing() -> list[Patch]:
 
 
 def loops_go_forward() -> list[Patch]:
-    """A loop that goes backward ends where one that goes forward would."""
+    """A backward loop ends where a forward loop would."""
     return _stop_without(backward=False)
 
 
@@ -414,7 +414,7 @@ def keys_change_alone() -> list[Patch]:
 
 
 def rows_come_and_go() -> list[Patch]:
-    """That a row is inserted or deleted is not told to those who need columns of it."""
+    """The insert or delete of a row does not conflict with reads of its columns."""
     init = writeset._TableKeys.__init__
 
     def less(self: Any, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Does what the analysis says a statement reads and writes decide what the statement does?
+"""Tests that the computed reads and writes of a statement determine its effects.
 
 Makes random schemas, rows, statements and changes. A change whose keys do not meet the access set of a statement must
 leave the statement's rows, its own changes and its error as they were. With ``--mutate`` the analysis is broken on
@@ -113,7 +113,7 @@ class Bench:
         return found
 
     def run(self, sql: str, params: tuple[Any, ...], autoid: bool, keep: bool = False) -> Outcome:
-        """Run a statement; put everything back unless told to keep it."""
+        """Run a statement; restore the database unless ``keep`` is set."""
         self.db.execute("SAVEPOINT one")
         self._log.clear()
         self._unseen.clear()
@@ -249,10 +249,11 @@ def _examine_statement(
 
 
 def _depends_on_given_ids(before: Outcome, after: Outcome) -> bool:
-    """Whether SQLite has given other ids to new rows, because others have inserted or deleted the last row of a table.
+    """Return whether SQLite assigned other ids to new rows because a change inserted or deleted the last row of a
+    table.
 
-    A node gives ids in another way, so that the statement, executed again, would be given the same ones. The uses of
-    those ids in triggers cannot be compared then.
+    A node assigns ids in another way, so that a repeated execution gets the same ones. Uses of SQLite's ids in triggers
+    cannot be compared.
     """
     return any(
         old is None and rowid == before.last_ids.get(name, 0) + 1 and after.last_ids[name] != before.last_ids[name]

@@ -35,7 +35,8 @@ def run_audits(
         limit: the greatest number of findings of each law.
         memory: DuckDB's memory limit, in its notation; larger data is spilled to disk.
         laws: the laws to check.
-        progress: called now and then with a node, the number of its entries read so far, and about how many it has.
+        progress: called now and then with a node, the number of its entries read so far, and an estimate of their
+            total.
 
     Raises:
         JournalError: a journal cannot be read, or DuckDB failed.

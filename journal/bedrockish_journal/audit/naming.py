@@ -43,7 +43,7 @@ def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _order(inputs: Inputs, finding: Finding) -> list[str]:
-    """Return the nodes in the order in which to ask them: first those that the finding names."""
+    """Return the nodes in the order in which they are searched: first the nodes that the finding names."""
     own = (finding.node or "").split(", ")
     return sorted(inputs.nodes, key=lambda node: (node not in own, node))
 

@@ -74,7 +74,7 @@ class Reader:
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
         self.inputs, self.kept, self.progress = inputs, Kept(), progress
         self.leaders: set[str] = set()
-        self._expected: dict[str, int] = {}  # about how many entries each node has
+        self._expected: dict[str, int] = {}  # node -> an estimate of the number of its entries
         self._known: set[tuple[bytes, int]] = set()
 
     @property

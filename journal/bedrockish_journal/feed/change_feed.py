@@ -137,7 +137,7 @@ class Committed:
         joined: the ids of further commands that were executed after it in the same transaction.
         kind: ``rows``, ``schema`` or ``members``.
         changes: the rows that it changed, in the order of the changes, with the whole row before and after.
-        statements: the statements of a schema change; empty if the data forbade the change.
+        statements: the statements of a schema change; empty if the change failed on the data.
         after: the vector that the transaction had seen.
         makers: the id of the command that made each of ``changes``; None if several commands share the transaction and
             their shares are unknown (see ``Transaction.shares``).

@@ -30,7 +30,7 @@ OVERTAKEN = "it was told what is no longer so"
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Return whether two values are the same to the byte: 1 and 1.0 differ, and so do 0.0 and -0.0.
+    """Return whether two values are equal byte by byte: 1 and 1.0 differ, and so do 0.0 and -0.0.
 
     SQLite compares the values of both pairs as equal, but a column without a type stores them as they were given.
     """
@@ -40,7 +40,7 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def same_row(left: Row, right: Row) -> bool:
-    """Return whether two rows of one table are the same to the byte."""
+    """Return whether two rows of one table are equal byte by byte."""
     return all(map(same_value, left, right))
 
 
@@ -70,7 +70,7 @@ class Step:
     Attributes:
         sql: the statement, with the values of its parameters written into it.
         kind: ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again.
-        told: a digest of the result that the client was told; empty if no other result was possible.
+        told: a digest of the result that the client got; empty if no other result was possible.
     """
 
     sql: str

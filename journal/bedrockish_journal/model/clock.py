@@ -15,8 +15,9 @@ BEND = BEND_MS << COUNTER_BITS
 
 CLOCK_LIMIT = 1 << 63  # SQLite's integers are signed
 CLOCK_READ_LIMIT = CLOCK_LIMIT - (1 << 52)
-"""No clock comes as far as this by itself: it stops following the wall before, and 2**52 counts are left. What is heard
-or read of one beyond is an error; believed, it would put every clock of a cluster where nothing can be kept any more.
+"""The bound of the clocks that are accepted from messages and files. No correct clock reaches it: a clock stops
+following the wall before, and 2**52 counts are left. A node that accepted a clock above it would move every clock of
+the cluster to values that cannot be stored.
 """
 
 

@@ -55,7 +55,7 @@ def _wrong_secrets(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
         if before is None or before.secret != user.secret:
             if user.number != new.version:
                 yield f"has a new password of the user {name}, and says that membership {user.number} made it"
-        elif user.number not in (before.number, new.version):  # the same password may be set once more
+        elif user.number not in (before.number, new.version):  # the same password may be set again
             yield f"says that membership {user.number} made the password of the user {name}, not {before.number}"
 
 

@@ -150,8 +150,8 @@ class Transaction:
         config: version of the membership in base(X); its quorum is counted by that membership.
         command: the client's id of the command; two executions of one command always conflict.
         isolation: ``serializable`` or ``snapshot``.
-        kind: ``rows``, ``schema`` or ``members``: how ``changes`` is to be read.
-        access_set: what X read and wrote.
+        kind: ``rows``, ``schema`` or ``members``: the form of ``changes``.
+        access_set: the reads and writes of X.
         changes: encoded row changes, schema statements or membership.
         result: the encoded answer to the client; kept so that a retry gets the same answer.
         rollbacks: transactions that the leader has given up, and whose rollback was not yet known to be accepted by a

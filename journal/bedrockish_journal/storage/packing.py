@@ -36,7 +36,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS bedrockish_packed_place ON bedrockish_packed(l
 """
 TABLE = "bedrockish_packed"
 FUNCTION = "bedrockish_unpacked"
-ENTRIES_MAX = 256  # entries of a pack: to read one, all are unpacked, which takes some three milliseconds
+ENTRIES_MAX = 256  # entries of a pack; reading one unpacks all, which takes some three milliseconds
 ENTRIES_MIN = 32  # a shorter run is not packed; entries of another kind and large entries end a run
 PACK_BYTES = 128 << 10  # a pack with this many bytes of labels and bodies is full
 BODY_BYTES_MAX = 16 << 10  # a longer body is not packed

@@ -1,9 +1,9 @@
 """Execution of the statements of a schema change when it comes into force, and comparison of their results.
 
 Besides definitions, a change may have statements that write or read rows. The leader has executed all statements
-before, in order, and the change has digests of the answers that the client was told. At the activation all nodes have
-the same tables, so the statements give the same results on each node. If a result differs from the one that the client
-was told, the change fails on every node. The effect is that of running the whole transaction at the activation.
+before, in order, and the change has digests of the client's answers. At the activation all nodes have the same tables,
+so the statements have the same results on each node. If a result differs from the client's answer, the change fails on
+every node. The effect is that of running the whole transaction at the activation.
 
 Returned rows are compared one by one, in their order if the statement has an ORDER BY. Numbers of changed rows are
 compared only as zero, one or more, so that a statement that copies a table still fits if the table has grown.
@@ -26,7 +26,7 @@ KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
 DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
 SETTINGS = (KEYS_OFF, KEYS_ON, DEFER_ON, DEFER_OFF)
 MARK = "bedrockish_in_force"
-"""The savepoint around the statements of a change; none of them may have one of that name."""
+"""The savepoint around the statements of a change; no statement may use its name."""
 BROKEN = "FOREIGN KEY constraint failed"
 DATA = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """What the data may do to a statement; every other error of SQLite is a node's own."""

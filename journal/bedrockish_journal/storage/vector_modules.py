@@ -19,7 +19,7 @@ PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
 """The package that brings each module."""
 _ENTRY = {VEC0: "sqlite3_vec_init", VEC1: None}
 TRAINING_VECTORS, TRAINING_BYTES, TRAINING_CODES = 10_000, 8 << 20, 300_000
-"""The most that a model of vec1 is made of: vectors, their bytes, and vectors times the size of their codes.
+"""The bounds on the input of a vec1 model: vectors, their bytes, and vectors times the size of their codes.
 
 The time of ``vec1_train`` grows with their products, and nothing can interrupt it: 100,000 vectors of four dimensions
 in 8,000 buckets took five seconds, 10,000 vectors with codes of 209 bytes eleven. These take less than two.
@@ -125,7 +125,7 @@ def _libraries() -> dict[str, str]:
     for name, path in ((VEC0, _of_sqlite_vec()), (VEC1, _of_apsw())):
         try:
             if path is not None:
-                ctypes.CDLL(str(path))  # keeps the library loaded; else SQLite would load it for each connection
+                ctypes.CDLL(str(path))  # keeps the library loaded; otherwise SQLite would load it for each connection
                 found[name] = str(path)
         except OSError:
             continue

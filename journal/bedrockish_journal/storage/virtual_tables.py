@@ -37,7 +37,7 @@ _SUFFIXES = {
 """What the names of a module's shadow tables end with, where they are not those of an R*Tree."""
 _ROW_TABLES = {FTS5: "content", VEC0: "rowids", VEC1: "base"}
 _MADE_BY = {"int8": "vec_int8(?)", "i8": "vec_int8(?)", "bit": "vec_bit(?)"}
-"""Type of a column of vec0 whose blobs are taken for floats otherwise -> how an INSERT gives a blob of it."""
+"""Type of a vec0 column whose blobs would otherwise count as floats -> the expression for such a blob in an INSERT."""
 _PARTS = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[(),=.;]|\s+|[^\s(),=.;'"`\[]+""",
     re.DOTALL,
@@ -112,7 +112,7 @@ class VirtualTable:
 
     @property
     def shadow_names(self) -> frozenset[str]:
-        """Names of the shadow tables. SQLite without the module takes them for ordinary tables."""
+        """Names of the shadow tables, which are ordinary tables for SQLite without the module."""
         suffixes = _SUFFIXES.get(self.module, ("node", "rowid", "parent"))
         return frozenset(f"{self.name}_{suffix}" for suffix in suffixes)
 
@@ -183,7 +183,7 @@ def shadow_tables(db: apsw.Connection) -> frozenset[str]:
 
 
 def shadow_names(made: Iterable[VirtualTable]) -> frozenset[str]:
-    """Return the names, in lower case, of shadow tables that SQLite takes for ordinary tables."""
+    """Return the names, in lower case, of shadow tables that are ordinary tables for SQLite."""
     return frozenset(name.lower() for one in made if one.module in VECTORS for name in one.shadow_names)
 
 

@@ -39,7 +39,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     Args:
         path: the database; no other program may write to it during the comparison.
         should_be: the expected database.
-        limit: how many differences to return at most.
+        limit: the greatest number of differences to return.
     """
     db = Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:

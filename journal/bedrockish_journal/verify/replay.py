@@ -1,7 +1,7 @@
 """Rebuilds a database from journals alone, in any causally valid order, and computes the digest of a database.
 
-The protocol promises that every causally valid order gives the same database. Replays in random orders whose digests
-are compared test this.
+By the protocol, every causally valid order results in the same database. Replays in random orders whose digests are
+compared test this.
 """
 
 import heapq
@@ -133,7 +133,7 @@ def replay(
             ``random`` draws any causally valid order.
         seed: the seed of the random order.
         progress: called with the number of applied entries, now and then.
-        prepare: gives a connection the functions and collations that indexes, CHECKs and generated columns use.
+        prepare: registers the functions and collations that indexes, CHECKs and generated columns use on a connection.
 
     Raises:
         JournalFileError: a file has no journal, or the target exists or cannot be written.

@@ -1,7 +1,7 @@
 """Digests of key ranges of a node's tables, as of one snapshot. Nodes compare them to find rows that differ although no
 transaction explains it.
 
-Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. So a question
+Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. So a request
 can name a vector, and the answer then also lists the keys that transactions beyond the vector have written. All other
 rows must be the same at all nodes that cover the vector.
 """

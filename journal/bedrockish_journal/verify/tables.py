@@ -33,7 +33,7 @@ def why_not_whole(db: apsw.Connection) -> str:
 
 
 def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, limit: int) -> list[Difference]:
-    """Return the first differences between a node's tables and those that its journal makes, by table and key.
+    """Return the first differences between a node's tables and a replay of its journal, by table and key.
 
     If the cluster began with tables, only the tables that the journal makes are compared.
 
@@ -42,7 +42,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
     Args:
         path: a node's file.
         prepare: registers the functions and collations of plugins on a connection.
-        limit: how many differences to return at most.
+        limit: the greatest number of differences to return.
 
     Raises:
         JournalError: the file cannot be read, has no journal, or has an inconsistent one.

@@ -46,12 +46,6 @@ class SocketClient(SocketDriver, Session):
         """Run a method that takes as long as a statement in this thread; return its result."""
         return method(*arguments)
 
-    @property
-    def has_open_transactions(self) -> bool:
-        """Whether a transaction or a streamed result is open, at a node or in this process."""
-        here = self.local_steps is not None and self.local_steps.transactions.has_any
-        return here or super().has_open_transactions
-
     def interrupt(self) -> None:
         """End all calls for which other threads wait, and the statements that they run in this process."""
         super().interrupt()

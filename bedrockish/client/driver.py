@@ -48,11 +48,6 @@ class Driver:
         """Return whether the client is closed."""
         return self._is_closed
 
-    @property
-    def has_open_transactions(self) -> bool:
-        """Whether a transaction or a streamed result is open at a node."""
-        return self._core.has_homes
-
     def _now(self) -> float:
         return trio.current_time()
 

@@ -107,6 +107,12 @@ class Session(ClockCalls, QuestionCalls):
         """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
         self._core.belong(what, cluster_id)
 
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a streamed result is open, at a node or in this process."""
+        here = self.local_steps is not None and self.local_steps.transactions.has_any
+        return here or self._core.has_homes
+
     async def execute(
         self,
         sql: str,

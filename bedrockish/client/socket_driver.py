@@ -125,11 +125,6 @@ class SocketDriver:
         """Return whether the client is closed."""
         return self._is_closed
 
-    @property
-    def has_open_transactions(self) -> bool:
-        """Whether a transaction or a streamed result is open at a node."""
-        return self._core.has_homes
-
     # --- calls; the names are those of ``Driver``, whose methods the client shares ---
 
     def _now(self) -> float:

@@ -57,12 +57,6 @@ class Client(Driver, Session):
         """Run a method that takes as long as a statement in a thread, not to block the loop; return its result."""
         return await trio.to_thread.run_sync(method, *arguments)
 
-    @property
-    def has_open_transactions(self) -> bool:
-        """Whether a transaction or a streamed result is open, at a node or in this process."""
-        here = self.local_steps is not None and self.local_steps.transactions.has_any
-        return here or super().has_open_transactions
-
     async def _keep_learning(self) -> None:
         """Ask for the members of the cluster at once, then every ``LEARN_S`` if calls were made since."""
         calls = -1

@@ -267,3 +267,17 @@ def test_total_changes_and_token(connection: db.Connection, table: str, url: str
     second.token = connection.token
     assert count(second, table) == 0
     second.close()
+
+
+def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(
+    connection: db.Connection, table: str
+) -> None:
+    """The COMMIT was refused, as if foreign keys had not been enforced."""
+    connection.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 5), (2, 5)")
+    with pytest.raises(db.IntegrityError):
+        connection.execute(f"CREATE UNIQUE INDEX {table}_failed ON {table}(amount)")
+    with pytest.raises(db.OperationalError, match="already exists"):
+        connection.execute(f"CREATE TABLE {table}(id)")
+    connection.execute(f"INSERT INTO {table}(id, amount) VALUES (3, 6)")
+    connection.commit()
+    assert connection.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(1,), (2,), (3,)]

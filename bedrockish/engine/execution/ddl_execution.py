@@ -192,7 +192,9 @@ class Mixed:
             ConstraintError: a foreign key is broken.
             UnsupportedError: the change makes a table that cannot be replicated, or does not change the schema.
         """
-        if self._writes and not self.changes_schema:  # a change whose statements all failed passes
+        # A change whose statements all failed passes. One whose changes of the schema failed may change rows, unless it
+        # has switched foreign keys off or deferred them.
+        if self._writes and self._options and not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")

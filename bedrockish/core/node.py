@@ -226,6 +226,8 @@ class Node:
         state, voting, recovery = self.state, self.voting, self.recovery
         # The entries of this step come before the requests that wait for them.
         self.apply_queue.settle()
+        while voting.rivals:
+            self.coordinator.contention.turns.note_rival(voting.rivals.pop())
         ready = self.coordinator.ready
         if ready.queue:
             self.coordinator.advance()

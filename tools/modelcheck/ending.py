@@ -72,7 +72,7 @@ class Ending:
         state.draw = draws(ord(place.name))
         state.timers.set(0, Timer.HEARTBEAT)
         for name, subject in sorted(place.timers, key=repr):
-            state.timers.set(1, name, subject)
+            state.timers.move(1, name, subject)
         place.timers.clear()
 
     def _start(self, place: Place) -> None:

@@ -27,6 +27,7 @@ LEFT_OUT = frozenset(
         "counts",
         "_timer_count",
         "_timers",
+        "_moved",
         "_dropped",
         "settings",
         "draw",

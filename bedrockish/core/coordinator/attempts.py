@@ -17,7 +17,10 @@ from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import forgotten
+from bedrockish_journal.model.access_set import is_clock
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+
+TURNS_MAX = 8  # rejections of a request after which it is executed again at its turn
 
 
 @dataclass(slots=True)
@@ -58,6 +61,13 @@ class Attempt:
     def lost_for(self) -> Reject | None:
         """Return a reject that names another transaction, if there is one."""
         return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
+
+    @property
+    def winner(self) -> str:
+        """The leader of the only transaction for which voters have rejected this one; empty if there is no such one."""
+        others = {reject.other for reject in self.rejects.values()}
+        other = others.pop() if len(others) == 1 else None
+        return other.leader if other is not None else ""
 
     def is_lost(self, state: State, *, patient: bool) -> bool:
         """Return whether a quorum of approvals cannot be reached any more.
@@ -192,6 +202,10 @@ class Attempts:
     def on_reject(self, peer: str, message: Reject) -> None:
         """Count a reject, and give the transaction up when too many voters have rejected it."""
         attempt = self.open.get(message.txid)
+        if message.other is not None:
+            # The leader of the other transaction wants the same keys: from now on the two leaders take turns. So it is
+            # if the quorum of this transaction has been quicker than this reject.
+            self.contention.turns.note_rival(message.other.leader)
         # The answer of a learner, or of a voter that has left, does not count (L1).
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
@@ -215,8 +229,6 @@ class Attempts:
         # Either the voter or this node has damaged tables; the repair asks the other nodes to find out which.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
-            # The leader of the other transaction wants the same keys: from now on the two leaders take turns.
-            self.contention.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
             self.state.contests.meet(message.key, self.state.clock.now.seconds)
         self.begin_rest(message.txid, is_late=False)
@@ -251,8 +263,13 @@ class Attempts:
                     if peer not in attempt.approvals and peer not in attempt.rejects:
                         state.outbox.send(peer, attempt.begin)
 
-    def give_up(self, attempt: Attempt) -> None:
-        """Give up a transaction; each request that shares it pauses, or stays behind the first of them."""
+    def give_up(self, attempt: Attempt, *, winner: str = "") -> None:
+        """Give up a transaction; each request that shares it pauses, or stays behind the first of them.
+
+        Args:
+            attempt: the transaction.
+            winner: the leader of a commit that is here, and for which it is given up.
+        """
         if self.state.outcome(attempt.transaction.txid) is not None:
             return  # safe time has ended the transaction in this step
         attempt.counting = False  # L3: never counted again, so that ballot 0 is over before ballot 1 begins
@@ -275,6 +292,10 @@ class Attempts:
             self.together.shrink()
         for inflight in (*in_flight[:1], *alone):  # the reject does not say which command conflicted
             inflight.is_free = False
+            if self._takes_turns(attempt, inflight, winner):
+                base, is_here = attempt.transaction.base, bool(winner)
+                self.contention.pause_rejected(inflight, base, winner or attempt.winner, is_here=is_here)
+                continue
             self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
             # Requests that share the transaction because they waited for the same key would conflict if run separately.
@@ -283,6 +304,16 @@ class Attempts:
             if lost is not None:
                 transaction = attempt.transaction
                 self.contention.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
+
+    def _takes_turns(self, attempt: Attempt, inflight: InFlight, winner: str) -> bool:
+        """Return whether a request whose transaction was given up is executed again at its turn among the leaders.
+
+        Otherwise it pauses for a random time, which grows with each rejection: leaders may differ about the turns.
+        """
+        lost = inflight.last is not None and not is_clock(inflight.last.key)
+        # The commands of a group are unrelated, and most of them have no rival.
+        is_plain = attempt.transaction.kind == ROWS and not attempt.is_group and not inflight.goes_first
+        return is_plain and (lost or bool(winner)) and inflight.rejections <= TURNS_MAX
 
     def is_shared(self, attempt: Attempt) -> bool:
         """Return whether a request still waits for the approvals of an attempt."""
@@ -297,7 +328,7 @@ class Attempts:
             attempt = self.open.get(found.other)
             # L4: a transaction that has lost is given up at once, because it blocks others at each voter that holds it.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
-                self.give_up(attempt)
+                self.give_up(attempt, winner=committed.txid.leader)
 
     def decides(self, txid: Txid) -> bool:
         """Return whether we may still commit a transaction or roll it back, because no recovery has our promise."""
@@ -335,7 +366,7 @@ class Attempts:
             self.rollbacks.forget(txid)
         known, queue = self.state.commit_window.known.get(txid), self.contention.wait_queue
         in_flight = self._requests_of(attempt) if attempt is not None else []
-        contested = False
+        contested = attempt is not None and bool(attempt.rejects)
         for inflight in in_flight:
             contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):

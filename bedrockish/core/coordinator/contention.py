@@ -12,10 +12,11 @@ from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservations
-from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
+from bedrockish.core.coordinator.wait_queue import COMMITS, Turns, WaitQueue
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import ROWS, Txid
+from bedrockish_journal.model.vector import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class LineUp:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is the turn of other leaders on these keys for some milliseconds."""
+    """It is the turn of other leaders on these keys for some milliseconds, after a transaction of ``leader``."""
 
     left_ms: float
+    leader: str
 
 
 Obstacle = Pause | WaitFor | HoldBack | LineUp | Turn
@@ -101,8 +103,8 @@ class Contention:
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
             return LineUp(head)
-        left_ms = self.turns.left_ms(access_set) if self.turns.until else 0.0
-        return Turn(left_ms) if left_ms else None
+        left_ms, leader = self.turns.left_ms(access_set) if self.turns.until else (0.0, "")
+        return Turn(left_ms, leader) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
         """Return the wait for a pending transaction that its leader began before it held back for our request, or None.
@@ -128,8 +130,8 @@ class Contention:
                 self.wait_queue.hold_back(inflight, reservation)
             case LineUp(head):
                 self.wait_queue.line_up(inflight, head)
-            case Turn(left_ms):
-                self._wait_for_turn(inflight, left_ms)
+            case Turn(left_ms, leader):
+                self._wait_for_turn(inflight, left_ms, leader)
             case _:
                 assert_never(obstacle)
 
@@ -143,12 +145,35 @@ class Contention:
         else:
             # Others that want its keys line up behind it, so that the newest request does not overtake it.
             self.wait_queue.pause(inflight)
-        self.state.timers.set(after_ms, Timer.REQUEST_AGAIN, inflight.number)
+        self.state.timers.move(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
-    def _wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request after the turns of other leaders, in some milliseconds."""
+    def pause_rejected(self, inflight: InFlight, base: Vector, winner: str, *, is_here: bool) -> None:
+        """Execute a request again, at its turn, whose transaction was given up for those of other leaders.
+
+        Requests of all these leaders are executed again at about the same time. Random pauses would have to be much
+        longer than a commit before one of them gets through, so the leaders take turns here, too.
+
+        Args:
+            inflight: the request.
+            base: the base of its transaction.
+            winner: the leader whose transaction is committed or going to be; empty if no transaction may have won.
+            is_here: whether the commit of the winner is here.
+        """
+        has_winner = winner not in ("", self.state.me)  # voters may hold an earlier transaction of this node
+        commits = 0 if is_here else 1
+        before = self.turns.before(winner) if has_winner else []
+        places = len(before)
+        if not has_winner:
+            # The voters reject each transaction for their own one until they have rolled that one back.
+            commits, places = 2, self.turns.place_after_tie(base)
+        self.pause(inflight, max(1.0, 1000 * self.state.commit_s * (commits + COMMITS * places)))
+        inflight.turn = self.state.clock.now.seconds, before
+
+    def _wait_for_turn(self, inflight: InFlight, after_ms: float, leader: str) -> None:
+        """Execute a request after the turns of other leaders, which follow a transaction of ``leader``."""
         self.pause(inflight, after_ms)
-        inflight.turn = self.state.clock.now.seconds
+        inflight.turn = self.state.clock.now.seconds, self.turns.before(leader)
+        inflight.contested = True
         # A request for very many keys conflicts with every turn, so it would never be executed.
         if inflight.access_set is not None:
             self.reservations.in_vain(inflight, inflight.access_set)

@@ -240,7 +240,7 @@ class Coordinator:
         self.contention.wait_queue.go_on(inflight.number)
         # The rivals have begun no transaction during their turn, for which this request paused: drop them.
         if inflight.turn is not None:
-            self.contention.turns.passed(inflight.turn)
+            self.contention.turns.passed(*inflight.turn)
         return inflight.error or self._take_up(inflight)
 
     def _clock_told(self, inflight: InFlight, _end: End) -> Step:

@@ -106,7 +106,7 @@ class InFlight:
         writes: whether it has been led, or the driver knows that it writes.
         is_free: whether it was only batched with the requests whose transaction it shares, and so need not wait for
             them.
-        turn: seconds at which it began to wait for its turn, if it pauses for its turn.
+        turn: seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
         came: seconds at which it arrived.
         executed_at, took_s: seconds at which its last execution began, and how long the execution took.
         reserves: whether it has a reservation (``Reservations``).
@@ -141,7 +141,7 @@ class InFlight:
     contested: bool = False
     writes: bool = False
     is_free: bool = False
-    turn: float | None = None
+    turn: tuple[float, list[str]] | None = None
     came: float = 0.0
     executed_at: float = 0.0
     took_s: float = 0.0

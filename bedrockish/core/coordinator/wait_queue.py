@@ -15,6 +15,7 @@ from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.vector import Vector
 
 COMMITS = 4  # the turn of a leader lasts so many commit times
 MEMORY = 200  # a rival expires after so many commit times without a conflict
@@ -41,13 +42,16 @@ class Turns:
 
     def note_rival(self, leader: str) -> None:
         """Note that one of our transactions waits for a transaction of this leader, or was rejected for it."""
-        # Our own requests wait for each other in the queue, and need no turns.
-        if leader != self._state.me:
+        # Our own requests wait for each other in the queue, and need no turns; and former members lead nothing.
+        if leader in self._state.roster.peers:
             self._rivals[leader] = self._state.clock.now.seconds
 
-    def passed(self, since: float) -> None:
-        """Drop the rivals that were last noted at or before ``since``, in seconds: they have not used their turn."""
-        self._rivals = {rival: at for rival, at in self._rivals.items() if at > since}
+    def passed(self, since: float, before: Collection[str]) -> None:
+        """Drop the rivals of ``before`` that were last noted at or before ``since``, in seconds.
+
+        They have not used their turns. A rival whose turn comes after ours had none to use.
+        """
+        self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """Reserve the keys of an ended transaction for which others wait: new requests, too, wait for their turn."""
@@ -63,29 +67,48 @@ class Turns:
             for found in list(self._reserved.conflicts(access_set)):
                 self._forget(found[0])
 
-    def left_ms(self, access_set: AccessSet) -> float:
-        """Return for how long it is the turn of others on keys of an access set, in milliseconds; 0 if it is not."""
-        now, left_s = self._state.clock.now.seconds, 0.0
+    def left_ms(self, access_set: AccessSet) -> tuple[float, str]:
+        """Return for how long it is the turn of others on keys of an access set, in milliseconds; 0 if it is not.
+
+        Return the leader of the ended transaction as well, after which these turns come.
+        """
+        now, left_s, leader = self._state.clock.now.seconds, 0.0, ""
         for txid in [txid for txid, until in self.until.items() if until <= now]:
             self._forget(txid)
         for found in self._reserved.conflicts(access_set):
             # The longest turn counts: several transactions with these keys may have ended.
-            left_s = max(left_s, self.until[found[0]] - now)
-        return 1000 * left_s
+            left_s, leader = max((left_s, leader), (self.until[found[0]] - now, found[0].leader))
+        return 1000 * left_s, leader
 
     def pause_ms(self, leader: str) -> float:
         """Return how long, in milliseconds, requests wait for our turn that waited for a transaction of this leader."""
-        state = self._state
-        since = state.clock.now.seconds - MEMORY * state.commit_s
-        # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
-        rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
+        return 1000 * COMMITS * self._state.commit_s * len(self.before(leader))
+
+    def before(self, leader: str) -> list[str]:
+        """Return the leaders whose turns come before ours after a transaction of ``leader``; none without rivals."""
+        rivals, me = self._present(), self._state.me
         if not rivals:
-            return 0.0
+            return []
         # Ordered by name, from the last leader on: all nodes compute the same order without a message.
-        ring = sorted({state.me, leader, *rivals})
+        ring = sorted({me, leader, *rivals})
         place = ring.index(leader) + 1
-        before = (ring[place:] + ring[:place]).index(state.me)
-        return 1000 * COMMITS * state.commit_s * before
+        ring = ring[place:] + ring[:place]
+        return ring[: ring.index(me)]
+
+    def place_after_tie(self, base: Vector) -> int:
+        """Return how many leaders go before us when the voters have approved none of our rival transactions.
+
+        The first leader follows from the base, which these transactions have in common, so that it is another leader
+        after each commit.
+        """
+        ring = sorted({self._state.me, *self._present()})
+        return (ring.index(self._state.me) - sum(base.values())) % len(ring)
+
+    def _present(self) -> list[str]:
+        """Return the rivals that were in the way lately and can be reached."""
+        # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
+        since = self._state.clock.now.seconds - MEMORY * self._state.commit_s
+        return [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
 
     def _forget(self, txid: Txid) -> None:
         self._reserved.remove(txid)
@@ -105,7 +128,7 @@ class WaitQueue:
     Args:
         in_flight: all requests that are under way.
         ready: takes the requests that can go on.
-        pause: executes a request again after some milliseconds, when it is its turn.
+        pause: executes a request again after some milliseconds, when it is its turn after a transaction of a leader.
         turns: the order of the leaders that want the same keys.
     """
 
@@ -113,7 +136,7 @@ class WaitQueue:
         self,
         in_flight: Mapping[int, InFlight],
         ready: Ready,
-        pause: Callable[[InFlight, float], None],
+        pause: Callable[[InFlight, float, str], None],
         turns: Turns,
     ) -> None:
         self._in_flight, self._ready, self._pause, self._turns = in_flight, ready, pause, turns
@@ -255,7 +278,7 @@ class WaitQueue:
             return
         queue = self.waits.pop(txid, deque())
         # Requests that waited for rows want the same rows: the first goes on, the rest stay behind it.
-        self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
+        self._go_on(queue, txid.leader if queue else "")
 
     def leave(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request."""
@@ -264,7 +287,9 @@ class WaitQueue:
             queue, inflight.behind = inflight.behind, deque()
             self._go_on(queue)
 
-    def _go_on(self, queue: deque[int], pause_ms: float = 0.0) -> None:
+    def _go_on(self, queue: deque[int], leader: str = "") -> None:
+        """Let the first request of a queue go on, at its turn if they have waited for a transaction of ``leader``."""
+        pause_ms = self._turns.pause_ms(leader) if leader else 0.0
         while queue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
@@ -274,7 +299,7 @@ class WaitQueue:
                 continue
             first.behind = queue
             if pause_ms and not first.goes_first:
-                self._pause(first, pause_ms)
+                self._pause(first, pause_ms, leader)
             else:
                 self._ready.add(first)
             return

@@ -43,6 +43,7 @@ class Voting:
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
         self.barrier: Barrier | None = None
         self.approved: list[Transaction] = []  # the transactions approved since the node last read this
+        self.rivals: list[str] = []  # the leaders whose BEGINs conflicted with transactions of this node, since then
 
     def on_begin(self, peer: str, message: Begin) -> None:
         """Answer a BEGIN, now or when its base is covered.
@@ -192,6 +193,8 @@ class Voting:
     def _reject(self, txid: Txid, reason: Reason, found: Conflict | None = None) -> None:
         state = self.state
         other, key = found if found is not None else (None, NO_KEY)
+        if other is not None and other.leader == state.me:
+            self.rivals.append(txid.leader)
         state.outbox.send(txid.leader, Reject(txid, reason, other, key, state.clock.read()))
 
     # -- barriers --------------------------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ class Timers:
         self.clock = clock
         self._timers: list[tuple[float, int, Timer, object]] = []
         self._dropped: set[tuple[Timer, object]] = set()
+        self._moved: dict[tuple[Timer, object], int] = {}  # the count of the last one, for timers that were moved
         self._timer_count = 0
 
     def set(self, after_ms: float, timer: Timer, subject: object = None) -> None:
@@ -138,6 +139,11 @@ class Timers:
         due = self.clock.now.seconds + after_ms / 1000
         # The count keeps timers of one instant in the order in which they were set, the same in every replay.
         heapq.heappush(self._timers, (due, self._timer_count, timer, subject))
+
+    def move(self, after_ms: float, timer: Timer, subject: object) -> None:
+        """Have a call made for ``subject`` after a while, and not at the time of an earlier timer for it."""
+        self.set(after_ms, timer, subject)
+        self._moved[timer, subject] = self._timer_count
 
     def drop(self, timer: Timer, subject: object) -> None:
         """Drop a timer that was set once, and is not set again, for a subject."""
@@ -153,10 +159,12 @@ class Timers:
         """Remove and return the due timers, the earliest first."""
         due = []
         while self._timers and self._timers[0][0] <= self.clock.now.seconds:
-            timer = heapq.heappop(self._timers)[2:]
+            _, count, name, subject = heapq.heappop(self._timers)
+            timer = (name, subject)
             if timer in self._dropped:
                 self._dropped.remove(timer)
-            else:
+            elif self._moved.get(timer, count) == count:
+                self._moved.pop(timer, None)
                 due.append(timer)
         return due
 

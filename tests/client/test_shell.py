@@ -17,6 +17,7 @@ import trio
 from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
+from tests.forked import program
 from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -47,16 +48,7 @@ def db(node: LocalCluster) -> Iterator[Connection]:
 
 
 def run(*arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        cwd=cwd,
-        env=clean_environment(),
-    )
+    return program(*arguments, stdin=stdin, cwd=cwd, timeout=WAIT_S)
 
 
 def script(node: LocalCluster, text: str, cwd: Path | None = None) -> str:

@@ -32,7 +32,15 @@ sys.dont_write_bytecode = False
 NO_SPARK, NO_BROWSER = "no Spark here: ", "no chromium found; apt-get install chromium"
 PROCESSES = 4  # two processors are busy then, most of the time
 SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
-SLOWEST_FIRST = (SPARK, "tests/cluster/", "tests/test_", "tests/sim/", "tests/modelcheck/", "tests/local/")
+SLOWEST_FIRST = (
+    SPARK,
+    "tests/cluster/",
+    "tests/test_",
+    "tests/sim/",
+    "tests/modelcheck/",
+    "tests/local/",
+    "tests/sqlalchemy/",
+)
 
 collect_ignore = ["sqlalchemy_suite"]  # has a pytest plugin of its own; `python -m tools.compliance` runs it
 

@@ -30,6 +30,8 @@ class Growing:
         self._probe_ranges: set[Range] = set()
         self._writes: set[bytes] = set()
         self._write_ranges: set[Range] = set()
+        # For each open savepoint, the keys and ranges that were first written after it, and before the next one.
+        self._since: list[tuple[set[bytes], set[Range]]] = []
 
     def __len__(self) -> int:
         """Return the number of keys and ranges."""
@@ -84,23 +86,57 @@ class Growing:
         """
         keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
-        keys.gather(changes, bulk, (self._probes, self._probe_ranges), (self._writes, self._write_ranges))
+        points, ranges = (set(), set()) if self._since else (self._writes, self._write_ranges)
+        keys.gather(changes, bulk, (self._probes, self._probe_ranges), (points, ranges))
         for name in blurred:
-            self._write_ranges.update(keys.whole(name))
+            ranges.update(keys.whole(name))
         for name in sorted(bulk) if bulk else ():
-            self._write_ranges.update(keys.in_bulk(name, changes))
+            ranges.update(keys.in_bulk(name, changes))
+        if self._since:
+            self._write(points, ranges)
 
-    def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
-        """Keep only these changes after ROLLBACK TO; a key that is no longer written counts as read."""
-        self._reads |= self._writes
-        self._read_ranges |= self._write_ranges
-        self._writes, self._write_ranges = set(), set()
-        self.changed(kept, blurred)
+    def _write(self, points: set[bytes], ranges: set[Range]) -> None:
+        if self._since:
+            since_points, since_ranges = self._since[-1]
+            since_points |= points - self._writes
+            since_ranges |= ranges - self._write_ranges
+        self._writes |= points
+        self._write_ranges |= ranges
+
+    def mark(self) -> None:
+        """Note a savepoint."""
+        self._since.append((set(), set()))
+
+    def release(self, place: int) -> None:
+        """Forget the savepoint at a place, from 0, and those after it; what was written since stays written."""
+        for points, ranges in self._since[place:] if place else ():
+            self._since[place - 1][0].update(points)
+            self._since[place - 1][1].update(ranges)
+        del self._since[place:]
+
+    def roll_back(self, place: int) -> None:
+        """Roll back to the savepoint at a place, from 0, which stays; a key that is no longer written counts as read.
+
+        The cost is that of the rolled back changes, not of all.
+        """
+        for points, ranges in self._since[place:]:
+            self._writes -= points
+            self._write_ranges -= ranges
+            self._reads |= points
+            self._read_ranges |= ranges
+        self._since[place:] = [(set(), set())]
 
     def serializable(self) -> "Growing":
         """Return the same reads and writes as those of a transaction whose reads are certified."""
         one = Growing(self._analysis, serializable=True)
         one.merge(self)
+        return one
+
+    def moved(self, analysis: Analysis) -> "Growing":
+        """Return the same reads, writes and savepoints for another connection; this object is not used any more."""
+        one = Growing(analysis, serializable=self._serializable)
+        one.merge(self)
+        one._since = self._since
         return one
 
     def merge(self, other: "Growing") -> None:
@@ -109,8 +145,7 @@ class Growing:
         self._read_ranges |= other._read_ranges
         self._probes |= other._probes
         self._probe_ranges |= other._probe_ranges
-        self._writes |= other._writes
-        self._write_ranges |= other._write_ranges
+        self._write(other._writes, other._write_ranges)
 
     def looked_at(self) -> AccessSet:
         """Return an access set whose reads are all keys that were read, looked up or written."""

@@ -9,6 +9,7 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
@@ -554,3 +555,48 @@ def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> 
     desk.commit(session)
     assert node.rows("SELECT count(*) FROM sqlite_schema WHERE name LIKE 't%' AND type = 'table'") == [(401,)]
     desk.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, seed: int) -> None:
+    """A key that is no longer written counts as read."""
+    luck = Random(seed)
+    desk.node.run(SCHEMA)
+    session = desk.begin()
+    written: set[bytes] = set()
+    for _ in range(120):
+        word = luck.choice(["SAVEPOINT", "RELEASE", "ROLLBACK TO", "", "", ""])
+        step: Step = (f"{word} {luck.choice('abc')}", ()) if word else (
+            luck.choice(STATEMENTS[:14]),
+            tuple(luck.randrange(6) for _ in range(3)),
+        )  # fmt: skip
+        one(desk, session, step)
+        if session.sets is None:
+            continue
+        fresh = Growing(desk.interactive.parts.executor.analysis, serializable=True)
+        fresh.changed(session.changes, session.blurred)
+        assert session.sets._writes == fresh._writes
+        assert session.sets._write_ranges == fresh._write_ranges
+        written |= fresh._writes
+        assert written <= session.sets._reads | session.sets._writes
+    assert len(written) > 10
+
+
+def test_rollback_to_costs_what_it_rolls_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.node.run(SCHEMA)
+    session = desk.begin()
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
+    desk.run(session, f"{numbers} INSERT INTO log SELECT i, 1 FROM n")
+    gathered: list[int] = []
+    original = WriteKeys.gather
+
+    def counted(self: WriteKeys, changes: Any, *others: Any) -> None:
+        gathered.append(len(changes))
+        original(self, changes, *others)
+
+    monkeypatch.setattr(WriteKeys, "gather", counted)
+    for place in range(20):
+        control(desk, session, "SAVEPOINT a")
+        desk.run(session, f"INSERT INTO log VALUES (0, {place})")
+        control(desk, session, "ROLLBACK TO a")
+    assert sum(gathered) == 20

@@ -26,7 +26,7 @@ from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.alike import Recipe
 from bedrockish.engine.execution.interfaces import Lends
-from bedrockish.engine.execution.open_transaction import Mark, Session
+from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -269,21 +269,9 @@ class Interactive:
             SqlError: the transaction has no such savepoint.
         """
         place = session.find(name)
-        mark = session.marks[place]
-        del session.marks[place + 1 :]
-        if len(session.changes) == mark.changes:
-            return
-        if self.inside is session:
+        if len(session.changes) > session.marks[place].changes and self.inside is session:
             self.leave()
-        self.cut(session, mark)
-
-    @staticmethod
-    def cut(session: Session, mark: Mark) -> None:
-        """Forget the changes that were made after a savepoint."""
-        del session.changes[mark.changes :], session.blurred[mark.blurred :]
-        session.size = mark.size
-        assert session.sets is not None
-        session.sets.cut(session.changes, session.blurred)
+        session.roll_back(place)
 
     def finish(self, session: Session) -> Prepared:
         """Return what the transaction is, to be led. It stays open if this raises.
@@ -370,7 +358,7 @@ class Interactive:
 
     def _start(self, session: Session, base: Mapping[str, int], clock: int) -> None:
         session.base, session.base_clock, session.schema = dict(base), clock, self.engine.schema_version
-        session.sets = Growing(self._executor.analysis, serializable=session.serializable)
+        session.begin_sets(self._executor.analysis)
 
     def check_schema(self, session: Session) -> None:
         """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""

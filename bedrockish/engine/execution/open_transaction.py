@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.query_names import Query
 from bedrockish.api.requests import Result, Statement
@@ -168,6 +169,8 @@ class Session:
 
     def mark(self, name: str) -> None:
         """Execute SAVEPOINT."""
+        if self.sets is not None:
+            self.sets.mark()
         self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size))
 
     def release(self, name: str) -> None:
@@ -176,7 +179,27 @@ class Session:
         Raises:
             SqlError: no savepoint has that name.
         """
-        del self.marks[self.find(name) :]
+        place = self.find(name)
+        del self.marks[place:]
+        if self.sets is not None:
+            self.sets.release(place)
+
+    def roll_back(self, place: int) -> None:
+        """Forget the changes since the savepoint at a place, and the savepoints after it."""
+        mark = self.marks[place]
+        del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
+        self.size = mark.size
+        if self.sets is not None:
+            self.sets.roll_back(place)
+
+    def begin_sets(self, analysis: Analysis) -> None:
+        """Begin the access set, or go on with it on another connection, whose analysis is given."""
+        if self.sets is not None:
+            self.sets = self.sets.moved(analysis)
+            return
+        self.sets = Growing(analysis, serializable=self.serializable)
+        for _ in self.marks:
+            self.sets.mark()
 
     def find(self, name: str) -> int:
         """Return the place of the latest savepoint of a name.

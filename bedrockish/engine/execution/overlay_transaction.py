@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bedrockish.access_sets.change_capture import row_bytes
-from bedrockish.access_sets.growing import Growing
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.alike import ALIKE_MIN, count_alike
@@ -95,9 +94,7 @@ class OverlayTransaction:
         session = self.session
         work = self._work = self.workspace.open_work(session)
         work.executor.reader = None  # this connection would show the rows without the transaction's changes
-        sets, session.sets = session.sets, Growing(work.executor.analysis, serializable=session.serializable)
-        if sets is not None:
-            session.sets.merge(sets)
+        session.begin_sets(work.executor.analysis)
         self._check(work)
         work.enter()
 

@@ -18,7 +18,6 @@ import apsw
 
 from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.change_capture import Capture
-from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement
@@ -490,7 +489,7 @@ class Work:
         session, executor = self.session, self._writer.executor
         executor.reader = None
         session.base, session.schema = dict(self.applied), self.schema_version
-        session.sets = Growing(executor.analysis, serializable=session.serializable)
+        session.begin_sets(executor.analysis)
         session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
         session.wrote = bool(begun.changes)
         result: Result | None = None
@@ -547,10 +546,7 @@ class Work:
             session.release(control.name)
         else:
             self.db.execute(f"ROLLBACK TO mark_{place}")
-            mark = session.marks[place]
-            del session.marks[place + 1 :]
-            if len(session.changes) > mark.changes:
-                self.interactive.cut(session, mark)
+            session.roll_back(place)
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
         """Schema statements are not for here."""

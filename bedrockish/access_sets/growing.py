@@ -1,7 +1,8 @@
 """The access set of an open transaction, which grows with each statement.
 
 Only ROLLBACK TO removes keys: rows that it rolls back are no longer written. But the transaction has learned from them
-that their unique values were free and their parents existed. So their written keys become reads.
+that their unique values were free and their parents existed. So their written keys become reads. A key that was written
+before the savepoint, too, stays written.
 """
 
 from collections.abc import Collection, Iterable, Sequence

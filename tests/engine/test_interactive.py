@@ -582,7 +582,7 @@ def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, 
     assert len(written) > 10
 
 
-def test_rollback_to_costs_what_it_rolls_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_to_gathers_only_rolled_back_keys(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.node.run(SCHEMA)
     session = desk.begin()
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"

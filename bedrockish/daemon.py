@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 MMAP_THRESHOLD, ARENA_MAX = -3, -8  # parameters of mallopt in the GNU C library
 LARGE_BLOCK_BYTES, ARENAS = 512 << 10, 2
-INFLOW_PARTS = 4  # incomplete messages of clients may take one of so many parts of the memory
+INFLOW_PARTS = 4  # incomplete messages of clients may take the memory divided by this number
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # pause before a node whose program failed is restarted
 
 

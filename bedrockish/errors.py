@@ -20,8 +20,8 @@ class BedrockishError(Exception):
         exit_code: status of a command-line program that ends with this error.
         details: the facts in the text, as plain data; ``lagging`` is true if the node that refused the request knew
             that it lacked commits; ``retry`` is then true as well.
-        rests_on: the reads of the refused request (a ``Prepared``), at the node that refused it; None if the refusal
-            did not depend on data. It is not sent to clients.
+        rests_on: a ``Prepared`` with the reads of the refused request, which only the refusing node has; None if the
+            refusal did not depend on data.
     """
 
     code: ClassVar[str] = "error"
@@ -90,7 +90,7 @@ class ConstraintError(UsageError):
 
 
 class UnsupportedError(UsageError):
-    """Raised for an operation that a replicated database cannot do. Nothing happened; the text names the way out."""
+    """Raised for an operation that a replicated database cannot do. Nothing happened; the text says what to do."""
 
     code = "unsupported"
 
@@ -131,15 +131,16 @@ class VoidedError(UsageError):
 class CommandError(UsageError):
     """Raised for a command that does not exist at the node, gets the wrong arguments or fails. Nothing happened.
 
-    A command raises it itself to say no: the text and the details are then its own. ``details["reason"]`` is a stable
-    word: ``unknown``, ``arguments``, ``failed`` (a mistake in it; the node's log has more), or the command's own.
+    A command may also raise it to refuse: the text and the details are then those of the command. ``details["reason"]``
+    is a stable word: ``unknown``, ``arguments``, ``failed`` (a mistake in it; the node's log has more), or the
+    command's own.
     """
 
     code = "command"
 
 
 class MembershipError(UsageError):
-    """Raised when a change of the cluster's members is refused. Nothing happened; the text names the way out.
+    """Raised when a change of the cluster's members is refused. Nothing happened; the text says what to do instead.
 
     ``details["reason"]`` is a stable word: ``unknown``, ``duplicate``, ``name``, ``address``, ``used``, ``behind``,
     ``silent``, ``mode``, ``last``, ``quorum``, ``role``, ``secret``, ``level`` or ``action``.
@@ -209,7 +210,7 @@ class LearnerError(UnavailableError):
 
 
 class ReadOnlyError(UnavailableError):
-    """Raised for a write at a node in read-only mode; the text says why and the way out. The write did not happen.
+    """Raised for a write at a node in read-only mode; the text says why and what to do. The write did not happen.
 
     Reads still work. ``details["alarm"]`` names the cause, such as ``disk_full`` or ``entry_unapplicable``; another
     node may accept the write.
@@ -326,7 +327,7 @@ def forgotten(command: str, txid: object) -> ForgottenError:
 
 
 def told_too_early(command: str) -> ConflictError:
-    """Return the error for an open transaction that can no longer commit with the clock that it was told."""
+    """Return the error for an open transaction that cannot commit any more with the clock that its client was told."""
     return ConflictError(
         f"transaction {command} took its transaction_clock() too early: others have committed since, or that time is "
         "closed; it did not happen: run it again, call transaction_clock() last, and commit within closing_lag_ms"

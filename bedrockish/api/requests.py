@@ -273,7 +273,7 @@ def digest_of(request: Request) -> bytes:
     elif len(request.statements) <= FEW_STATEMENTS and any(map(_has_long_value, request.statements)):
         return _hashed(_parts(request.statements))
     else:
-        # None and an empty list of parameters have the same digest.
+        # No parameters (None) and an empty list of parameters have the same digest.
         given = ["statements", *((one.sql, one.params or None) for one in request.statements)]
     return _digest(given)
 
@@ -367,7 +367,7 @@ def encode_results(results: Sequence[Result]) -> bytes:
 
 
 def _encode_result(one: Result) -> bytes:
-    """Encode a result by hand: the encoder's time grows with the number of arrays, and most of these are empty."""
+    """Encode a result without the encoder, whose time grows with the number of arrays, most of which are empty here."""
     if not one.columns:
         columns = b"\x80"
     else:
@@ -402,7 +402,7 @@ def _encode_count(count: int) -> bytes:
 
 
 def _decoded(data: bytes) -> Any:
-    """Decode results as tuples; a decoder that makes lists first takes twice as long, with the collector's visits.
+    """Decode results as tuples. A decoder that first makes lists takes twice as long with their garbage collection.
 
     Raises:
         ValueError, TypeError, cbor2.CBORError: the bytes are not results.
@@ -430,7 +430,7 @@ def decode_results(data: bytes) -> list[Result]:
 
 
 NOTHING = encode_results(())
-"""The results of an open transaction's COMMIT that can never happen any more: an empty one has taken its place."""
+"""The results of a COMMIT that can never happen any more, because an empty transaction was committed in its place."""
 
 
 @value

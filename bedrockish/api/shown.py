@@ -1,4 +1,4 @@
-"""The parts of a request that logs and status may show: its SQL without values, and no invalid texts. Pure."""
+"""The parts of a request that logs and status may show: valid SQL texts, without their values. Pure."""
 
 from collections.abc import Sequence
 

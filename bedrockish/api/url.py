@@ -185,7 +185,7 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
     choice = options.get("choice", FIRST)
     if choice not in CHOICES:
         raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
-    # Several nodes mean the cluster; a single one may be meant as exactly that node.
+    # A URL with several nodes is for the cluster; a URL with one node may be for exactly this node.
     discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
     if discover not in ("yes", "no"):
         raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")

@@ -56,7 +56,7 @@ EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", 
 CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
-BEGUN = "begun"  # in the details of an error: the transaction was begun and is open despite the error
+BEGUN = "begun"  # a key in the details of an error: the transaction was begun, and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)

@@ -221,7 +221,7 @@ class Connection:
         return None if rows is None else rows[0]
 
     def read_again(self, sql: str, params: tuple[Any, ...], read: str) -> tuple[tuple[str, ...], list[Any]] | None:
-        """Read again, by a shorter path, with a statement that has just read; return None if it needs ``read_here``."""
+        """Repeat a statement that ``read_here`` has just run, in less time; return None if it needs ``read_here``."""
         client = self._client
         if client.local is None or client._core.temporary.name or client._core.values.settings:
             return None

@@ -420,7 +420,7 @@ class Session(ClockCalls, QuestionCalls):
         """Change the members of the cluster, as one transaction; return the members after the change.
 
         Raises:
-            MembershipError: the change is refused; the text names the way out.
+            MembershipError: the change is refused; the text says what to do instead.
             OutcomeUnknownError: the answer was lost; the transaction may have been committed.
             BedrockishError: the transaction was not committed; the type says why.
         """
@@ -490,7 +490,8 @@ class Session(ClockCalls, QuestionCalls):
         After False it can never be committed. The result is also False if the id belongs to another user's command.
 
         Raises:
-            OutcomeUnknownError: no majority could be asked; or, as a ForgottenError, the command is too old to tell.
+            OutcomeUnknownError: no majority could be asked.
+            ForgottenError: the command is so old that the outcome is no longer known.
             BedrockishError: no node could be asked.
         """
         seconds = self._seconds(timeout)

@@ -1,7 +1,8 @@
 """Access tokens: signed proofs of a user's name that expire, so that no node has to store them. Pure.
 
 The signing key is derived from the stored form of the user's password and from the cluster's id. So every node has it,
-a new password ends all tokens of the old one, and a token is worth nothing in another cluster. HMAC with SHA-256.
+a new password ends all tokens of the old one, and a token is not valid in another cluster. The signature is HMAC with
+SHA-256.
 """
 
 import base64
@@ -22,7 +23,7 @@ class AccessToken(NamedTuple):
 
     Attributes:
         user: the name.
-        until_ms: when it ends, in milliseconds since 1970.
+        until_ms: when the token expires, in milliseconds since 1970.
     """
 
     user: str
@@ -33,9 +34,9 @@ def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:
     """Return a token.
 
     Args:
-        said: what it says.
-        secret: what is kept of the user's password.
-        cluster_id: of the cluster.
+        said: its content.
+        secret: the stored form of the user's password.
+        cluster_id: the id of the cluster.
     """
     payload = cbor2.dumps([said.user, said.until_ms])
     return f"{PREFIX}{_text(payload)}.{_text(_sign(payload, secret, cluster_id))}"
@@ -56,7 +57,7 @@ def read_token(text: str) -> AccessToken | None:
 
 
 def is_signed(text: str, secret: str, cluster_id: str) -> bool:
-    """Say whether the key of this user and cluster signed the token."""
+    """Return whether the token was signed with the key of this user and cluster."""
     parts = _parts(text)
     return parts is not None and hmac.compare_digest(parts[1], _sign(parts[0], secret, cluster_id))
 
@@ -74,7 +75,8 @@ def _parts(text: str) -> tuple[bytes, bytes] | None:
         parts = _bytes(payload), _bytes(mac)
     except (binascii.Error, ValueError):
         return None
-    return parts if dot and (payload, mac) == (_text(parts[0]), _text(parts[1])) else None  # one text for one token
+    # So that a token has only one valid text.
+    return parts if dot and (payload, mac) == (_text(parts[0]), _text(parts[1])) else None
 
 
 def _text(data: bytes) -> str:

@@ -1,7 +1,7 @@
-"""One timer task for a deadline that moves, so that the waiting tasks need no time limits of their own.
+"""A task that waits for the earliest of many deadlines, so that the other tasks need no time limits.
 
-A cancel scope for each wait would be a large part of the cost of waiting. The one scope of the timer's task is told
-another deadline while the task sleeps.
+A cancel scope for each wait would be a large part of the cost of waiting. The timer's task has a single scope, whose
+deadline is changed while the task sleeps.
 """
 
 import math
@@ -11,25 +11,25 @@ import trio
 
 
 class Alarm:
-    """Calls ``ring`` when it is ``when()``; it has to be told to ``look`` after each ring.
+    """Calls ``ring`` at the time ``when()``; after each ring, ``look`` must be called for the next one.
 
     Args:
-        when: tells the time; None or infinity for never.
-        now: the clock that ``when`` goes by, in seconds.
-        ring: must not block.
+        when: returns the time of the next ring; None or infinity for never.
+        now: the clock of ``when``, in seconds.
+        ring: the function to call; it must not block.
     """
 
     def __init__(self, when: Callable[[], float | None], now: Callable[[], float], ring: Callable[[], None]) -> None:
         self._tell, self._now, self._ring = when, now, ring
         self._at = math.inf
-        self._wait: trio.CancelScope | None = None  # of the task, until then
+        self._wait: trio.CancelScope | None = None  # the scope in which the task sleeps until the next ring
 
     def look(self) -> None:
-        """Note that the time may be earlier than it was. (A later one is found out when the old one has come.)"""
+        """Ring earlier if ``when`` is earlier now. (If it is later now, this is noticed at the old time.)"""
         at = self._tell()
         if at is not None and at < self._at:
             self._at = at
-            if self._wait is not None:  # the task need not be woken for it
+            if self._wait is not None:  # a change of its deadline does not wake the task
                 self._wait.deadline = self._deadline()
 
     def _when(self) -> float:
@@ -37,7 +37,7 @@ class Alarm:
         return math.inf if at is None else at
 
     def _deadline(self) -> float:
-        """Return when to ring, by the clock of trio."""
+        """Return the time of the next ring, by the clock of trio."""
         return trio.current_time() + max(0.0, self._at - self._now())
 
     async def run(self) -> None:
@@ -49,5 +49,5 @@ class Alarm:
             self._wait = None
             self._at = self._when()
             if self._at <= self._now():
-                self._at = math.inf  # whoever is rung for may only get to it later, and looks again then
+                self._at = math.inf  # the work that follows the ring may start later, and then calls ``look``
                 self._ring()

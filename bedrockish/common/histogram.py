@@ -1,4 +1,4 @@
-"""A histogram of durations that costs next to nothing to fill: what metrics are made of."""
+"""A histogram of durations for metrics, in which adding a duration costs almost no time."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ class Histogram:
     """Counts durations by size.
 
     Attributes:
-        counts: how many were at most ``BOUNDS_S[i]`` and above the bound before; the last is for all that are longer.
-        total: the sum of all, in seconds.
+        counts: ``counts[i]`` is the number of durations of at most ``BOUNDS_S[i]`` that are above the previous bound;
+            the last item counts all longer ones.
+        total: the sum of all durations, in seconds.
     """
 
     def __init__(self) -> None:
@@ -25,11 +26,13 @@ class Histogram:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return the duration in seconds below which so much of all are, evenly spread between two bounds; None for none.
+    """Return the duration, in seconds, below which a share of all durations lies; None without durations.
+
+    The durations between two bounds are taken as evenly spread.
 
     Args:
-        counts: of a histogram; what is above the last bound is taken for it.
-        share: from 0 to 1.
+        counts: the counts of a histogram; a duration above the last bound counts as equal to that bound.
+        share: the share, from 0 to 1.
     """
     wanted = share * sum(counts)
     if not wanted:

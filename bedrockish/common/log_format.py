@@ -1,4 +1,4 @@
-"""The printer of log lines: to standard error, one line each, for people or as JSON. Set up once, by a program."""
+"""Writes log messages to standard error, one line for each, as text or as JSON. A program sets it up once."""
 
 import json
 import logging
@@ -29,23 +29,24 @@ class _WithNode(logging.Filter):
 
 
 class Sums(logging.Filter):
-    """Lets so many lines of one kind through in a minute; of the others it says later how many there were.
+    """Limits the lines of one kind in each minute; a later line has the number of lines that were left out.
 
-    A kind is how a line begins before values are put in, whatever the numbers in it. Without the limit, a client that
-    provokes one line could provoke millions and fill the disk.
+    Lines are of one kind if their texts, before values are put in, begin alike except for numbers. Without the limit, a
+    client that provokes one line could provoke millions and fill the disk.
 
     Args:
-        lines: how many in a minute.
+        lines: the most lines of one kind in a minute.
         now: a clock that only goes forward, in seconds.
     """
 
     def __init__(self, lines: int = LINES_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._lines, self._now = lines, now
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how many
+        # The begin of the minute, and the number of lines since.
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a line; one that follows on others that were not written says so."""
+        """Whether to write a line. The first line after a minute with left-out lines gets their number."""
         kind, now = (
             (record.name, _NUMBER.sub("#", str(record.msg)[: 2 * KIND_CHARACTERS_MAX])[:KIND_CHARACTERS_MAX]),
             self._now(),
@@ -91,7 +92,7 @@ class _JsonLines(_Lines):
             "node": getattr(record, "node", ""),
             "from": record.name,
             "text": record.getMessage(),
-            **getattr(record, "fields", {}),  # what a program can count or filter by
+            **getattr(record, "fields", {}),  # values by which a program can count or filter lines
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
@@ -99,13 +100,13 @@ class _JsonLines(_Lines):
 
 
 def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO | None = None) -> None:
-    """Let all loggers of this process write to standard error.
+    """Set up all loggers of this process to write to standard error.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        node: what to call this process in its lines.
-        as_json: write JSON lines.
-        stream: write elsewhere.
+        node: the name of this process in its lines.
+        as_json: whether to write lines of JSON.
+        stream: the output in place of standard error.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else _Lines())

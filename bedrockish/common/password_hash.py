@@ -1,7 +1,7 @@
 """Passwords of users: only hashes of them are kept, in the form that ``bedrockish password`` prints. Pure.
 
-The function is scrypt (RFC 7914): its memory is what makes trying many passwords expensive. The parameters stand in
-each hash, so that later ones may be costlier.
+The function is scrypt (RFC 7914), whose need of memory makes it expensive to try many passwords. Each hash contains its
+parameters, so that later hashes may be costlier.
 """
 
 import base64
@@ -29,7 +29,7 @@ class PasswordHash:
         r: block size.
         p: parallelism.
         salt: random bytes.
-        digest: what the password gave.
+        digest: the result of scrypt for the password.
     """
 
     log_n: int
@@ -42,7 +42,7 @@ class PasswordHash:
         return f"scrypt:{self.log_n}:{self.r}:{self.p}:{_text(self.salt)}:{_text(self.digest)}"
 
     def fits(self, password: str) -> bool:
-        """Whether a password is the one. Takes some 50 ms, in which the interpreter is released."""
+        """Whether the hash is that of a password. Takes some 50 ms, with the interpreter's lock released."""
         return hmac.compare_digest(self.digest, _scrypt(password, self.salt, self.log_n, self.r, self.p))
 
 
@@ -50,7 +50,7 @@ def hash_password(password: str, salt: bytes) -> PasswordHash:
     """Return the hash of a password, with a salt of ``SALT_BYTES`` random bytes.
 
     Raises:
-        UsageError: it is empty or longer than ``PASSWORD_CHARACTERS_MAX``.
+        UsageError: the password is empty or longer than ``PASSWORD_CHARACTERS_MAX``.
     """
     assert len(salt) == SALT_BYTES
     if not 0 < len(password) <= PASSWORD_CHARACTERS_MAX:
@@ -59,7 +59,7 @@ def hash_password(password: str, salt: bytes) -> PasswordHash:
 
 
 def read_hash(text: str) -> PasswordHash | None:
-    """Read what ``str`` of a hash has written; None if it is not that, or too costly to be meant."""
+    """Parse the text that ``str`` of a hash returns; None if the text is not one, or its cost is implausibly high."""
     match = _FORM.fullmatch(text)
     if match is None:
         return None

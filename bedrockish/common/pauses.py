@@ -1,4 +1,4 @@
-"""How long to wait before a transaction that lost to another one is run again."""
+"""The pauses before a transaction that lost to another one is run again."""
 
 import random
 import time
@@ -7,14 +7,14 @@ FIRST_S, LONGEST_S, LEAST_S = 0.005, 0.5, 0.05
 
 
 class Pauses:
-    """Pauses that grow, each drawn by chance so that two that met do not meet again, until a time is over."""
+    """Growing pauses up to a time limit, each random, so that two transactions do not conflict at every attempt."""
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline, self._at_most_s = time.monotonic() + timeout_s, FIRST_S
 
     @property
     def left_s(self) -> float:
-        """The time that an attempt has, in seconds: what is left, but never nothing."""
+        """The time for an attempt, in seconds: the remaining time, but at least ``LEAST_S``."""
         return max(self._deadline - time.monotonic(), LEAST_S)
 
     def draw(self) -> float | None:

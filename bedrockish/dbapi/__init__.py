@@ -54,9 +54,9 @@ def __getattr__(name: str) -> int:
 
 apilevel = "2.0"
 threadsafety = 2
-"""Threads may share the module and connections, which let one of them in at a time; not cursors."""
+"""Threads may share the module and its connections, but not cursors. A connection serves one thread at a time."""
 paramstyle = "qmark"
-"""What SQLite reads: also ``:name`` with a map."""
+"""SQLite also accepts ``:name`` with a map."""
 sqlite_version: str = apsw.sqlite_lib_version()
 sqlite_version_info: tuple[int, ...] = tuple(int(part) for part in sqlite_version.split("."))
 

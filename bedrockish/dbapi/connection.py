@@ -167,8 +167,8 @@ class Connection:
             try:
                 self.commit()
             except BaseException:
-                # COMMIT failed on a deferred constraint, and left the transaction open; the block, which could have
-                # repaired the rows, is over.
+                # After COMMIT failed on a deferred constraint, the transaction is still open; but the block, which
+                # could have repaired the rows, is over.
                 if self.in_transaction:
                     self.rollback()
                 raise
@@ -404,7 +404,7 @@ class Connection:
             raise NotSupportedError("SQL is compiled on the nodes, where this program's authorizer is not")
 
     def set_progress_handler(self, progress_handler: Any, n: int) -> None:
-        """Set a handler to call after each ``n`` steps of a statement; a true result interrupts the statement.
+        """Set a handler that is called after every ``n`` steps of a statement; a true result interrupts the statement.
 
         The handler is called only for statements that run in this process: reads of a node's file, and statements of
         open transactions on it. By URL any handler but None is refused; ``timeout`` limits the calls.
@@ -484,7 +484,7 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None:
-        """Run a statement again that has just read a node's file, by a shorter path; return its columns and rows.
+        """Run a statement again that has just read a node's file, in less time; return its columns and rows.
 
         Return None if the statement must be run like any other.
         """

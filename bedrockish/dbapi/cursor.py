@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 PARSE_DECLTYPES = 1
 PARSE_COLNAMES = 2
-SHORT, KNOWN_MAX = 4_000, 1_000  # the kinds of so many texts are cached, if they have at most so many characters
+# The longest texts whose kinds are cached, in characters, and the number of cached kinds.
+SHORT, KNOWN_MAX = 4_000, 1_000
 RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
@@ -56,7 +57,7 @@ class Cursor:
     """Runs statements and holds the result of the last one. Get one from ``Connection.cursor``.
 
     Attributes:
-        arraysize: how many rows ``fetchmany`` returns by default.
+        arraysize: the number of rows that ``fetchmany`` returns by default.
         row_factory: called for each fetched row as ``row_factory(cursor, tuple)``; None for plain tuples.
     """
 
@@ -144,7 +145,7 @@ class Cursor:
             parameters: a sequence or a map.
 
         Raises:
-            Error: its class tells the kind of failure; ``retry`` whether running the transaction again can help.
+            Error: its class is the kind of failure; its ``retry`` is whether running the transaction again can help.
         """
         if self._connection is not None and not (self._is_busy or self._is_closed):
             found = self._connection._read_again(sql, parameters)
@@ -306,7 +307,7 @@ class Cursor:
         return row if self.row_factory is None else self.row_factory(self, row)
 
     def _converted(self, converter: Callable[[bytes], Any] | None, value: Any) -> Any:
-        """Return a value after its converter; without a converter, after the text factory. As in sqlite3."""
+        """Return the value made by the converter; without a converter, by the text factory. As in sqlite3."""
         if converter is not None and value is not None:
             data = value if isinstance(value, bytes) else str(value).encode()
             return converter(data) if data else None  # as in sqlite3, an empty value becomes None

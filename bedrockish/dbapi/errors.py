@@ -87,7 +87,7 @@ class ProgrammingError(DatabaseError):
 
 
 class NotSupportedError(DatabaseError):
-    """Raised for a feature that a replicated database does not have. The text names the way out."""
+    """Raised for a feature that a replicated database does not have. The text says what to do instead."""
 
 
 MISMATCH = 20  # SQLITE_MISMATCH

@@ -268,7 +268,7 @@ class Session:
             return NOTHING
         if self._open is None:
             self.foreign_keys = on
-        elif on == self._unchecked:  # otherwise the transaction has this setting already
+        elif on == self._unchecked:  # if they differ, the transaction has this setting already
             self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
             self._unchecked, self._is_switched = not on, True
         return NOTHING

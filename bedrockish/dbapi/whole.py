@@ -140,7 +140,7 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
     Raises:
         OperationalError: there is no such row, or the value is neither text nor a blob.
     """
-    # The table's name stands before the column's: SQLite takes an unknown quoted name alone as a string.
+    # The column is named with its table, because SQLite reads an unknown quoted name without a table as a string.
     found = list(run(f"SELECT {quoted(table)}.{quoted(column)} FROM {quoted(table)} WHERE rowid = ?", (row,)))
     if not found:
         raise OperationalError(f"no such rowid: {row}")

@@ -71,7 +71,7 @@ class DatabaseFeatures(features.DatabaseFeatures):
     has_select_for_update = True  # a transaction that loses gets the error when it commits
     has_select_for_update_nowait = True  # no transaction waits for a row
     has_select_for_no_key_update = True
-    supports_sequence_reset = False  # ids that nodes give only rise
+    supports_sequence_reset = False  # nodes assign only rising ids
 
 
 class DatabaseOperations(operations.DatabaseOperations):
@@ -92,7 +92,7 @@ class DatabaseOperations(operations.DatabaseOperations):
         return tuple(_quoted(value) for value in params)
 
     def sequence_reset_by_name_sql(self, style: Any, sequences: Any) -> list[str]:
-        """Return nothing: ids that nodes give only rise."""
+        """Return nothing: nodes assign only rising ids."""
         return []
 
 

@@ -78,7 +78,7 @@ OPERATIONS = (  # method, path, handler
     ("GET", "/livez", "alive"),
     ("GET", "/metrics", "metrics"),
 )
-NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # HEAD would do all the work, and discard the answer
+NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # a HEAD request would cause all the work, only to discard the answer
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
@@ -153,7 +153,7 @@ def make_app(
         node: the node that answers.
         token: the bearer token that callers must send; empty: none is needed.
         hosts: names under which the node may be called if callers need no login.
-        gate: knows the users.
+        gate: checks the logins of users.
         credentials: the node's credentials for links to its peers.
     """
     admission = Admission(token, gate)

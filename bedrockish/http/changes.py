@@ -33,7 +33,7 @@ LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
 WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy in between gives up earlier
-IN_THREAD_VALUES = 2_000  # so many values take milliseconds to write, and are written in a thread
+IN_THREAD_VALUES = 2_000  # pages with at least so many values take milliseconds to write, so a thread writes them
 ALIVE_S = 10.0  # how often a waiting reader is sent its place in the feed, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
@@ -45,8 +45,8 @@ class Asked:
     Attributes:
         after: the cursor.
         tables: the tables whose changes are wanted; None: all tables.
-        follow: whether to go on until the reader leaves.
-        wait_s: how long to wait for the first transaction, in seconds.
+        follow: whether to continue until the reader leaves.
+        wait_s: the longest wait for the first transaction, in seconds.
         limit: the most transactions; 0: no limit.
         hold: name under which the journal after ``after`` is kept for this reader.
         as_events: whether to write server-sent events in place of lines.
@@ -152,7 +152,7 @@ class _Reader:
                     yield await self._transaction(one)
                     self._left -= 1
                     if not self._left:
-                        yield self._end(one.cursor)  # the rest of the page was not taken
+                        yield self._end(one.cursor)  # the rest of the page was not sent
                         return
                 if self._feed.is_last:
                     if not self._asked.follow and (found or trio.current_time() >= until):

@@ -1,6 +1,6 @@
-"""The data of the dashboard: the status of this node and of its peers, which are asked through the ordinary client.
+"""The data of the dashboard: the status of this node and of its peers, which this node asks by the ordinary client.
 
-So one node's page shows the whole cluster, and peers need no HTTP of their own.
+So the page of one node shows the whole cluster, and peers need no HTTP.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ ANSWER_S = 1.5  # the page asks every second; a node that takes longer is shown 
 
 
 Facts = dict[str, Any]
-Asks = Callable[[str, Client], Awaitable[Facts]]  # asks the member of this name
+Asks = Callable[[str, Client], Awaitable[Facts]]  # asks the member with this name over this client
 
 
 async def whole_cluster(node: Runtime, after: Mapping[str, int], entry: Entry) -> Facts:

@@ -52,19 +52,19 @@ class Connection:
 
     Args:
         stream: the stream of bytes.
-        serve: answers a request, by one call of the function that it gets as the second argument.
-        leaves: tells whether the node is stopping, so that connections end after their answers.
+        serve: answers a request: it calls the function in its second argument once, with the reply.
+        leaves: returns whether the node is stopping, so that connections end after their answers.
 
     Attributes:
-        until: when the connection is cut off, unless more has come before; on trio's clock.
+        until: when the connection is cut off unless more data arrive before, on trio's clock.
     """
 
     def __init__(self, stream: Stream, serve: Serves, leaves: Callable[[], bool] = lambda: False) -> None:
         self._stream, self._serve, self._leaves = stream, serve, leaves
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._parser = Parser(host_of(stream), self._read_body)
-        self._waits_since = math.inf  # since when a write waits for the caller
-        self._request: Request | None = None  # the one that is being answered
+        self._waits_since = math.inf  # when the write that waits for the caller began to wait
+        self._request: Request | None = None  # the request that is being answered
         self._is_answered = self._is_last = False
         self._since = 0.0  # when the head of this request had arrived
         self.until = trio.current_time() + IDLE_S
@@ -145,7 +145,7 @@ class Connection:
 
         Raises:
             BrokenResourceError: the caller has gone, or does not read.
-            CallerGoneError: another reply has begun; the caller sees from its missing end that it is not whole.
+            CallerGoneError: another reply has begun; the caller sees that it is incomplete, because its end is missing.
         """
         if self._is_answered:
             raise CallerGoneError("in the middle of a reply")
@@ -173,7 +173,8 @@ class Connection:
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
                 async with aclosing(pieces):
-                    piece = await anext(pieces, None)  # only a begun generator ends the stream it reads
+                    # A generator that has not begun would not end the stream that it reads.
+                    piece = await anext(pieces, None)
                     head = head_of(reply, b"transfer-encoding: chunked\r\n" if is_chunked else b"", is_last=is_last)
                     self._is_answered = True
                     await self.send(head)
@@ -194,9 +195,9 @@ class Connection:
         self._is_last = is_last
 
     async def _watch(self, writing: trio.CancelScope) -> None:
-        """Cancel writing to a caller that has gone; the head of a further request of the caller waits in the parser."""
+        """Cancel writing when the caller has gone. If the caller sends a further request, the parser keeps its head."""
         if self._request is not None and not self._request.is_whole:
-            return  # nothing would take the rest of the body, which would be kept without a bound
+            return  # the rest of the body is not used now, so it would fill the memory without a bound
         with suppress(*BROKEN):
             while await self._read():
                 if self._parser.requests or self._parser.fault is not None:
@@ -243,7 +244,7 @@ class Connection:
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long a write has been waiting for the caller, in seconds."""
+        """The time for which a write has been waiting for the caller, in seconds."""
         return max(0.0, trio.current_time() - self._waits_since)
 
     def cut(self) -> None:
@@ -255,7 +256,7 @@ class Connection:
 
 
 def head_of(reply: Reply, length: bytes = b"", *, is_last: bool = False) -> bytes:
-    """Return the head of a reply, with the line that tells how long its body is."""
+    """Return the head of a reply, including the line for the length of the body."""
     lines = _LINES.get(reply.status) or _line_of(reply.status)
     for name, value in reply.headers.items():
         lines += f"{name}: {value}\r\n".encode("latin-1")

@@ -34,8 +34,8 @@ class Admission:
     """The logins that a node accepts.
 
     Args:
-        token: the bearer token that lets a caller in; empty: no such token does.
-        gate: knows the users.
+        token: the bearer token with which a caller is admitted; empty: no token is accepted.
+        gate: checks the logins of users.
     """
 
     def __init__(self, token: str, gate: Gate) -> None:
@@ -47,7 +47,7 @@ class Admission:
         return not self.token and not self.gate.users
 
     async def admit_bearer(self, given: str, address: str) -> str:
-        """Return the user that a bearer token stands for; empty at a node without logins.
+        """Return the user of a bearer token; empty at a node without logins.
 
         The token is the node's ``http_token``, a user's token, or a user and a password as Basic authentication writes
         them: clients of libSQL's protocol can send a token only.
@@ -194,7 +194,7 @@ def is_foreign(headers: Headers) -> bool:
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:
-    """Whether no foreign name server can have led a caller here by this Host header: an address, or a local name."""
+    """Whether no foreign name server can have led a caller here: the Host header is an IP address or a local name."""
     return _is_near(host, known) if len(host) <= HOST_CHARACTERS_MAX else False
 
 

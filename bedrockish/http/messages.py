@@ -31,23 +31,23 @@ class StatusError(Exception):
 
 
 class Request:
-    """A request whose head has come; its body may still be on the way.
+    """A request whose head has arrived; its body may still be in transit.
 
     Args:
         method: the method, in capitals.
-        target: path and query, as they stand in the request.
+        target: path and query, unchanged.
         headers: values by name in small letters; several of one name are joined by commas.
         address: the caller's host.
         more: waits for more of the body. Raises CallerGoneError.
 
     Attributes:
         path: the path, with its percent signs decoded.
-        query: the part of the target behind the question mark, as it came.
+        query: the part of the target behind the question mark, unchanged.
         name: the last part of the path, at paths that end with one.
         user: the caller's user; empty at a node without logins.
         purse: the memory that the node holds for this request.
-        came_bytes: how much of the body has come.
-        is_whole: whether the whole body has come.
+        came_bytes: how many bytes of the body have arrived.
+        is_whole: whether the whole body has arrived.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
         is_upgrade: whether the caller offers another protocol for this connection.
         is_kept_alive: whether the caller wants to send another request on this connection.
@@ -68,7 +68,7 @@ class Request:
         self._more, self._came = more, bytearray()
 
     def add(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Add a part of the body that has arrived."""
         self._came += data
         self.came_bytes += len(data)
 

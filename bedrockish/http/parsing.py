@@ -26,7 +26,7 @@ class Parser:
         more: waits until ``feed`` has been called with more bytes.
 
     Attributes:
-        requests: the requests whose head has come, and that wait for their answers.
+        requests: the requests whose heads have arrived, and that wait for their answers.
         fault: the error that ended the reading; None before.
     """
 
@@ -36,12 +36,12 @@ class Parser:
         self.fault: StatusError | None = None
         self._current: Request | None = None  # the request whose body is not whole yet
         self._url, self._headers, self._count = b"", dict[str, str](), 0
-        self._is_past_upgrade = False  # whether the head that is read comes from ``_pass_upgrade``
+        self._is_past_upgrade = False  # whether the head that is being parsed was made by ``_pass_upgrade``
         self._stalled = 0  # bytes since the last head or part of a body
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the caller."""
+        """Parse bytes that have arrived from the caller."""
         before, self._stalled = self._stalled + len(data), -1
         try:
             self._feed(data)
@@ -68,7 +68,8 @@ class Parser:
             self._pass_upgrade(self._current)
 
     def _pass_upgrade(self, request: Request) -> None:
-        """Go on with HTTP/1.1 after a request that offers another protocol, as some clients do with their first one.
+        """Continue with HTTP/1.1 after a request that offers another protocol, as the first request of some clients
+        does.
 
         llhttp takes the bytes that follow for the other protocol, but here they are the body. So a new parser first
         gets a made-up head with the same length.
@@ -90,17 +91,17 @@ class Parser:
     # -- what llhttp calls -----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin with a head."""
+        """Begin a new head."""
         if len(self.requests) >= PIPELINED_MAX:
             self._refuse(400, f"{PIPELINED_MAX} requests wait for their answers; read them first")
         self._url, self._headers, self._count = b"", {}, 0
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
+        """Add a part of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; headers after a body are ignored."""
+        """Add a header; headers after a body are ignored."""
         if self._current is not None:
             return
         self._count += 1
@@ -135,7 +136,7 @@ class Parser:
         self.requests.append(request)
 
     def on_body(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Add a part of the body."""
         self._stalled = 0
         assert self._current is not None
         self._current.add(data)

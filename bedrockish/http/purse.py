@@ -10,7 +10,7 @@ from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, TooLargeError
 from bedrockish.node.transactions.callers import RULE, fits
 
-WRITTEN = 2  # an answer counts so many times, because its text is longer than its encoding
+WRITTEN = 2  # the factor by which an answer counts, because its text is longer than its encoding
 LOOK_BYTES = 1 << 20
 UNFINISHED_PARTS = 4  # all bodies that are not whole may take memory_max divided by this number
 
@@ -29,7 +29,7 @@ class Unfinished:
         """Count bytes of a caller's bodies.
 
         Raises:
-            MemoryFullError: the caller has begun bodies beyond its share.
+            MemoryFullError: the unfinished bodies of this caller are larger than its share.
         """
         most, own = self._memory.max_bytes // UNFINISHED_PARTS, self._held[caller]
         if not fits(most, self._held.total(), own, size):
@@ -53,7 +53,7 @@ class Purse:
 
     Args:
         memory: the node's memory.
-        room: bytes that all its answers may take together.
+        room: the most bytes that all its answers may have together.
         unfinished: counts the bodies that are not whole yet.
 
     Attributes:

@@ -21,7 +21,7 @@ BACKLOG = 100
 
 
 class ServerCertificate:
-    """The node's certificate for HTTP, read again when that of its links is.
+    """The node's certificate for HTTP, which is read again whenever the certificate of its links is read again.
 
     After the first message of each handshake, a callback of TLS may replace the context: ``_renew`` sets the new one.
 
@@ -71,7 +71,7 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. If the server itself fails, it is started again while the node goes on.
+    """Serve until cancelled. If the server itself fails, it is started again; the node keeps running.
 
     Raises:
         ConfigError: the address cannot be used.

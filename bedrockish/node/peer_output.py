@@ -31,7 +31,7 @@ class PeerOutput:
     """The output of one node to its peers.
 
     Attributes:
-        info: the facts that the node tells in its HELLO when a link is opened; batches only once they are durable.
+        info: the facts in the node's HELLO, sent when a link is opened; ``batches`` counts only durable batches.
         mesh: the links; None until they are open.
         on_members: called when the members or the users have changed.
     """

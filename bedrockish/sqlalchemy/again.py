@@ -100,5 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether a table or an index exists already: code that looks before it creates one finds it when run again."""
+    """Whether a table or an index exists already: code that checks this first finds it when it is run again."""
     return "already exists" in str(error.orig)

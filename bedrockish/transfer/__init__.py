@@ -1,1 +1,1 @@
-"""Whole databases and tables in and out: import of files, CSV and dumps, export."""
+"""Import and export of whole databases and tables: SQLite files, CSV, dumps."""

@@ -1,7 +1,7 @@
-"""One statement over a whole table, a range of keys at a time: each in a transaction of its own, each done once.
+"""Runs one statement over a whole table, one range of keys after the other, each once and as its own transaction.
 
 A state file has the range under way and the id under which it was sent. After a kill that range is sent again under the
-same id, which has no effect if it had happened, and the next ranges follow.
+same id, which has no effect if it was committed already. Then the next ranges follow.
 """
 
 import json
@@ -27,7 +27,9 @@ from bedrockish.errors import (
 )
 
 ROWS_MIN, ROWS_MAX = 1, 100_000
-SHORT_S, LONG_S = 0.05, 0.2  # a range that took less is followed by a longer one, one that took more by a shorter one
+# The next range is longer after one that took less than the first, and shorter after one that took more than the
+# second.
+SHORT_S, LONG_S = 0.05, 0.2
 PAUSES_S = (0.1, 0.5, 2.0, 5.0, 10.0)  # before a range is tried again
 
 
@@ -120,7 +122,7 @@ class Batch:
             rows: the rows of the first range; later ranges have as many rows as take about a tenth of a second.
 
         Raises:
-            BedrockishError: a range failed; the ranges before are done, and the next run goes on at the failed one.
+            BedrockishError: a range failed; the ranges before are done, and the next run continues at the failed one.
         """
         while not self.progress.finished:
             count = await self._choose(rows) if self.progress.first is None else 0
@@ -156,7 +158,7 @@ class Batch:
     async def _choose(self, rows: int) -> int:
         """Find the next range, and write it to the file before it is sent; return how many rows it has."""
         table, after = quoted(self.progress.table), self.progress.after
-        key = f"{table}.{quoted(self.progress.key)}"  # SQLite takes an unknown name without a table for a text
+        key = f"{table}.{quoted(self.progress.key)}"  # SQLite reads an unknown quoted name without a table as a text
         where = f"WHERE {key} > ?2" if after is not None else f"WHERE {key} IS NOT NULL AND ?2 IS NULL"
         sql = f"SELECT min(k), max(k), count(*) FROM (SELECT {key} AS k FROM {table} {where} ORDER BY k LIMIT ?1)"
         first, last, count = (await self._client.execute(sql, [rows, after], read="strict")).rows[0]

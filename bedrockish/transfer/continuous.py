@@ -2,8 +2,8 @@
 
 ``snapshot-000002.db`` is a copy of a node's file, ``journal-000002.db`` the segment that is written from then on. Each
 segment begins where the segment before it ends, whichever nodes they were read from, so any snapshot can be continued
-with the segments after it. Each write is synced before it counts, so after a kill the next run continues at the end of
-the last segment.
+with the segments after it. Each write is synced before it counts, so a run after a kill continues at the end of the
+last segment.
 """
 
 import fcntl
@@ -90,7 +90,7 @@ def numbered(folder: Path, pattern: str) -> list[Path]:
 
 
 async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
-    """Keep a directory up to date with safe time, for ever or once.
+    """Update a directory up to safe time, once or for ever.
 
     Raises:
         ConfigError: the directory cannot be written, another program writes it, or it is of another cluster.
@@ -272,7 +272,7 @@ class _Backup:
                 self._say(f"{old.name} is too old and was removed")
 
     def _begin(self, snapshot: Path, *, anew: bool) -> None:
-        """Begin the segment after a snapshot, where the previous one ends, or with ``anew`` where the snapshot does."""
+        """Begin the segment after a snapshot where the last segment ends, or with ``anew`` where the snapshot ends."""
         db = open_readonly(snapshot)
         try:
             heads: Heads = ends(db)
@@ -338,7 +338,7 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
 
 
 def too_old(folder: Path, before_s: float) -> list[Path]:
-    """Return the files that no restore to a moment after a Unix time needs."""
+    """Return the files that are not needed to restore a state from after a Unix time."""
     kept: Path | None = None
     for snapshot in numbered(folder, SNAPSHOTS):
         if milliseconds(_of(snapshot)[0]) / 1000 <= before_s:

@@ -20,7 +20,7 @@ class Exported:
         size: the size of the file, in bytes.
         vector: the last tick of each timeline in it: it has all transactions up to these, and no others.
         clock: the highest clock of a transaction in it.
-        cursor: the cursor at which the change feed goes on.
+        cursor: the cursor at which the change feed continues after it.
     """
 
     size: int
@@ -30,7 +30,7 @@ class Exported:
 
 
 async def export(url: str, path: Path) -> Exported:
-    """Write a consistent copy of the tables to a new file, while clients go on.
+    """Write a consistent copy of the tables to a new file, while clients keep working.
 
     Raises:
         ConfigError: the file is there already or cannot be written.

@@ -1,9 +1,9 @@
 """A lake: the change feed as tables of Delta Lake, each change exactly once, even if a process is killed.
 
 Next to the lake is a mirror, a SQLite file with the state of the cluster after the last batch. The mirror has two uses.
-It shows the changes of rows by a schema change, which the feed has only as statements. And it keeps the place: the end
-of a batch is written to the mirror before any table of the lake gets the batch. So after a kill the same batch is made
-again, of the same transactions; each table has the number of its last batch, and does not take a batch twice.
+It shows the changes of rows by a schema change, which the feed has only as statements. And it has the end of each
+batch, which is written to the mirror before any table of the lake gets the batch. So after a kill the same batch is
+made again from the same transactions. Each table has the number of its last batch, so no batch is added twice.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class Lake:
 
     @property
     def copied(self) -> str | None:
-        """The cursor at which the feed goes on after the copy whose rows are being written; None without a copy."""
+        """The cursor at which the feed continues after the copy whose rows are being written; None without a copy."""
         return self._db.execute("SELECT copied FROM bedrockish_lake").get  # type: ignore[no-any-return]
 
     def write(self, transactions: Sequence[Committed]) -> int:
@@ -149,9 +149,9 @@ class Lake:
         return len(events)
 
     def write_copy(self) -> Iterator[int]:
-        """Write the rows of the copy with which a lake begins, as far as they are missing; yield after each batch.
+        """Write those rows of the lake's initial copy that it lacks; yield after each batch.
 
-        A batch is so many rows in a fixed order, so a batch that was interrupted is made again with the same rows.
+        Batches have a fixed number of rows in a fixed order, so an interrupted batch is made again with the same rows.
 
         Yields:
             the number of rows of the batch.
@@ -245,7 +245,8 @@ def _may_replace(statements: Sequence[str], table: str) -> bool:
         statements: the statements of one schema change.
         table: its folded name.
     """
-    written = {table, *(table.replace(mark, mark * 2) for mark in "\"'`")}  # as it stands there, quoted or not
+    # The name as it may be written in the statements, quoted or not.
+    written = {table, *(table.replace(mark, mark * 2) for mark in "\"'`")}
     return len(statements) > 1 and any(name in folded(sql) for sql in statements for name in written)
 
 
@@ -276,7 +277,7 @@ class Batcher:
     """The division of a feed into batches.
 
     Args:
-        ending: the cursor at which the first batch must end; None: at any.
+        ending: the cursor at which the first batch must end; None if it may end anywhere.
     """
 
     def __init__(self, ending: str | None) -> None:
@@ -290,7 +291,7 @@ class Batcher:
         return bool(self._batch) and self._ending is None
 
     def add(self, one: Committed) -> list[list[Committed]]:
-        """Take the next transaction; return the batches that are complete now."""
+        """Add the next transaction; return the batches that are complete now."""
         # A schema change has a batch of its own. A batch that an earlier run began ends at ``ending`` only.
         over = self.rest() if one.statements else []
         self._batch.append(one)
@@ -361,7 +362,7 @@ def begin_with(copy: Path, cursor: str, directory: Path) -> None:
 
     Args:
         copy: the file, in the lake's directory.
-        cursor: the cursor at which the feed goes on after the copy.
+        cursor: the cursor at which the feed continues after the copy.
         directory: the directory of the lake.
     """
     db = Connection(str(copy))

@@ -126,7 +126,7 @@ class Event:
         commit: the commit that made it.
         number: its number among the commit's changes, from 0.
         shape: the table, as it is after the change, or was before it was dropped.
-        maker: the id of the command that made it; None where that cannot be told.
+        maker: the id of the command that made it; None if that is unknown.
         before, after: the row.
     """
 

@@ -1,4 +1,4 @@
-"""The tables of a lake, of Delta Lake, by deltalake (extra ``[lake]``).
+"""The tables of a lake as Delta tables, written with the package deltalake (extra ``[lake]``).
 
 Rows and the number of their batch are added in one commit, so a batch is never added twice.
 """
@@ -74,7 +74,7 @@ def _name_of(table: str, known: Iterable[str]) -> str:
 
 
 def _checked(directory: Path) -> Path:
-    """Return the absolute path of a folder, which deltalake takes for a part of a URL.
+    """Return the absolute path of a folder. deltalake reads it as a part of a URL.
 
     Raises:
         UsageError: the path has a character with a meaning in URLs.

@@ -53,7 +53,7 @@ class Found:
     Attributes:
         path: the file.
         where: the place in the file, and the remedy, for people.
-        looked: True: the value is there; False: the file could not be searched.
+        looked: True if the value is there; False if the file could not be searched.
     """
 
     path: Path
@@ -157,7 +157,7 @@ def _files(path: Path, closed: Callable[[OSError], None]) -> Iterator[Path]:
 
 def _look(path: Path, values: Values, read_parquet: Rows | None) -> Iterator[Found]:
     if not path.is_file():
-        yield Found(path, "is no file that keeps anything", looked=False)  # to open a pipe would wait for its writer
+        yield Found(path, "is not a regular file", looked=False)  # opening a pipe would wait for its writer
         return
     with open(path, "rb") as file:
         begins = file.read(16)

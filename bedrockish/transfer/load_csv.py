@@ -34,7 +34,7 @@ Found = Sequence[Any] | dict[str, Any]  # a row: values in their order, or by th
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file to be loaded, and how.
+    """A file to be loaded, and the options of the load.
 
     Attributes:
         path: the file, in UTF-8.
@@ -136,11 +136,11 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
         client: session with the cluster.
         source: the file.
         table: name of the table.
-        told: called with the number of bytes of the file that are done.
+        told: called with the number of bytes of the file whose rows are loaded.
 
     Raises:
-        UsageError: the file cannot be read, or the cluster refuses a row; the text says which rows it took before.
-        BedrockishError: no node takes the rows.
+        UsageError: the file cannot be read, or the cluster refuses a row; the text says which rows were loaded before.
+        BedrockishError: no node accepts the rows.
     """
     prefix = f"csv-{source.fingerprint(table)}-"
     once = Once(client, prefix, await commands_done(client, prefix))
@@ -198,7 +198,8 @@ def _fit(row: Found, columns: list[str], filled: Filled, where: str) -> tuple[An
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
     """Return the place of the row that the cluster refuses, found by trying each row in a transaction that rolls back.
 
-    The result is None if the cluster takes each row, so that it refused the batch as a whole, or cannot be asked.
+    The result is None if the cluster accepts each row alone, so that it refused only the whole batch, or cannot be
+    asked.
     """
     place = None
     with suppress(BedrockishError):

@@ -1,7 +1,7 @@
 """Loads a plain SQLite database into a cluster: schema as schema transactions, rows in batches, each of them once.
 
 The command id of every batch is derived from the source and the batch's number. So a batch whose answer was lost is
-sent again and still happens once, and a load that was interrupted goes on where it was when it is run again.
+sent again without a second effect, and an interrupted load continues at the same place when it is run again.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
-LAYOUT = 3  # counts up when batches are cut differently, so that their ids do not name other rows
+LAYOUT = 3  # is incremented when batches are cut differently, so that no id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL = "virtual table"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")
@@ -62,8 +62,8 @@ class Loaded:
 
     Attributes:
         rows: the number of rows in all, by table.
-        left_out: parts of the schema that the cluster did not take, and the reasons.
-        before: the number of transactions that an earlier run had brought.
+        left_out: parts of the schema that the cluster refused, and the reasons.
+        before: the number of transactions that an earlier run had committed.
     """
 
     rows: dict[str, int]
@@ -77,7 +77,7 @@ def quote(name: str) -> str:
 
 
 def open_source(path: Path) -> sqlite3.Connection:
-    """Open the database to be loaded, without the means to change it.
+    """Open the database to be loaded, read-only.
 
     Raises:
         UsageError: the database cannot be opened.
@@ -202,7 +202,7 @@ def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
 
 
 def row_bytes(row: Iterable[Any]) -> int:
-    """Return about how many bytes a row has."""
+    """Return the approximate number of bytes of a row."""
     values = tuple(row)
     return 8 * len(values) + sum([len(value) for value in values if value.__class__ in TEXTS])
 
@@ -359,7 +359,7 @@ async def load(
 
     Raises:
         UsageError: the database cannot be read, or the cluster refuses a part of it; the text says where it stopped.
-        BedrockishError: no node takes the content.
+        BedrockishError: no node accepts the content.
     """
     left_out: list[str] = []
     once = Once(client, f"{run}-", done)

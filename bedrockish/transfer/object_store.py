@@ -7,8 +7,8 @@ of two writers gets an error.
 With a key, objects are encrypted and bound to their names (AES-256-GCM): without the key no object can be read,
 changed, or put in the place of another object. The store can still lose objects, or show an older state.
 
-``obstore`` binds the Rust crate ``object_store``: one wheel without further packages, and a conditional PUT for all of
-these stores, which fsspec's interface does not have.
+``obstore`` binds the Rust crate ``object_store``: it is one wheel without further packages, and has a conditional PUT
+for all of these stores, unlike fsspec.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 CHUNK_BYTES = 1 << 20
 AT_ONCE = 8  # objects that are sent or fetched at the same time
 MANIFESTS_KEPT = 8
-MANIFEST_BYTES_MAX = 256 << 20  # as JSON: of some terabytes
+MANIFEST_BYTES_MAX = 256 << 20  # as JSON; enough for a directory of some terabytes
 GARBAGE_AGE = timedelta(hours=1)  # a younger chunk may belong to a manifest that is not written yet
 MAGIC, PLAIN, ENCRYPTED = b"BRO1", b"\0", b"\1"
 KEY_BYTES, ID_BYTES, NONCE_BYTES = 32, 8, 12

@@ -14,12 +14,12 @@ python -m tools.compliance cpython --write --plain   # note what is found; give 
 ```
 
 `tools/test` runs a part of each, `tools/test --slow` all. Every package is one that
-[requirements.lock](../tools/requirements.lock) pins. Expectations are of one release; for another, nothing is compared,
-which is said.
+[requirements.lock](../tools/requirements.lock) pins. Expectations are for one release of a package. With another
+release, the results are not compared, and the report says so.
 
-*Refused* is what a replicated database does not do by design, with an error that names the way out; *failed* is the
-rest. *Skipped* is what a suite itself leaves out, for reasons of its own or because our backend says that it cannot do
-it.
+*Refused* tests need something that a replicated database does not do by design; the error says what to do instead. All
+other failures are *failed*. *Skipped* tests are left out by the suite itself, for its own reasons or because our
+backend declares that it does not support them.
 """
 
 NOT_RUN = {

@@ -190,7 +190,7 @@ class Galera:
         raise DemoError(f"Galera's node {number} is not ready after {READY_S:g} s: see {log}")
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all nodes."""
         for node in reversed(self.nodes):
             node.stop()
 

@@ -163,7 +163,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def let_go(self, txid: Txid) -> None:
-        """Unblock all requests that wait for a transaction or reservation; they have only this wait in common."""
+        """Unblock all requests that wait for a transaction or reservation: they need not conflict with each other."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:

@@ -183,7 +183,7 @@ class Recovery:
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
-        # A voter has the ballots that equal its place modulo the number of voters, so no two voters share a ballot.
+        # Voter i of n has the ballots FIRST_BALLOT + i, FIRST_BALLOT + i + n, …, so no two voters share a ballot.
         ballot += max(0, (promised - ballot) // len(voters) + 1) * len(voters)
         assert ballot > promised
         assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"

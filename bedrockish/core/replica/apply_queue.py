@@ -174,7 +174,8 @@ class ApplyQueue:
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # The entry may have come from another peer: a COMMIT that waits behind this place would never be tried again.
+        # If the entry came from another peer, its COMMIT may still be in ``early``, where nothing would remove it
+        # later.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:

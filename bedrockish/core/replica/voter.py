@@ -258,7 +258,8 @@ class Voting:
         state = self.state
         outcome = state.outcome(txid)
         if outcome is None:
-            # Votes and outcomes up to safe time are dropped. A transaction that is not in the journal is rolled back.
+            # Votes and outcomes up to safe time are dropped, so the journal decides: a transaction that is not in it
+            # was rolled back.
             if txid.clock <= state.clock.safe:
                 state.outbox.emit(SendOutcome(peer, txid))
                 return True

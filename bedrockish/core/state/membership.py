@@ -1,7 +1,7 @@
 """The members of the cluster: every change of the membership, as a function from the old one to the new one.
 
 Pure: the caller passes the present facts about the members (which are alive, which lag behind). The rules refuse
-changes after which the cluster could not decide any more; each refusal names the way out.
+changes after which the cluster could not decide any more; each refusal says what to do instead.
 """
 
 import re

@@ -187,7 +187,8 @@ class Roster:
     def is_voter(self, node: str) -> bool:
         """Return whether a node is a voter now; this node also has to be allowed to vote."""
         member = self.membership.members.get(node)
-        # Each peer judges our votes itself. We give no vote that rests on promises which we may have forgotten.
+        # If this node may have forgotten promises, it must not vote. Each peer also judges for itself whether our votes
+        # count.
         if node == self.me and (self.lost or (self.accused and self.barred) or not self.health.writes):
             return False
         return member is not None and member.voter
@@ -196,8 +197,8 @@ class Roster:
     def certifies_reads(self) -> bool:
         """Whether our answer counts for a strict read: this node has to be a voter; it may be read-only.
 
-        We know every transaction that we have approved. While we are read-only we approve no other, so no commit rests
-        on a later vote of ours.
+        This node knows every transaction that it has approved. While it is read-only it approves no other, so no commit
+        depends on a later vote of this node.
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads

@@ -36,6 +36,6 @@ class Schema:
         return change
 
     def advance(self) -> None:
-        """Increment the version, for a scheduled change at its activation, or for a change that is applied in force."""
+        """Increment the version: a change is in force now, at its activation or, without one, when it is applied."""
         assert self.scheduled is None
         self.version += 1

@@ -38,8 +38,8 @@ class Kept:
 
     Attributes:
         session: the stream.
-        credentials: the digest of its caller's credentials; only that caller may go on with the stream.
-        caller: the user or the address to whose share it counts.
+        credentials: the digest of its caller's credentials; only that caller may continue the stream.
+        caller: the user or the address whose share of streams it uses.
     """
 
     session: Session
@@ -65,7 +65,7 @@ class Pipelines:
         }
 
     def _alone(self, kind: str) -> Handler:
-        """Return the endpoint of version 1 for one request, on a stream of its own."""
+        """Return the endpoint of version 1 for a single request, which opens a stream and closes it."""
 
         async def alone(request: Request) -> Reply:
             session = self._new(request)

@@ -3,7 +3,7 @@
 Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node runs again by itself when it
 meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, which
 the node may run again, too. A transaction that a program leaves open between its calls is an open transaction of the
-node, and can lose to a conflict: then every statement raises that error until ROLLBACK.
+node. If it loses to a conflict, every statement raises that error until ROLLBACK.
 """
 
 import uuid
@@ -57,14 +57,14 @@ _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql
 
 
 class DeclaredTypes:
-    """The declared types of columns, asked once for each text and schema version."""
+    """The declared types of columns; a node is asked once for each text and schema version."""
 
     def __init__(self, node: Runtime, schema_version: Callable[[], int]) -> None:
         self._node, self._schema_version = node, schema_version
         self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
 
     async def of(self, sql: str, user: str) -> list[str | None]:
-        """Return the type of each column of a statement's result; empty without columns, or if it cannot compile."""
+        """Return the type of each column of a statement's result; empty if it has no columns or does not compile."""
         key = (self._schema_version(), sql)
         if key not in self._known:
             try:
@@ -87,7 +87,7 @@ class Session:
         closed: whether the stream is closed.
         purse: the account of the memory of the call that is answered now.
         user: the name of the caller; empty at a node without users.
-        ends: whether the stream ends with the request that is answered now, by the rest of its call.
+        ends: whether the rest of the call closes the stream after the request that is answered now.
     """
 
     purse: Purse | None = None
@@ -174,7 +174,7 @@ class Session:
 
     async def _describe(self, sql: str) -> dict[str, Any]:
         check_statement(sql)
-        is_own = self._is_own(sql)  # nodes see no such text
+        is_own = self._is_own(sql)  # no node gets this text
         try:
             columns = [] if is_own else (await self._columns(sql))["columns"]
         except UnsupportedError:  # the text is valid SQL; running it raises the reason why a node refuses it
@@ -187,7 +187,7 @@ class Session:
         }
 
     def _is_own(self, sql: str) -> bool:
-        """Whether a statement returns no rows, and is done by the stream or by the open transaction itself."""
+        """Whether a statement only changes a setting of the stream, or begins, marks or ends a transaction."""
         if parse_begin(sql) is not None or control.parse_control(sql) is not None:
             return True
         switched = switch_of(sql)
@@ -266,7 +266,7 @@ class Session:
         return self._results(answer)[-1]
 
     async def _check_no_action(self, sql: str) -> None:
-        """Check that no foreign key would act in a statement that expects them off: nodes enforce them for rows."""
+        """Check that a statement which expects foreign keys to be off causes none of their actions on nodes."""
         if not (self._keys or self._unchecked or self._is_switched) and kind_of(sql) == WRITE:
             answer = await self._node.submit(self._request((Statement(PARENTS),), is_readonly=True))
             check_no_action(sql, (str(name) for (name,) in decode_results(answer.results)[0].rows))
@@ -308,7 +308,7 @@ class Session:
         return [replace(one, columns=shown_names(one.columns)) for one in results]
 
     async def _switch(self, name: str, on: bool | None) -> Result:
-        """Do a PRAGMA that is the stream's own; in an open transaction, ``foreign_keys`` is the transaction's."""
+        """Execute a PRAGMA that sets a setting of the stream or, for ``foreign_keys``, of its open transaction."""
         if on is None:
             enforced = self._keys if self._open is None else not self._unchecked
             return Result((name,), [(int(enforced and name == "foreign_keys"),)])
@@ -316,7 +316,7 @@ class Session:
             return Result((), [])
         if self._open is None:
             self._keys = on
-        elif on == self._unchecked:  # else the transaction has this setting already
+        elif on == self._unchecked:  # if they differ, the transaction has this setting already
             await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
             self._unchecked, self._is_switched, self._changes_schema = not on, True, True
         return Result((), [])

@@ -92,7 +92,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
 
 def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | BedrockishError:
-    """Return the error for the caller: from an answer or from the code that asked, if any, else the end of the link."""
+    """Return one error of a group for the caller: a BedrockishError if there is one, else an error of the link."""
     said, _ = group.split(BedrockishError)
     found: BaseException = said if said is not None else group
     while isinstance(found, BaseExceptionGroup):

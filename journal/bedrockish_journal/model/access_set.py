@@ -195,7 +195,7 @@ def _ranges(packed: list[Any]) -> Iterator[Range]:
 def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
     """Return a key that ``writer`` writes and ``other`` reads or writes, or None.
 
-    Two transactions conflict if this holds for them in either direction.
+    Two transactions conflict if one of them writes such a key, whichever of the two it is.
     """
     if not writer.write_points.isdisjoint(other.write_points):
         return min(writer.write_points & other.write_points)

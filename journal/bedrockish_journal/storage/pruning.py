@@ -278,7 +278,7 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
 
 
 def rough_bytes(db: apsw.Connection) -> int:
-    """Return an estimate of the journal's bytes as ``size`` does, in a time that does not grow with the journal."""
+    """Return an estimate of the journal's bytes, like that of ``size``; the time does not grow with the journal."""
     first: int | None = db.execute("SELECT min(seq) FROM bedrockish_journal").get
     last: int | None = db.execute("SELECT max(seq) FROM bedrockish_journal").get
     if first is None or last is None:
@@ -287,7 +287,7 @@ def rough_bytes(db: apsw.Connection) -> int:
 
 
 def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
-    """Return an estimate of the bytes of an entry in the table, by a sample of some hundred spread over all."""
+    """Return the estimated mean size of an entry of the table, from some hundred entries spread over the table."""
     step = max(1, (last - first) // 128)
     sampled = db.execute(
         """WITH RECURSIVE place(seq) AS (SELECT ?1 UNION ALL SELECT seq + ?3 FROM place WHERE seq + ?3 <= ?2)

@@ -26,10 +26,11 @@ from bedrockish.api.requests import (
 from bedrockish.api.temporary import FRESH
 from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
-from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.core import INHERITED, ClientCore
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import (
     BedrockishError,
+    ClientClosedError,
     ConflictError,
     DeadlineError,
     UnavailableError,
@@ -94,7 +95,9 @@ class LocalSteps:
                 return await session._call(what, timeout_s)
             assert isinstance(what, Ask)
             return Told(0, await session._in_place(found.columns, what.statement))
-        one = self.transactions.find(what.request.command)
+        if what.op == ROLLBACK and self.transactions.is_inherited(what.request.command):
+            return Answered(0, Answer(NOTHING, Token()))  # it goes on in the parent process
+        one = self._find(what.request.command)
         if what.op == BEGIN and one is None:
             one = await self._begin(what.request)
         if one is None:
@@ -108,6 +111,16 @@ class LocalSteps:
             return await self._commit(one, what, timeout_s)
         assert what.op in (BEGIN, STATEMENTS)
         return await self._statements(one, what, timeout_s)
+
+    def _find(self, command: str) -> LocalTransaction | None:
+        """Return the transaction of a command if it is open in this process.
+
+        Raises:
+            ClientClosedError: it was opened before a fork, and is open in the parent process.
+        """
+        if self.transactions.is_inherited(command):
+            raise ClientClosedError(INHERITED)
+        return self.transactions.find(command)
 
     async def read_strictly(self, request: Request) -> list[Rows] | None:
         """Run statements that only read in this process, and let the node certify their read set.
@@ -220,7 +233,7 @@ class LocalSteps:
         Raises:
             BedrockishError: see ``Transaction.run``.
         """
-        one = self.transactions.find(command)
+        one = self._find(command)
         if one is None:
             return None
         found = await self._run_all(one, statements, step, timeout_s, begins=False)

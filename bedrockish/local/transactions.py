@@ -132,7 +132,7 @@ class LeasedIds(AutoIds):
                 leased.sort(reverse=True)
 
     def forget_leases(self) -> None:
-        """Forget all leases after a change of the schema."""
+        """Forget all leases, after a change of the schema or a fork."""
         self.version += 1
         self._leases.clear()
 
@@ -474,6 +474,7 @@ class LocalTransactions:
         self._process = os.getpid()
         self._is_closed = False
         self._open: dict[str, LocalTransaction] = {}
+        self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
         reads.on_tick, reads.on_given = self.end_late, self._give
 
     @property
@@ -495,7 +496,7 @@ class LocalTransactions:
             self._close(place)
         if self._temporary is not None:
             self._temporary.workspace.tell(given)
-        for one in list(self._open.values()):
+        for one in list(self._here().values()):
             one.give(given)
 
     def begin(self, request: Request) -> LocalTransaction | None:
@@ -503,8 +504,7 @@ class LocalTransactions:
         request = replace(request, user=self._reads.user)
         if self._is_closed:
             return None
-        if self._process != os.getpid():
-            self._abandon()
+        self._here()
         place = None
         try:
             published, facts = self._serving()
@@ -625,11 +625,16 @@ class LocalTransactions:
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""
-        return self._open.get(command)
+        return self._here().get(command)
+
+    def is_inherited(self, command: str) -> bool:
+        """Return whether the parent of this process has opened the transaction of a command before a fork."""
+        self._here()
+        return command in self._inherited
 
     def forget(self, command: str) -> None:
         """End the open transaction of a command in this process, if there is one."""
-        found = self._open.pop(command, None)
+        found = self._here().pop(command, None)
         if found is not None:
             found.end()
 
@@ -643,17 +648,17 @@ class LocalTransactions:
     @property
     def has_any(self) -> bool:
         """Whether the session has an open transaction in this process."""
-        return bool(self._open)
+        return bool(self._here())
 
     def stop(self) -> None:
         """Interrupt the statements that other threads run; their transactions are lost."""
-        for one in list(self._open.values()):
+        for one in list(self._here().values()):
             one.stop(interrupted())
 
     def close(self) -> None:
         """End all transactions and close their connections to the file."""
         self._is_closed = True
-        for command in list(self._open):
+        for command in list(self._here()):
             self.forget(command)
         with self._lock:
             idle, self._idle = self._idle, []
@@ -780,8 +785,16 @@ class LocalTransactions:
         except (BedrockishError, apsw.Error, OSError):
             return
 
+    def _here(self) -> dict[str, LocalTransaction]:
+        """Return the open transactions of this process; those before a fork continue in the parent only."""
+        if self._process != os.getpid():
+            self._abandon()
+        return self._open
+
     def _abandon(self) -> None:
         """Drop all state after a fork without closing connections, because they belong to the parent."""
         connections.abandon((self._idle, self._open, self._temporary))
+        self._inherited |= self._open.keys()
+        self.ids.forget_leases()  # the parent gives these ids to its rows
         self._idle, self._open, self._process, self._temporary = [], {}, os.getpid(), None
         self._lock = threading.Lock()

@@ -1,0 +1,82 @@
+"""A fork of a program that has a node's file open: an open transaction and leased ids stay with the parent."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bedrockish.client.blocking import Connection, connect
+from tools.cluster import LocalNode
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def db(node: LocalNode) -> Iterator[Connection]:
+    """A session with a table of two rows."""
+    with connect(str(node.database)) as made:
+        made.execute("CREATE TABLE forked(id INTEGER PRIMARY KEY, v)")
+        made.execute("INSERT INTO forked VALUES (1, 0), (2, 0)")
+        yield made
+        made.execute("DROP TABLE forked")
+
+
+def run(node: LocalNode, code: str) -> str:
+    """Run a program with a session ``db``; return its output."""
+    opening = f"import os, sys, bedrockish\ndb = bedrockish.connect({str(node.database)!r})\n"
+    told = subprocess.run([sys.executable, "-c", opening + code], capture_output=True, text=True, check=False)
+    assert not told.stderr
+    return told.stdout
+
+
+def test_child_cannot_continue_its_parent_s_transaction(node: LocalNode, db: Connection) -> None:
+    """Its COMMIT took the place of that of the parent, whose later statements were lost."""
+    told = run(
+        node,
+        """
+tx = db.begin()
+tx.execute("UPDATE forked SET v = 1 WHERE id = 1")
+if not os.fork():
+    for act in (lambda: tx.execute("UPDATE forked SET v = 7 WHERE id = 1"), tx.commit):
+        try:
+            act()
+        except bedrockish.ClientClosedError as error:
+            print("before a fork" in str(error))
+    tx.rollback()
+    print(db.execute("SELECT sum(v) FROM forked").value())
+    with db.transaction() as own:
+        own.execute("INSERT INTO forked VALUES (3, 3)")
+    db.close()
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+tx.execute("UPDATE forked SET v = 2 WHERE id = 2")
+tx.commit()
+""",
+    )
+    assert told == "True\nTrue\n0\n"
+    assert db.execute("SELECT id, v FROM forked ORDER BY id", read="strict").rows == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_child_and_parent_give_their_rows_different_ids(node: LocalNode, db: Connection) -> None:
+    told = run(
+        node,
+        """
+with db.transaction() as tx:
+    tx.execute("INSERT INTO forked(v) VALUES (0)")
+go_read, go_write = os.pipe()
+child = os.fork()
+with db.transaction() as tx:
+    tx.execute("INSERT INTO forked(v) VALUES (?)", [child == 0])
+    if child:
+        os.write(go_write, b"1")
+        os.waitpid(child, 0)
+    else:
+        os.read(go_read, 1)
+if not child:
+    os._exit(0)
+""",
+    )
+    assert told == ""
+    assert db.execute("SELECT count(DISTINCT id) FROM forked", read="strict").value() == 5

@@ -28,6 +28,7 @@ from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.sansio.core import INHERITED, ClientCore
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -255,10 +256,16 @@ class LocalSteps:
         *,
         begins: bool,
     ) -> list[Result]:
-        command, results = one.request.command, list[Result]()
-        for place, statement in enumerate(statements):
+        command, results, alone = one.request.command, list[Result](), 0
+        while (place := len(results)) < len(statements):
             try:
-                results.append(await self._run(one, statement, timeout_s))
+                if alone <= place < len(statements) - 1:
+                    found, alone = await self._session._in_place(one.run_alike, statements, place)
+                    results += found
+                    if found:
+                        continue
+                ids = min(max(LEASE, len(statements) - place), LEASE_MAX)
+                results.append(await self._run(one, statements[place], ids, timeout_s))
             except NodeNeededError as error:
                 return [*results, *await self._move(one, step(), place, error, timeout_s)]
             except UsageError as error:
@@ -275,21 +282,22 @@ class LocalSteps:
                 raise
         return results
 
-    async def _run(self, one: LocalTransaction, statement: Statement, timeout_s: float) -> Result:
+    async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
+        """Run one statement; ``ids`` is the number of row ids to lease if it needs any."""
         while True:
             try:
                 return await self._session._in_place(one.run, statement)
             except IdsNeededError as wanted:
-                await self._lease(wanted, timeout_s)
+                await self._lease(wanted, ids, timeout_s)
 
-    async def _lease(self, wanted: IdsNeededError, timeout_s: float) -> None:
+    async def _lease(self, wanted: IdsNeededError, count: int, timeout_s: float) -> None:
         """Lease row ids from the node.
 
         Raises:
             NodeNeededError: the node leases no ids to this program.
         """
         table, above = wanted.details["table"], wanted.details["above"]
-        asked = {"do": "lease", "table": table, "above": above, "count": LEASE}
+        asked = {"do": "lease", "table": table, "above": above, "count": count}
         try:
             reply = await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
         except UsageError as error:

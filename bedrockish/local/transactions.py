@@ -12,7 +12,7 @@ result as here, the transaction continues at the node; otherwise it fails with a
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,10 +92,15 @@ class Logged:
 
 
 class _Given(threading.local):
-    """The row ids that the current statement of this thread has given out, with their tables."""
+    """The row ids that the current statement of this thread has given out, with their tables.
+
+    Attributes:
+        is_short: whether the statement needed one more id than was leased.
+    """
 
     def __init__(self) -> None:
         self.ids: list[tuple[str, int]] = []
+        self.is_short = False
 
 
 class LeasedIds(AutoIds):
@@ -144,6 +149,7 @@ class LeasedIds(AutoIds):
             if found > above:
                 self.given.ids.append((table, found))
                 return found
+        self.given.is_short = True
         raise IdsNeededError("the lease of ids is used up", table=table, above=above)
 
 
@@ -335,6 +341,30 @@ class LocalTransaction:
         self._note(Logged(statement, result))
         return result
 
+    def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
+
+        Returns:
+            their results, none if they are to be run one by one; and the place up to which this is so.
+
+        Raises:
+            BedrockishError: as ``run``.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
+            return [], len(statements)
+        given = self._owner.ids.given
+        with self._lock, self._statement:
+            found, alone = self._work.run_alike(statements, first)
+            if not found:
+                self._owner.ids.give_back(given.ids)
+                given.ids.clear()
+                alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
+        for statement, result in zip(statements[first:], found, strict=False):
+            self._note(Logged(statement, result))
+        return found, alone
+
     def _run(self, statement: Statement) -> Result:
         control = control_of(statement.sql, statement.params)
         if control is None:
@@ -436,6 +466,7 @@ class _Statement:
     def __enter__(self) -> None:
         """Begin a statement in this thread."""
         self._given.ids.clear()
+        self._given.is_short = False
         self._reads.ending = self._stop
 
     def __exit__(self, *_: object) -> None:

@@ -179,7 +179,7 @@ def test_several_statements_see_one_moment(bench: Bench) -> None:
     assert bench.rows() == [(1,), (2,)]
 
 
-def test_snapshot_that_nobody_reads_is_let_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot holds up checkpoints: within a tenth of a second after the last read the whole WAL can be copied."""
     assert bench.rows() == []
     assert bench.reads._readers[0].moment is not None
@@ -193,7 +193,7 @@ def test_snapshot_that_nobody_reads_is_let_go(bench: Bench, monkeypatch: pytest.
     monkeypatch.setattr(reads, "PINNED_S", 0.2)
     with bench.reads.snapshot("session", Token, 1.0):
         time.sleep(0.6)
-        with pytest.raises(ResultLostError, match="let go"):
+        with pytest.raises(ResultLostError, match="was released"):
             bench.rows()
     assert bench.rows() == [(1,)]
 

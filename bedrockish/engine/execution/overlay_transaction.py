@@ -13,7 +13,6 @@ from typing import Any
 from bedrockish.access_sets.change_capture import row_bytes
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.alike import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.open_transaction import Logged, Session
 from bedrockish.engine.execution.workspace import Work, Workspace
@@ -22,8 +21,6 @@ from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError
 from bedrockish.sqltext.transaction_control import Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
-
-ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
 
 
 class OverlayTransaction:
@@ -124,7 +121,7 @@ class OverlayTransaction:
                 results.append(Result((), [], -1, session.lastrowid or None))
                 continue
             if place >= alone:
-                done, alone = self._run_alike(statements, place)
+                done, alone = self.work.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
                     session.note(Logged(one, result))
                 results += done
@@ -139,23 +136,6 @@ class OverlayTransaction:
             results.append(last)
             taken += size
         return taken
-
-    def _run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
-        """Run consecutive statements with the same text together.
-
-        Returns:
-            their results, none if they are to be run one by one; and the place up to which this is so.
-        """
-        interactive, sql = self.work.interactive, statements[first].sql
-        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
-            return [], first + 1
-        recipe = interactive.repeatable(self.session, sql)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
-            return [], first + max(count, 1)
-        self.work.enter()
-        found = interactive.run_alike(self.session, recipe, statements[first : first + count], ALIKE_S)
-        return found, first if found else first + count
 
     def run(self, statement: Statement, room: int) -> tuple[Result, int]:
         """Run a text; return the result of its last statement, and about how many bytes the results take.

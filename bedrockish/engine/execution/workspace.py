@@ -22,6 +22,7 @@ from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.alike import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError, refused_on
@@ -46,6 +47,7 @@ from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
 ANALYSIS_S = 0.5  # for the analysis of a statement, which takes the interpreter from the loop
+ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
@@ -440,6 +442,28 @@ class Work:
             last = self._run_piece(piece, params, read_only=read_only)
         assert last is not None
         return last
+
+    def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
+
+        Returns:
+            their results, none if they are to be run one by one; and the place up to which this is so.
+
+        Raises:
+            BedrockishError: what ended the transaction before.
+        """
+        self._check_goes_on()
+        interactive, sql = self.interactive, statements[first].sql
+        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
+            return [], first + 1
+        recipe = interactive.repeatable(self.session, sql)
+        count = 0 if recipe is None else count_alike(statements, first)
+        if recipe is None or count < ALIKE_MIN:
+            return [], first + max(count, 1)
+        self._writer.executor.reader = None  # the other connection does not see what this one has written
+        self.enter()
+        found = interactive.run_alike(self.session, recipe, statements[first : first + count], ALIKE_S)
+        return found, first if found else first + count
 
     def _check_goes_on(self) -> None:
         error = self._writer.executor.stopped or self._end

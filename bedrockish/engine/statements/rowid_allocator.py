@@ -23,6 +23,7 @@ from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.transaction import ROWS
 
 STRIPES_MIN = 16  # the number of stripes is the same for up to so many members
+LEASE_MAX = 1_000  # ids that a program gets at a time
 
 
 def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:

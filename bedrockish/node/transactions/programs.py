@@ -22,6 +22,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
 from bedrockish.node.scheduling.durability import Submit
@@ -29,7 +30,6 @@ from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 
 Ids = Callable[[str, int, int], list[int]]  # (table, above, count): leases ``count`` ids above ``above``
-LEASE_MAX = 1_000  # ids that a program gets at a time
 LEASE_S = 10.0
 SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
 

@@ -28,7 +28,6 @@ from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.sansio.core import INHERITED, ClientCore
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -38,11 +37,10 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.local.leased_ids import LEASE, LEASE_MAX, IdsNeededError
 from bedrockish.local.page import socket_path
 from bedrockish.local.prepared import encode_prepared
 from bedrockish.local.transactions import (
-    LEASE,
-    IdsNeededError,
     LocalTransaction,
     LocalTransactions,
     Logged,

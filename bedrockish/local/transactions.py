@@ -33,7 +33,6 @@ from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
-from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
@@ -49,6 +48,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
+from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
@@ -64,22 +64,12 @@ PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: ea
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
 TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 RESULT_BYTES = Limits().result_bytes
-LEASE = 64  # ids in one lease of the node
 
 
 class NodeNeededError(UsageError):
     """Raised internally when a statement needs the node, so that the transaction must move there."""
 
     code = "node_needed"
-
-
-class IdsNeededError(UsageError):
-    """Raised internally when a statement needs new row ids and the lease of ids is used up.
-
-    ``details["table"]`` is the table, and the new ids must be greater than ``details["above"]``.
-    """
-
-    code = "ids_needed"
 
 
 @dataclass(slots=True)
@@ -89,68 +79,6 @@ class Logged:
     statement: Statement
     told: Result | None
     failure: str = ""
-
-
-class _Given(threading.local):
-    """The row ids that the current statement of this thread has given out, with their tables.
-
-    Attributes:
-        is_short: whether the statement needed one more id than was leased.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[tuple[str, int]] = []
-        self.is_short = False
-
-
-class LeasedIds(AutoIds):
-    """Row ids that the node has leased to this process: no other transaction of the cluster gets them.
-
-    Attributes:
-        version: changes with each change of the schema, after which a table of the same name may be a different table.
-        given: the ids given out by the current statement of each thread.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.version = 0
-        self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
-        self.given = _Given()
-
-    def twin(self) -> "LeasedIds":
-        """Return an allocator for another connection that uses the same leases."""
-        other = LeasedIds()
-        other._home, other._highest, other._leases = self, self._highest, self._leases
-        other.given = self.given
-        return other
-
-    def note_lease(self, table: str, ids: list[int]) -> None:
-        """Note the ids that the node has leased for a table; they are in rising order."""
-        self._leases[table] = ids[::-1]
-
-    def give_back(self, ids: list[tuple[str, int]]) -> None:
-        """Return ids that no row has to the leases, for the next rows."""
-        for table, found in ids:
-            leased = self._leases.get(table)
-            if leased is not None:
-                leased.append(found)  # in place: another thread may take an id at the same time
-                leased.sort(reverse=True)
-
-    def forget_leases(self) -> None:
-        """Forget all leases, after a change of the schema or a fork."""
-        self.version += 1
-        self._leases.clear()
-
-    def _next(self, db: apsw.Connection, table: str) -> int | None:
-        above = self._in_table(db, table)
-        leased = self._leases.get(table, [])
-        while leased:
-            found = leased.pop()
-            if found > above:
-                self.given.ids.append((table, found))
-                return found
-        self.given.is_short = True
-        raise IdsNeededError("the lease of ids is used up", table=table, above=above)
 
 
 @dataclass(slots=True, eq=False)
@@ -459,7 +387,7 @@ class _Statement:
 
     __slots__ = ("_given", "_ids", "_reads", "_stop")
 
-    def __init__(self, one: LocalTransaction, reads: LocalReads, given: _Given) -> None:
+    def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
         self._reads, self._given, self._ids = reads, given, one.ids
         self._stop = lambda: one.stop(interrupted())
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import transactions
 from bedrockish.local.prepared import decode_prepared, encode_prepared
-from bedrockish.local.transactions import LocalTransaction, LocalTransactions
+from bedrockish.local.transactions import LocalTransactions
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from tools.cluster import LocalCluster, LocalNode, local_cluster
@@ -494,46 +493,6 @@ def test_dbapi_runs_its_transactions_here(node: LocalNode, db: Connection, other
     other.token = mine.token
     assert other.execute(f"SELECT count(*) FROM {table}").value() == 2_502
     mine.close()
-
-
-def test_many_rows_of_one_text_run_at_once_with_ids_without_gaps(
-    node: LocalNode, db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alike: list[int] = []
-    original = LocalTransaction.run_alike
-
-    def counted(self: LocalTransaction, statements: Any, first: int) -> Any:
-        found = original(self, statements, first)
-        alike.append(len(found[0]))
-        return found
-
-    monkeypatch.setattr(LocalTransaction, "run_alike", counted)
-    with dbapi.connect(node.database, autocommit=False) as mine:
-        first = mine.execute(f"INSERT INTO {table}(a, b) VALUES ('first', 0)").lastrowid
-        insert = f"INSERT INTO {table}(a, b) VALUES (?, ?)"
-        made = mine.executemany(insert, [(f"x{number}", number) for number in range(2_300)])
-        assert made.rowcount == 2_300
-        assert sum(alike) >= 2_200
-        ids = [found for (found,) in mine.execute(f"SELECT id FROM {table} WHERE id >= ? ORDER BY id", (first,))]
-        steps = {after - before for before, after in pairwise(ids)}
-        assert len(ids) == 2_301
-        assert len(steps) == 1, "no id of a lease is left out"
-        mine.commit()
-    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2_303
-
-
-def test_failure_among_many_rows_keeps_the_rows_before_it(node: LocalNode, db: Connection, table: str) -> None:
-    insert = f"INSERT INTO {table}(id, a, b) VALUES (?, ?, ?)"
-    rows = [(number, f"y{number}", 1) for number in range(100, 180)]
-    with dbapi.connect(node.database, autocommit=False) as mine:
-        mine.execute(insert, (140, "before", 1))
-        with pytest.raises(dbapi.IntegrityError):
-            mine.executemany(insert, rows)
-        assert mine.execute(f"SELECT count(*), max(id) FROM {table} WHERE id >= 100").fetchone() == (41, 140)
-        mine.executemany(insert, rows[41:])
-        mine.execute(f"CREATE INDEX {table}_b ON {table}(b)")  # repeats all statements at the node
-        mine.commit()
-    assert db.execute(f"SELECT count(*) FROM {table} INDEXED BY {table}_b WHERE b = 1").value() == 80
 
 
 def test_trio_client_runs_its_transactions_here(node: LocalNode, db: Connection, table: str) -> None:

@@ -1,0 +1,82 @@
+"""Row ids that a node leases to a program, for the rows of its transactions."""
+
+import threading
+
+import apsw
+
+from bedrockish.engine.statements.rowid_allocator import LEASE_MAX, AutoIds
+from bedrockish.errors import UsageError
+
+__all__ = ["LEASE", "LEASE_MAX", "Given", "IdsNeededError", "LeasedIds"]
+LEASE = 64  # ids in one lease of the node, at least
+
+
+class IdsNeededError(UsageError):
+    """Raised internally when a statement needs new row ids and the lease of ids is used up.
+
+    ``details["table"]`` is the table, and the new ids must be greater than ``details["above"]``.
+    """
+
+    code = "ids_needed"
+
+
+class Given(threading.local):
+    """The row ids that the current statement of this thread has given out, with their tables.
+
+    Attributes:
+        is_short: whether the statement needed one more id than was leased.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[str, int]] = []
+        self.is_short = False
+
+
+class LeasedIds(AutoIds):
+    """Row ids that the node has leased to this process: no other transaction of the cluster gets them.
+
+    Attributes:
+        version: changes with each change of the schema, after which a table of the same name may be a different table.
+        given: the ids given out by the current statement of each thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 0
+        self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
+        self.given = Given()
+
+    def twin(self) -> "LeasedIds":
+        """Return an allocator for another connection that uses the same leases."""
+        other = LeasedIds()
+        other._home, other._highest, other._leases = self, self._highest, self._leases
+        other.given = self.given
+        return other
+
+    def note_lease(self, table: str, ids: list[int]) -> None:
+        """Note the ids that the node has leased for a table; they are in rising order."""
+        self._leases[table] = ids[::-1]
+
+    def give_back(self, ids: list[tuple[str, int]]) -> None:
+        """Return ids that no row has to the leases, for the next rows."""
+        for table, found in ids:
+            leased = self._leases.get(table)
+            if leased is not None:
+                leased.append(found)  # in place: another thread may take an id at the same time
+                leased.sort(reverse=True)
+
+    def forget_leases(self) -> None:
+        """Forget all leases, after a change of the schema or a fork."""
+        self.version += 1
+        self._leases.clear()
+
+    def _next(self, db: apsw.Connection, table: str) -> int | None:
+        above = self._in_table(db, table)
+        leased = self._leases.get(table, [])
+        while leased:
+            found = leased.pop()
+            if found > above:
+                self.given.ids.append((table, found))
+                return found
+        self.given.is_short = True
+        raise IdsNeededError("the lease of ids is used up", table=table, above=above)

@@ -182,8 +182,8 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
 
 
 class _Names:
-    """The lake's names of a table's columns: one for each name in any case of letters, as Delta, Iceberg and SQLite
-    compare them.
+    """The lake's names of a table's columns. As in Delta, Iceberg and SQLite, names that differ only in case are the
+    same.
 
     Args:
         known: the names that the lake's table has already, which stay as they are.
@@ -204,7 +204,7 @@ class _Names:
         return found
 
     def of(self, called: str) -> str:
-        """Return the table's last name of a column, given the lake's name."""
+        """Return a column's latest name in the cluster's table, given its name in the lake."""
         return self._of.get(called, called)
 
 

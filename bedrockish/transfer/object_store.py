@@ -356,7 +356,7 @@ class ObjectStore:
                 raise
             if self.manifest(manifest.number)[0] != manifest:
                 raise ConfigError(
-                    f"another process also writes {self.url} up as well; end that one, or name another prefix"
+                    f"another process also writes a backup to {self.url}; end that process, or name another prefix"
                 ) from error
         return hashlib.sha256(data).hexdigest()
 

@@ -145,7 +145,7 @@ def test_names_in_a_manifest_lead_nowhere_else(place: Place) -> None:
 def test_second_writer_of_a_prefix_is_refused(place: Place) -> None:
     other = Mirror(place.store(), place.folder, "c")
     place.push(2)
-    with pytest.raises(ConfigError, match="somebody else"):
+    with pytest.raises(ConfigError, match="another process"):
         other.push(place.paths, 3, silent)
     with pytest.raises(ConfigError, match="another cluster"):
         Mirror(place.store(), place.folder, "d")

@@ -126,7 +126,7 @@ def test_init_writes_valid_configurations_for_three_machines(tmp_path: Path) -> 
         (("A=host1", "a=host2"), "two nodes have the name a"),
         (("host1", "host1"), "two nodes have the address host1:7373"),
         (("0.0.0.0",), "where a node listens"),
-        (("9=host1",), "'9' is no name of a node"),
+        (("9=host1",), "'9' is not a node's name"),
         (("A=",), "'' is not an address"),
         (("host1:port",), "'port' in 'host1:port' is not a port"),
         (("Client=host1",), "would have the folder of the client"),

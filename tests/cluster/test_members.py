@@ -271,7 +271,7 @@ async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> N
 
         async def troubled() -> bool:
             try:
-                return "forgotten what it promised" in ((await status_of(cluster, 2))["trouble"] or "")
+                return "forgotten promises" in ((await status_of(cluster, 2))["trouble"] or "")
             except BedrockishError:
                 return False
 

@@ -208,7 +208,7 @@ def test_an_alarm_and_a_mode_travel() -> None:
     """In the node's file, and in gossip; a malformed one is refused with a typed error."""
     alarm = WHERE[DAMAGED_TABLES]
     assert decode_alarm(encode_alarm(alarm)) == alarm
-    with pytest.raises(EntryMalformedError, match="no alarm"):
+    with pytest.raises(EntryMalformedError, match="not an alarm"):
         decode_alarm(b"\x01")
     gossip = Gossip({}, 0, 0, 1, "s", 1, WALL, mode=Mode.DAMAGED)
     assert decode(encode(gossip)) == gossip

@@ -90,7 +90,7 @@ def test_missing_package_is_named_with_its_command(
     assert ended.stderr.startswith(f"error: {missing} is not installed; pip install 'bedrockish[{extra}]', or")
 
 
-@pytest.mark.parametrize(("memory", "said"), [("lots", "is no size"), ("3MB", "needs more memory than 3MB")])
+@pytest.mark.parametrize(("memory", "said"), [("lots", "is not a size"), ("3MB", "needs more memory than 3MB")])
 def test_a_bound_on_memory_that_will_not_do_is_an_error(tmp_path: Path, memory: str, said: str) -> None:
     paths = [str(path) for path in honest(10).write(tmp_path)]
     ended = CliRunner().invoke(audit, ["--memory", memory, *paths])

@@ -88,7 +88,7 @@ class Faults:
                         await trio.sleep(self.luck.uniform(0.2, 2.0))
                         nursery.start_soon(strikes[self.luck.choice(self.kinds)])
                 finally:
-                    self.undo()  # a change of the members under way needs them
+                    self.undo()  # a change of the members may be under way, which needs the nodes
         finally:
             self.undo()
 

@@ -322,7 +322,7 @@ def loops_go_forward() -> list[Patch]:
 
 
 def loops_end_a_row_early() -> list[Patch]:
-    """A loop ends before the row with which it ends."""
+    """A loop is taken to end one row too early."""
     stop = loop_stops.LoopReader.stop
 
     def less(self: Any, *args: Any) -> Any:

@@ -76,7 +76,8 @@ class ClockQuorum:
         # This node does not move up to a refused clock, so the voter must not count towards the majority.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
-        # The voter has moved up to our clock, and we to its clock, which is later than all that it had approved.
+        # The voter has advanced to our clock, and this node to the voter's, which is later than all that the voter had
+        # approved.
         found.heard.add(peer)
         if len(found.heard) < state.roster.majority:
             return None

@@ -210,7 +210,8 @@ class Coordinator:
         return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
-        """Lead a kept execution on the present commits; return None if the request has to be executed again.
+        """Propose the last execution again, based on the present commits; return None if the request must be executed
+        again.
 
         A large transaction takes long to execute, so that each new execution could end in a conflict again.
         """
@@ -226,7 +227,7 @@ class Coordinator:
         inflight.move(Stage.EXECUTING)
         inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
-        # An earlier refusal rests on the snapshot of an earlier execution.
+        # An earlier refusal depends on the snapshot of an earlier execution.
         inflight.refused = None
         # A majority's clocks have just moved our clock up, so its next value is later than every acknowledged commit.
         clock = self.state.clock.tick() if inflight.wants_clock else 0

@@ -16,7 +16,7 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 SEGMENT = 256  # commits that are packed together
-FILTER_BYTES = 4_096  # of a segment's filter, which lets one in ten absent keys pass
+FILTER_BYTES = 4_096  # the size of a segment's filter, in which one of ten absent keys seems present
 _READ, _WRITE = 1, 2
 Place = tuple[str, int]
 

@@ -499,20 +499,9 @@ def _address(table: Table, change: Change) -> list[Value]:
 
 
 def _as_before(table: Table) -> str:
-    """Return the condition that each column equals its old value byte by byte, whatever the column's collation.
-
-    A STORED generated column whose old value is a document of JSON is not compared: it follows from the other columns.
-    SQLite computes such a document in one way in the statement that makes its argument, and in another way from the row
-    (``json_array(a)`` of ``a = json_array(1)``). The entry has the first value; the row here has the second one.
-    """
+    """Return the condition that each column equals its old value byte by byte, whatever the column's collation."""
     # The unary plus keeps SQLite from looking for an index: with 2,000 key columns it would take seconds to find none.
-    equal = [f"+{quote(column)} COLLATE BINARY IS ?" for column in table.columns]
-    for place in set(range(len(equal))).difference(table.writable):
-        old = "bedrockish_old"
-        is_document = f"typeof({old}) = 'text' AND json_valid({old})"
-        same = f"+{quote(table.columns[place])} COLLATE BINARY IS {old}"
-        equal[place] = f"(SELECT {same} OR ({is_document}) FROM (SELECT ? AS {old}))"
-    return f"({all_of(equal)})"
+    return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
 
 
 def _key(table: Table | None, change: Change) -> Sequence[Value] | None:

@@ -118,7 +118,7 @@ def test_other_clients_go_on_during_long_lists(one: LocalCluster, db: Connection
         reads, writes = others.stop()
     assert len(reads) + len(writes) > 50
     assert reads[-1] < LONGEST_MS
-    assert writes[-1 - len(writes) // 20] < LONGEST_MS  # a busy disk may hold up a few
+    assert writes[-1] < LONGEST_MS
 
 
 def test_long_text_in_an_open_transaction_sees_its_rows(one: LocalCluster, db: Connection) -> None:

@@ -134,7 +134,7 @@ USES: dict[str, Fault] = {
     ),
     "a change conflicts with nothing": fault(
         "a change of the members conflicts with everything",
-        (coordinator, "claim", "(*access_set.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
+        (coordinator, "claim", "(EVERYTHING,) if kind == MEMBERS else", ""),
         **_CHANGES,
     ),
     "a change may lose the quorum": fault(
@@ -218,7 +218,7 @@ USES: dict[str, Fault] = {
     ),
     "clocks are not read": fault(
         "a transaction conflicts with a schema change in force at its clock",
-        (coordinator, "claim", "access_set.read_points | {clock_key(clock)}", "access_set.read_points"),
+        (coordinator, "claim", "(clock_key(clock),)", "()"),
         **_ALTERS,
     ),
     "transactions do not wait for a schema change": fault(

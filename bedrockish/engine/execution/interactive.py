@@ -1,16 +1,18 @@
-"""Interactive transactions: they stay open while their client thinks, with none of their rows in the database.
+"""Executes the statements of open transactions, which share the connection that writes.
 
-SQLite lets one connection write, and all decided changes go through it. So an open transaction is a list of row
-changes and an access set in memory. For each statement it is *swapped in*: its row changes are applied again in a
-savepoint of the writer's transaction, the statement runs, its new changes join the list, and all of it is rolled back
-when another user needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
+SQLite lets one connection write, and the node applies all commits on it. So an open transaction is a list of row
+changes and an access set in memory. For a statement the transaction is *swapped in*: its row changes are written in a
+savepoint of the writer's transaction, the statement runs, and its changes join the list. The rows stay there until
+another transaction or a commit needs the writer; then the savepoint is rolled back. As long as the transaction has only
+read, it reads on a snapshot of its own instead.
 
-Its row changes, applied again on top of later commits, give the same as at first, because none of the rows that it has
-read or written has changed: that is checked each time, and if one has, the transaction fails at once.
+The row changes fit on top of later commits, because no row that the transaction has read or written has changed. This
+is checked before each swap; if such a row has changed, the transaction fails at once.
 
-*Serializable*: reads count like writes, so the transaction is always as if it had run just now.
-*Snapshot*: its snapshot stays the first one. Tables that it has not written are read there. A statement on the writer
-must not meet anything newer than that, or it would see a mixture; the rows that earlier statements read may change.
+*Serializable*: reads count like writes, so the transaction is equal to one that runs now.
+*Snapshot*: its first snapshot stays. Tables that it has not written are read there. A statement on the writer fails if
+a commit after the snapshot has changed rows that the statement reads, since its results would show two moments; rows
+that earlier statements have read may change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,16 +53,16 @@ from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
 Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
-"""Tells whether a commit outside a base has written what somebody rests on: the error for the client, or None."""
+"""Returns the error for a client if a commit outside the base has changed what the access set has read or written."""
 
 
 class Interactive:
     """The executor of the statements of all open transactions of a node.
 
     Attributes:
-        inside: the transaction whose rows are in the engine's open batch, until another user needs the batch; or None.
-        no_schema: why a statement in the midst of a text may not change the schema.
-        no_defer: why foreign keys cannot be deferred by a statement in the midst of a text.
+        inside: the transaction whose rows are in the engine's open batch, or None.
+        no_schema: the error for a change of the schema within a longer text.
+        no_defer: the error for a PRAGMA that defers foreign keys within a longer text.
         committed: a connection to the transaction's snapshot without its changes, if the writer belongs to one
             transaction; else None.
     """
@@ -80,7 +82,7 @@ class Interactive:
     # -- what a session does ---------------------------------------------------------------------------------------
 
     def pieces(self, session: Session, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
-        """Yield the statements of a text with their parameters, each to be run before the next is asked for.
+        """Yield the statements of a text with their parameters; the caller runs each before it requests the next.
 
         Raises:
             ConflictError: the schema has changed since the transaction began.
@@ -91,7 +93,7 @@ class Interactive:
         found = self._executor.pieces(statement, session.user)
         while True:
             self.engine.come_back()
-            self.parts.applier.loud()  # what a statement is, SQLite says with triggers on
+            self.parts.applier.loud()  # a statement is compiled with its triggers
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
@@ -105,7 +107,7 @@ class Interactive:
             yield piece, params
 
     def single(self, session: Session, statement: Statement) -> tuple[Piece, tuple[Any, ...]] | None:
-        """Return the statement of a text with its parameters if the text is known to hold one; else ask ``pieces``.
+        """Return the statement of a text with its parameters, if the text is known to hold one; else None.
 
         Raises:
             ConflictError: the schema has changed since the transaction began.
@@ -122,11 +124,11 @@ class Interactive:
 
     @staticmethod
     def is_schema(statement: Statement) -> bool:
-        """Return whether a text makes its transaction one that changes the schema."""
+        """Return whether a text changes the schema."""
         return _changes_schema(statement.sql)
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
-        """Return whether ``take_snapshot`` is to be called before this statement."""
+        """Return whether the caller must call ``take_snapshot`` before this statement."""
         return session.base is None and (piece.kind == READ or not session.serializable)
 
     def take_snapshot(self, session: Session) -> None:
@@ -193,7 +195,7 @@ class Interactive:
             self._executor.allow(float("inf"))
 
     def repeatable(self, session: Session, sql: str) -> Recipe | None:
-        """Return how to run a text many times at once in a transaction; None if it is to be run as any other.
+        """Return how to run a text many times together in a transaction; None if each must run by itself.
 
         Raises:
             ForbiddenError: it is not this user's to run.
@@ -206,7 +208,7 @@ class Interactive:
     def run_alike(
         self, session: Session, recipe: Recipe, statements: Sequence[Statement], budget_s: float
     ) -> list[Result]:
-        """Run the first statements of the recipe's text, as ``run`` would one after the other; return their results.
+        """Run the first statements of the recipe's text together; the results are those of ``run`` for each.
 
         None of them, and no result, if one fails or takes long: they are to be run one by one.
 
@@ -224,14 +226,14 @@ class Interactive:
         self._control("SAVEPOINT statement")
         capture.start(session.size)
         self._executor.allow(budget_s)
-        try:  # the rest of the time is for their keys and changes
+        try:  # half of the time is left for keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
         finally:
             self._executor.allow(float("inf"))
         if found is None and self._restore():
             return []
         changes, touched = capture.stop()
-        if found is None or touched:  # the net change of one statement is told, and not that of many
+        if found is None or touched:  # a net change must be that of one statement
             db.execute("ROLLBACK TO statement")
             db.execute("RELEASE statement")
             db.set_last_insert_rowid(session.lastrowid)
@@ -274,7 +276,7 @@ class Interactive:
         session.roll_back(place)
 
     def finish(self, session: Session) -> Prepared:
-        """Return what the transaction is, to be led. It stays open if this raises.
+        """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
             ConstraintError: a deferred foreign key is broken.
@@ -297,7 +299,7 @@ class Interactive:
         return Prepared(base, session.schema, reads, ROWS, access_set, changes, result, clock)
 
     def end(self, session: Session) -> None:
-        """Forget the transaction. Ending it twice is fine."""
+        """Release everything that the transaction uses. A second call does nothing."""
         if self.inside is session:
             self.leave()
         session.ended = True
@@ -318,7 +320,7 @@ class Interactive:
             session.snapshot = None
 
     def forget(self, session: Session) -> None:
-        """Release everything that a transaction has here, because it goes on elsewhere."""
+        """Release the writer and the snapshot of a transaction that continues in a workspace."""
         if self.inside is session:
             self.leave()
         if session.snapshot is not None:
@@ -326,7 +328,7 @@ class Interactive:
             session.snapshot = None
 
     def leave(self) -> None:
-        """Swap out the transaction that is in the open batch, because another user needs the writer."""
+        """Roll back the rows of the transaction that is swapped in, because another user needs the writer."""
         session, self.inside = self.inside, None
         if session is None:
             return
@@ -336,23 +338,23 @@ class Interactive:
         self._control("RELEASE interactive")
 
     def lose(self) -> None:
-        """Note that SQLite has rolled back the open batch, and with it the rows of the transaction inside."""
+        """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
         self.inside = None
 
     def step_out(self, session: Session) -> None:
-        """Swap a transaction out whose next statement runs elsewhere: the writer will not have what that changes."""
+        """Swap out a transaction whose next statement runs in a worker, because the writer will lack its changes."""
         if self.inside is session:
             self.leave()
 
     def close(self) -> None:
-        """Close what is open. Every session must have ended."""
+        """Close the readers. Every session must have ended."""
         self.leave()
         self.readers.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def start(self, session: Session) -> None:
-        """Start a transaction on the state that is applied now, if it has not started."""
+        """Start a transaction on the present state of the writer, if it has not started."""
         if session.base is None:
             self._start(session, self.engine.applied, self.engine.applied_clock)
 
@@ -361,16 +363,16 @@ class Interactive:
         session.begin_sets(self._executor.analysis)
 
     def check_schema(self, session: Session) -> None:
-        """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""
+        """Raise a ConflictError if the schema has changed since the transaction began."""
         if session.base is not None and session.schema != self.engine.schema_version:
             raise ConflictError(
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
 
     def overtaken(self, session: Session, *, moves: bool = False) -> BedrockishError | None:
-        """Return the error of a transaction that rests on data which was changed since its base; None if none was.
+        """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.
 
-        A transaction that ``moves`` to another snapshot rests on its reads under snapshot isolation, too.
+        A transaction that ``moves`` to a later snapshot depends on its reads under snapshot isolation, too.
         """
         sets = session.sets
         if sets is None or session.base is None:
@@ -380,10 +382,10 @@ class Interactive:
         return self._overtaken(sets, session.base)
 
     def enter(self, session: Session) -> None:
-        """Swap the transaction in, on what is committed now.
+        """Swap the transaction in on top of the present commits.
 
         Raises:
-            ConflictError: something that it rests on has changed.
+            ConflictError: a row that it depends on has changed.
         """
         if self.inside is session:
             return
@@ -412,10 +414,10 @@ class Interactive:
         self.parts.applier.loud()
 
     def _move(self, session: Session) -> None:
-        """Let a transaction rest on what is committed now, if that makes no difference to it.
+        """Move a transaction's base to the present commits, if none of them conflicts with it.
 
         Raises:
-            ConflictError: it does.
+            ConflictError: one does.
         """
         assert session.sets is not None
         assert session.base is not None
@@ -469,7 +471,7 @@ class Interactive:
         return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
 
     def _resolve(self, session: Session, piece: Piece, params: tuple[Any, ...]) -> ResolvedReads | None:
-        """Return the reads of a statement that is about to run; that of a TEMP object reads by its SELECT alone."""
+        """Return the reads of the next statement; CREATE TEMP TABLE reads by its SELECT only."""
         assert session.sets is not None
         if piece.defines:
             select = filling_select(piece.sql)
@@ -480,7 +482,7 @@ class Interactive:
         return session.sets.resolve(piece, params, self._executor.query)
 
     def _check_blind(self) -> None:
-        """Refuse a statement whose rows are found by rolling it back, if its session's TEMP objects may be part of it.
+        """Refuse a statement whose rows are found by a rollback, if it may have changed TEMP tables as well.
 
         Raises:
             UnsupportedError: they may.
@@ -518,7 +520,7 @@ class Interactive:
         session.sets.changed(changes, blurred)
 
     def _failed(self, session: Session, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
-        """Roll back what a failed statement has left, and keep what SQLite keeps of it."""
+        """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL)."""
         db, capture = self._db, self._capture
         assert session.sets is not None
         if self._restore():
@@ -528,9 +530,9 @@ class Interactive:
         lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):
-            # FAIL as conflict clause: what was done before the row that failed stays.
+            # With the conflict clause FAIL, the rows before the one that failed stay.
             there = kept.are_there(db, self._executor._tables.by_name, changes)
-            if there or (there is None and touched):  # a net change that cannot be told here is found by ``_keep``
+            if there or (there is None and touched):  # ``_keep`` finds the net change of such tables
                 session.lastrowid = lastrowid
                 self._keep(session, changes, touched)
                 session.wrote = True
@@ -541,12 +543,12 @@ class Interactive:
         db.set_last_insert_rowid(session.lastrowid)
 
     def _restore(self) -> bool:
-        """If SQLite has rolled back the whole batch because of a statement, do it again; whether it has."""
+        """Write the open batch again if SQLite has rolled it back because of a statement; return whether it has."""
         if self._db.in_transaction:
             return False
         self._capture.deafen()
         self.inside = None
-        self._executor.allow(float("inf"))  # what is done again was never the statement's to pay for
+        self._executor.allow(float("inf"))  # the statement has no budget for writing the batch again
         self.parts.redo()
         return True
 
@@ -557,7 +559,7 @@ class Interactive:
         return self._executor.breaks_foreign_keys
 
     def _check_foreign_keys(self, session: Session) -> None:
-        """Check what was deferred. SQLite's own count does not survive swapping out; then the tables are looked at.
+        """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched.
 
         Raises:
             ConstraintError: a foreign key is broken.

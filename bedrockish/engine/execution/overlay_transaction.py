@@ -68,7 +68,7 @@ class OverlayTransaction:
         self.workspace.begin(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
-        """Let a running statement end soon, with this error."""
+        """Interrupt the running statement; it raises this error."""
         self.workspace.stop(error)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class OverlayTransaction:
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the changes again that the transaction has made elsewhere.
+        """Begin on the overlay with the changes that the transaction made before.
 
         Raises:
             ConflictError: its rows no longer fit.
@@ -175,7 +175,7 @@ class OverlayTransaction:
         self.work.control(control)
 
     def finish(self) -> Prepared:
-        """Return what the transaction is, to be led. It stays open if this raises.
+        """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
             ConstraintError: a deferred foreign key is broken; it can be mended.

@@ -1,11 +1,10 @@
-"""A place for long requests, where they delay no other: in a thread, on a private snapshot.
+"""Workspaces: private snapshots on which threads execute long requests, so that these do not delay others.
 
-Two connections show the same moment. One only reads; a request that has not changed anything yet runs there, at full
-speed. The other one writes, on an *overlay* whose changes no other connection ever sees; it is rolled back at the end.
-The outcome is the same as that of a request in the loop: results, row changes and an access set, on a base that is a
-bit old.
+A workspace has two connections to the same snapshot. One only reads; statements before the first write run on it, at
+full speed. The other one writes on an *overlay*, whose changes no other connection sees; they are rolled back at the
+end. The outcome is that of a request in the loop: results, row changes and an access set, on a base that is older.
 
-``begin``, ``stop``, ``end`` and ``close`` belong to the loop; all calls between ``begin`` and ``end`` to one thread.
+The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all calls between ``begin`` and ``end``.
 """
 
 import os
@@ -46,18 +45,18 @@ from bedrockish_journal.model.changes import Change, Step
 from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
-ANALYSIS_S = 0.5  # for the analysis of a statement, which takes the interpreter from the loop
+ANALYSIS_S = 0.5  # processor time for the analysis of a statement, which competes with the loop for the interpreter
 ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
 class Workspace:
-    """A place for one long request at a time. Its connections and their caches are kept from one use to the next.
+    """A snapshot with an overlay for one request at a time; connections and caches serve the next request as well.
 
     Attributes:
-        is_broken: it must not be used again.
-        scope: the values of the clock's functions here.
-        temporary_bytes: how much the TEMP tables of its one session may take; 0: many use it, and none may make any.
+        is_broken: whether a connection has failed, so that the workspace must be closed.
+        scope: the values of the clock functions of the statement that runs.
+        temporary_bytes: limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused.
     """
 
     def __init__(self, beside: Beside) -> None:
@@ -96,18 +95,18 @@ class Workspace:
             self._writer.executor.stopped = None
         try:
             self._reader.execute("BEGIN")
-            self._reader.execute("PRAGMA main.user_version").fetchall()  # for which no schema is read, in the loop
+            self._reader.execute("PRAGMA main.user_version").fetchall()  # reads no schema: this is the loop
         except apsw.Error as error:
             self.is_broken = True
             raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
 
     def move_to(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Tell the moment of the snapshot that ``begin`` has taken, where only the snapshot itself tells it."""
+        """Set the moment of the snapshot that ``begin`` has taken, if it was read from the snapshot itself."""
         self._base, self._version, self._moment = dict(base), schema_version, moment
         self._applied_clock = applied_clock
 
     def stop(self, error: BedrockishError) -> None:
-        """Let what runs in the thread end soon, with this error."""
+        """Interrupt the statement in the thread; it raises this error."""
         self._stopped = error
         self._reader.interrupt()
         writer = self._writer
@@ -116,7 +115,7 @@ class Workspace:
             writer.db.interrupt()
 
     def end(self) -> None:
-        """End the snapshot: the thread is done."""
+        """End the snapshot. The thread must have returned."""
         if self._writer is not None:
             self._writer.executor.forget()
         try:
@@ -160,7 +159,7 @@ class Workspace:
             return execute_mixed(executor, request, base, self._version)
 
     def seconds_to_index(self, steps: Sequence[Step]) -> float:
-        """Return about how long SQLite would take to build the FTS5 index that a change makes on a table's rows.
+        """Return an estimate of the seconds that SQLite needs for the FTS5 index that a schema change builds.
 
         Raises:
             BedrockishError: what ``stop`` was given, or the file cannot be read.
@@ -173,14 +172,14 @@ class Workspace:
             raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
 
     def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""
+        """Return the reads and writes of each statement of a text, as ``engine.explain.explain`` does."""
         try:
             return self._inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
         finally:
             self._unlock()
 
     def compile_read(self, statement: Statement, user: str) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
-        """Compile a statement that is to be streamed, as ``cursor.compile_read`` does."""
+        """Compile the statement of a stream, as ``cursor.compile_read`` does."""
         return self._inside(lambda writer: compile_read(writer.executor, statement, user))
 
     def _unlock(self) -> None:
@@ -189,13 +188,13 @@ class Workspace:
     def work(
         self, action: Callable[["Work"], T], user: str = "", *, serializable: bool = True, stays_open: bool = False
     ) -> T:
-        """Let a user run statements one after the other, and return what comes of them.
+        """Run an action that executes statements as one transaction of a user; return its result.
 
-        Snapshot isolation, if it is not to be serializable. If its transaction stays open, it keeps the rows that it
-        has locked.
+        Without ``serializable`` the isolation is snapshot. With ``stays_open`` the transaction keeps its row locks.
 
         Raises:
-            BedrockishError: what ``stop`` was given. All else is what the action raises.
+            BedrockishError: the error of ``stop``.
+            Exception: any exception of the action.
         """
 
         def run(writer: _Writer) -> T:
@@ -223,7 +222,7 @@ class Workspace:
                 raise self._stopped
             writer.begin()
             return action(writer)
-        except apsw.Error as error:  # between two statements of the client's
+        except apsw.Error as error:  # raised outside of a statement of the client
             if self._stopped is None or not isinstance(error, apsw.InterruptError | apsw.SQLError):
                 raise
             raise self._stopped from None
@@ -234,7 +233,7 @@ class Workspace:
         """Return a transaction that stays open between its statements, until ``leave_work``.
 
         Raises:
-            BedrockishError: what ``stop`` was given, or the file cannot be read.
+            BedrockishError: the error of ``stop``, or the file cannot be read.
         """
         writer = self._open()
         if self._stopped is not None:
@@ -247,12 +246,12 @@ class Workspace:
         return Work(writer, self._reader, self._base, self._version, session, self.scope, self._applied_clock)
 
     def leave_work(self) -> None:
-        """Roll back the overlay: the transaction is over here."""
+        """Roll back the overlay at the end of the transaction."""
         if self._writer is not None:
             self._leave(self._writer)
 
     def keep_work(self) -> None:
-        """Commit the overlay, which is dropped, and with it the TEMP tables, which stay.
+        """Commit the TEMP tables, which stay, together with the overlay, which is dropped.
 
         Raises:
             apsw.Error: SQLite has not committed.
@@ -262,10 +261,10 @@ class Workspace:
         self._writer.file.note_commit()
 
     def hold(self, limit_bytes: int) -> "_Writer":
-        """Return the connection that writes, inside its transaction until ``leave``; with memory for so many bytes.
+        """Return the writing connection in a transaction, until ``leave``; its overlay may have so many bytes.
 
         Raises:
-            BedrockishError: what ``stop`` was given, or the file cannot be read.
+            BedrockishError: the error of ``stop``, or the file cannot be read.
         """
         writer = self._open()
         if self._stopped is not None:
@@ -275,7 +274,7 @@ class Workspace:
         return writer
 
     def tell(self, told: Callable[[apsw.Connection], None]) -> None:
-        """Register something on both connections, and compile texts again. No transaction may be open."""
+        """Register functions on both connections, and forget compiled texts. No transaction may be open."""
         told(self._reader)
         if self._writer is not None:
             told(self._writer.db)
@@ -291,7 +290,7 @@ class Workspace:
             self.is_broken = True
 
     def _open(self) -> "_Writer":
-        """Return the connection that writes, at the moment of the snapshot."""
+        """Return the writing connection, moved to the snapshot."""
         try:
             read_schema_again(self._reader)
             pages = self._reader.pragma("page_count")
@@ -315,7 +314,7 @@ class Workspace:
 
 
 class _Writer:
-    """The connection that writes on an overlay, with the same equipment as the engine's own writer."""
+    """The connection that writes on an overlay, with a capture, an executor and an applier like the engine's."""
 
     def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
         limits: Limits = beside.limits
@@ -325,7 +324,7 @@ class _Writer:
         try:
             assert overlay.file is not None
             self.file: OverlayFile = overlay.file
-            self._overlay = overlay  # lives as long as its connection
+            self._overlay = overlay  # must live as long as its connection
             db.pragma("cache_size", -WRITER_KIB)
             db.pragma("foreign_keys", 1)
             db.pragma("recursive_triggers", 0)
@@ -348,12 +347,12 @@ class _Writer:
             raise
 
     def begin(self) -> None:
-        """Begin, also again after SQLite has rolled everything back because of one statement."""
+        """Begin the transaction; again after SQLite has rolled it back because of a statement."""
         self.db.execute("BEGIN")
         self.db.execute("SAVEPOINT request")
 
     def allow_temporary(self, most_bytes: int) -> None:
-        """Let statements make TEMP objects that take so many bytes."""
+        """Allow TEMP objects, which may take so many bytes."""
         self.executor.allow_temporary()
         page_bytes = self.db.execute("PRAGMA temp.page_size").fetchone()[0]  # type: ignore[index]
         self.db.execute(f"PRAGMA temp.max_page_count = {max(most_bytes // page_bytes, 16)}").fetchall()
@@ -363,7 +362,7 @@ class _Writer:
         self.file.move(moment, pages)
 
     def learn(self, version: int) -> None:
-        """Learn the schema, if it is not that of the last time."""
+        """Read the schema, if its version has changed."""
         if version == self._version:
             return
         tables = Tables(self.db, self._beside.known().tables)
@@ -375,11 +374,11 @@ class _Writer:
 
 
 class Work:
-    """The work of an action between ``begin`` and ``end``: statements of one transaction, which sees its own writes.
+    """One transaction on a workspace; each statement sees the writes of those before it.
 
     Attributes:
-        applied: the commits that it has seen.
-        schema_version: of the schema that it runs on.
+        applied: the commits in its snapshot.
+        schema_version: the version of the schema of its snapshot.
     """
 
     dirty = False
@@ -414,10 +413,10 @@ class Work:
         return self._writer.executor
 
     def come_back(self) -> None:
-        """Return at once: the writer is not shared."""
+        """Return at once, because the writer is not shared."""
 
     def lend(self, _guest: Guest) -> Parts:
-        """Return what statements are run with."""
+        """Return the connection, the executor and the other parts that run statements."""
         writer, control = self._writer, self._writer.db.cursor().execute
         return Parts(
             writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
@@ -450,7 +449,7 @@ class Work:
             their results, none if they are to be run one by one; and the place up to which this is so.
 
         Raises:
-            BedrockishError: what ended the transaction before.
+            BedrockishError: the error that has ended the transaction.
         """
         self._check_goes_on()
         interactive, sql = self.interactive, statements[first].sql
@@ -487,24 +486,24 @@ class Work:
             raise
 
     def looked_at(self) -> Prepared:
-        """Return what a refusal rests on: all that was read, looked up or written."""
+        """Return all keys that were read, looked up or written, as the base of a refusal."""
         sets = self.session.sets
         access_set = sets.looked_at() if sets is not None else AccessSet()
         return refused_on(self.applied, self.schema_version, access_set)
 
     def finish(self) -> Prepared:
-        """Return what was read and written.
+        """Return the prepared transaction.
 
         Raises:
             ConstraintError: a deferred foreign key is broken.
-            BedrockishError: what ended the transaction before.
+            BedrockishError: the error that has ended the transaction.
         """
         if self._end is not None:
             raise self._end
         return self.interactive.finish(self.session)
 
     def resume(self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]]) -> "Resumed":
-        """Run a statement of a transaction that is open in the loop, after doing its changes again.
+        """Run a statement of a transaction that is open in the loop, after its changes are written here.
 
         Args:
             begun: the transaction so far.
@@ -573,13 +572,13 @@ class Work:
             session.roll_back(place)
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
-        """Schema statements are not for here."""
+        """Refuse the request, because a workspace runs no schema statements."""
         raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An open transaction so far: its changes, the rowid inserted last, and its clock, or 0."""
+    """The changes of an open transaction, the rowid of its last INSERT, and its clock, or 0."""
 
     changes: list[Change]
     lastrowid: int
@@ -588,7 +587,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The outcome of a statement: the transaction with the changes added, and its result, or the error."""
+    """The outcome of a statement: the transaction with the new changes, and the result or the error."""
 
     session: Session
     result: Result | None

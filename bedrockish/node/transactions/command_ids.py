@@ -62,7 +62,7 @@ def check_digest(kept: bytes, command: str, digest: bytes) -> None:
 
 
 def is_settled(entry: Entry, command: str) -> bool:
-    """Whether a command was settled before it happened. An older entry without a digest is judged by its result."""
+    """Return whether a command was settled before it happened; for an entry without a digest, judge by its result."""
     transaction = entry.transaction
     digest = transaction.digest_of(command)
     return digest == SETTLED if digest else transaction.kind == ROWS and transaction.result_of(command) == NOTHING

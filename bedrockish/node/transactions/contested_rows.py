@@ -12,7 +12,7 @@ class ContestedRows(Others):
         self._state = state
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:
-        """Whether a key is written by a transaction that is pending here, or by a commit that is not in ``base``."""
+        """Return whether a pending transaction, or a commit that is not in ``base``, writes a key."""
         state = self._state
         if state.votes.pending.is_writing(key):
             return True

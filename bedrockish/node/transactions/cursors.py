@@ -1,4 +1,4 @@
-"""The streamed results that are open at this node: their readers, their limits of time, their end.
+"""The streamed results that are open at this node: their readers, their time limits and their ends.
 
 A stream is named by the id of its command, belongs to one client's link and ends with the link. It reads on its own
 snapshot, in helper threads, and only when its client asks for a batch: a client that does not read costs nothing but
@@ -46,7 +46,7 @@ from bedrockish_journal.model.vector import Vector
 logger = logging.getLogger(__name__)
 
 THREADS = 4  # batches that are read at the same time
-ENDED_MAX = 1_000  # streams whose end is remembered, to tell a client why
+ENDED_MAX = 1_000  # ended streams whose error is kept for a later step of the client
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +116,7 @@ class Streams:
         return len(self._open)
 
     def is_used(self, since_s: float) -> bool:
-        """Whether a batch of a stream is being read, or was read after ``since_s``."""
+        """Return whether a batch of a stream is being read, or was read after ``since_s``."""
         return any(one.is_busy or one.touched > since_s for one in self._open.values())
 
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
@@ -287,7 +287,7 @@ class Streams:
             return encoded, more
 
     def end(self, stream: Stream, why: BedrockishError) -> None:
-        """End a stream. Ending it twice is fine."""
+        """End a stream. A second call does nothing."""
         if stream.error is not None:
             return
         stream.error = why
@@ -307,13 +307,13 @@ class Streams:
         self._snapshots.give_back(stream.snapshot)
 
     def end_owner(self, owner: object) -> None:
-        """End the streams of a client that has gone."""
+        """End the streams of a client whose link has ended."""
         self._opening = {name: one for name, one in self._opening.items() if one[0] is not owner}
         for stream in [stream for stream in self._open.values() if stream.owner is owner]:
             self.end(stream, UnavailableError("the client has gone"))
 
     def end_late(self) -> None:
-        """End streams that were idle, or have lasted, for too long."""
+        """End streams that are idle or open for too long."""
         now = time.monotonic()
         idle_s, life_s = self._bounds.idle_stream_ms / 1000, self._bounds.stream_ms_max / 1000
         for stream in list(self._open.values()):
@@ -323,6 +323,6 @@ class Streams:
                 self.end(stream, DeadlineError(f"nobody read from the stream for {idle_s:g} s (idle_stream_ms)"))
 
     def close(self) -> None:
-        """End all streams: the node leaves."""
+        """End all streams, because the node stops."""
         for stream in list(self._open.values()):
             self.end(stream, UnavailableError("the node is leaving"))

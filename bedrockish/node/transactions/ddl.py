@@ -1,4 +1,4 @@
-"""Open transactions that change the schema: in threads, each on a private copy of the database (``engine.draft``)."""
+"""Open transactions that change the schema; each runs in threads, on a private copy of the database."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
 from bedrockish.node.transactions.lending import Lending
 from bedrockish.sqltext.transaction_control import Control
 
-DRAFTS_MAX = 4  # each may take much memory
+DRAFTS_MAX = 4  # a copy may take much memory
 
 
 class SchemaTransactions:
@@ -43,7 +43,7 @@ class SchemaTransactions:
         return await self._lending.run(session, lambda: draft.run(statement, room))
 
     async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, as the private copy has the tables.
+        """Return the columns of a statement's result, by the tables of the private copy.
 
         Raises:
             BedrockishError: as ``Draft.columns``.
@@ -52,7 +52,7 @@ class SchemaTransactions:
         return await self._lending.run(session, lambda: draft.columns(statement))
 
     async def control(self, session: Session, control: Control) -> None:
-        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Raises:
             BedrockishError: as ``Draft.control``.

@@ -1,4 +1,4 @@
-"""Open transactions that have changed many rows: each in a workspace of its own, in threads.
+"""Open transactions that have changed many rows; each runs in a workspace of its own, in threads.
 
 Open transactions share the engine's connection: each writes its rows again when another user has had the connection. A
 transaction of many rows would do that for every commit of others. So it moves to a workspace, once.
@@ -45,7 +45,7 @@ class GrownTransactions:
         self._moved: dict[Session, _Moved] = {}
 
     def is_due(self, session: Session) -> bool:
-        """Return whether a transaction is to move before its next statement: it would write many rows again now."""
+        """Return whether a transaction should move now, because its next statement would write many rows again."""
         return (
             len(session.changes) >= session.moves_at
             and session.workspace is None
@@ -107,7 +107,7 @@ class GrownTransactions:
         self._put_off(session)
 
     def _put_off(self, session: Session) -> None:
-        """Let a transaction go on where it is until it has twice as many rows."""
+        """Leave a transaction on the engine's connection until it has twice as many rows."""
         session.moves_at = 2 * len(session.changes)
 
     async def run(self, session: Session, statements: Sequence[Statement], results: list[Result], room: int) -> int:

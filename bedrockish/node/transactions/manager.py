@@ -1,7 +1,7 @@
-"""The interactive transactions that are open at this node: their owners, their limits of time, their end.
+"""The open transactions of this node: their steps, their owners, their time limits and their ends.
 
 A transaction is named by the command id of its COMMIT. It belongs to one client's link and ends with the link. Its
-effects are in memory only, until COMMIT hands it to the core, which cannot execute it again.
+changes are in memory until COMMIT passes them to the core, which cannot execute them again.
 """
 
 import logging
@@ -83,12 +83,12 @@ from bedrockish_journal.model.vector import covers
 
 logger = logging.getLogger(__name__)
 
-SHOWN_MAX, TOLD_MAX = 200, 50  # for operators: characters of a statement, and transactions
+SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement, and transactions, in a report for operators
 USED_S = 1.0  # a transaction counts as used for so long after its last step
-ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
-TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before other tasks get their turn
+ENDED_MAX = 1_000  # ended transactions whose error is kept for a later step of the client
+TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
 AGAIN_S = 0.005  # a quicker read is repeated on a newer snapshot if its rows were written after the older one
-REDO_S = 5e-6  # seconds per changed row, which each turn must redo first: a turn is at least as long
+REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
 
 
 class Transactions:
@@ -136,13 +136,13 @@ class Transactions:
 
     @property
     def size(self) -> int:
-        """About how many bytes the node keeps for all open transactions."""
+        """Return approximately how many bytes the node keeps for all open transactions."""
         return sum(one.session.kept for one in self._open.values())
 
     # -- what the runtime does -------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """End transactions that were idle, or have lasted, too long; until cancelled."""
+        """End transactions that are idle or open for too long, until cancelled."""
         idle_s, life_s = self._times()
         while True:
             await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
@@ -160,19 +160,19 @@ class Transactions:
         return min(self._bounds.idle_transaction_ms, window_ms) / 1000, window_ms / 1000
 
     def is_used(self, now_s: float) -> bool:
-        """Whether a client is in the middle of a transaction or a stream: its last step was less than a second ago."""
+        """Return whether a transaction or a stream had a step less than a second ago."""
         is_open = any(one.busy or now_s - one.touched < USED_S for one in self._open.values())
         return is_open or self.streams.is_used(now_s - USED_S)
 
     def end_owner(self, owner: object) -> None:
-        """End the transactions and streams of a client that has gone."""
+        """End the transactions and streams of a client whose link has ended."""
         self.streams.end_owner(owner)
         for one in [one for one in self._open.values() if one.owner is owner]:
             self._end(one, UnavailableError("the client has gone; it did not happen"))
         self._temporary.end_owner(owner)
 
     def close(self) -> None:
-        """End all transactions and streams: the node leaves."""
+        """End all transactions and streams, because the node stops."""
         self._is_closed = self.programs.is_closed = True
         self.streams.close()
         for one in list(self._open.values()):
@@ -255,7 +255,7 @@ class Transactions:
                 one.turn.release()
         except DamagedError as error:
             self.boundary.fail(error)
-            yield self._durable  # never returns: the node's loop ends before
+            yield self._durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
             if one.session.over:
@@ -317,14 +317,14 @@ class Transactions:
             one.touched = time.monotonic()
 
     def _take_turn(self, one: Open) -> steps.Steps[None]:
-        """Wait for the transaction's earlier steps, and until no other thread has the writer."""
+        """Wait for the transaction's earlier steps, and until no other thread uses the writer."""
         try:
             one.turn.acquire_nowait()
         except trio.WouldBlock:
             yield one.turn.acquire
         try:
             if self._engine.is_away:
-                yield self._durable  # else its statement would hold up the whole loop until the writer is back
+                yield self._durable  # otherwise its statement would block the loop until the other thread has finished
             self._find(one.owner, one.name)
         except BaseException:
             one.turn.release()
@@ -415,7 +415,7 @@ class Transactions:
             raise
 
     def _end(self, one: Open, why: BedrockishError) -> None:
-        """End a transaction without a commit, and remember why."""
+        """End a transaction without a commit, and keep the error for its client's next step."""
         if self._close(one):
             self._ended[one.name] = why
             while len(self._ended) > ENDED_MAX:
@@ -589,7 +589,7 @@ class Transactions:
                 last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(session):
-                # Other transactions have written these rows: this one would lose to them as soon as it writes.
+                # Others have written these rows since the snapshot: this transaction would lose as soon as it writes.
                 if self._engine.dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
@@ -609,7 +609,7 @@ class Transactions:
         one.session.clock = self._engine.scope.take()
 
     def _snapshot(self, one: Open) -> steps.Steps[None]:
-        """Take a snapshot of the last batch, or wait for the next if that lacks entries that the session has seen."""
+        """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
         has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
         if not engine.is_away and (not engine.dirty or (has_seen and one.session.base is None)):

@@ -1,4 +1,4 @@
-"""Statements of open transactions: in the loop as long as they are short, else in threads."""
+"""Runs statements of open transactions: short ones in the loop, long ones in workers."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from bedrockish.node.transactions.steps import Steps, wait
 
 
 class StatementRunner:
-    """The runner of statements; ``budget_s``: how long a statement may take in the loop, in seconds."""
+    """Runs statements; one that takes longer than ``budget_s`` seconds in the loop runs again in a worker."""
 
     def __init__(
         self, engine: Engine, core: Node, interactive: Interactive, workers: WorkerPool, budget_s: float
@@ -100,7 +100,7 @@ class StatementRunner:
             session.lent = False
             if session.ended:
                 self._interactive.end(session)
-        if session.snapshot is not None:  # else the transaction has ended, and nothing needs its reads
+        if session.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
             session.saw(piece, params, rows, session.snapshot.query)
             assert session.sets is not None
             session.sets.lock(scope.take_locked())
@@ -109,7 +109,7 @@ class StatementRunner:
     async def _on_overlay(
         self, session: Session, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
     ) -> tuple[Result, int]:
-        """Redo the transaction's changes on a newer snapshot, if no commit conflicts with it, and run a statement."""
+        """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(session)
         begun = Begun(list(session.changes), session.lastrowid, session.clock)
         serializable = session.serializable

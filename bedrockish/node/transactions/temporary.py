@@ -1,4 +1,4 @@
-"""Sessions with TEMP objects at one node: their workspaces, the bounds of these, and their transactions, in threads."""
+"""The TEMP objects of sessions at one node: their workspaces, with bounds, in which their transactions run."""
 
 import time
 from collections import OrderedDict
@@ -26,7 +26,7 @@ from bedrockish.node.transactions.lending import Lending
 
 T = TypeVar("T")
 FRESH = "+"
-ENDED_MAX = 1_000  # workspaces whose end is remembered, to tell a client why
+ENDED_MAX = 1_000  # dropped workspaces whose reason is kept for a later step of the client
 _ELSEWHERE = "they were at another node, or on a link that was lost"
 
 
@@ -63,7 +63,7 @@ class TemporaryObjects:
         return len(self._held)
 
     async def lend(self, owner: object, session: Session, name: str) -> Mapping[str, int] | None:
-        """Let an open transaction go on in the workspace of its session; return the commits that it sees.
+        """Move an open transaction to the workspace of its session; return the commits that it sees.
 
         Args:
             owner: the client's link.
@@ -129,30 +129,30 @@ class TemporaryObjects:
 
     @staticmethod
     def of(session: Session) -> TemporaryTransaction | None:
-        """Return an open transaction's part in the workspace of its session; None if it does not run there."""
+        """Return the transaction in the workspace of its session; None if it does not run there."""
         return session.workspace if isinstance(session.workspace, TemporaryTransaction) else None
 
     def end_late(self) -> None:
-        """Throw away the TEMP objects that were idle for too long."""
+        """Drop the TEMP objects that were idle for too long."""
         late = time.monotonic() - self._bounds.idle_temporary_ms / 1000
         for name, held in list(self._held.items()):
             if held.workspace.transaction is None and held.touched < late:
                 self._close(
-                    name, f"nobody used them for {self._bounds.idle_temporary_ms / 1000:g} s (idle_temporary_ms)"
+                    name, f"no statement used them for {self._bounds.idle_temporary_ms / 1000:g} s (idle_temporary_ms)"
                 )
 
     def end_owner(self, owner: object) -> None:
-        """Throw away the TEMP objects of a client that has gone; its transactions have ended."""
+        """Drop the TEMP objects of a client whose link and transactions have ended."""
         for name, held in list(self._held.items()):
             if held.owner is owner and held.workspace.transaction is None:
                 self._close(name, _ELSEWHERE)
             elif held.owner is owner:
-                held.owner, held.touched = None, 0.0  # a thread is still at work; ``end_late`` throws it away
+                held.owner, held.touched = None, 0.0  # a thread still runs; ``end_late`` drops it later
 
     def close(self) -> None:
-        """Throw all away: the node leaves."""
+        """Drop all TEMP objects, because the node stops."""
         for name, held in list(self._held.items()):
-            if held.workspace.transaction is None:  # else a thread is at work, which was told to stop
+            if held.workspace.transaction is None:  # otherwise a thread still runs, and was interrupted
                 self._close(name, "the node is leaving")
 
     def _find(self, owner: object, name: str, caller: str) -> _Held:

@@ -126,6 +126,20 @@ async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_pat
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
 
 
+async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(desk: Desk) -> None:
+    """The failed rows left their rowid in the answer of the next statement, which the private copy did not repeat."""
+    desk.node.run("CREATE TABLE shape(id INTEGER PRIMARY KEY, a, double AS (a * 2) VIRTUAL UNIQUE)")
+    desk.node.run("CREATE TABLE plain(k PRIMARY KEY) WITHOUT ROWID")
+    session = Session(serializable=True)
+    first = (await desk.run(session, "INSERT INTO t(v) VALUES ('c')")).lastrowid
+    with pytest.raises(ConstraintError):
+        await desk.run(session, "INSERT INTO shape(id, a) VALUES (7, 1), (8, 1)")
+    assert (await desk.run(session, "INSERT INTO plain VALUES (1)")).lastrowid == first
+    await desk.run(session, "CREATE TABLE later(x)")
+    assert await desk.commit(session) == ""
+    assert desk.node.rows("SELECT count(*) FROM plain") == [(1,)]
+
+
 async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
     """A statement that takes the highest id under another name, and rolls that back, gets it again."""
     session = Session(serializable=True)

@@ -533,9 +533,11 @@ class Interactive:
             # With the conflict clause FAIL, the rows before the one that failed stay.
             there = kept.are_there(db, self._executor._tables.by_name, changes)
             if there or (there is None and touched):  # ``_keep`` finds the net change of such tables
-                session.lastrowid = lastrowid
+                before = len(session.changes)
                 self._keep(session, changes, touched)
-                session.wrote = True
+                if len(session.changes) > before:
+                    session.lastrowid, session.wrote = lastrowid, True
+                db.set_last_insert_rowid(session.lastrowid)
                 return
         db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")

@@ -411,10 +411,14 @@ def _decoded(data: bytes) -> Any:
     for columns, rows, _rowcount, _lastrowid in found:
         if type(columns) is not tuple or type(rows) is not tuple or not {*map(type, rows)} <= _TUPLES:
             raise TypeError("columns and rows should be lists")
+        if len(rows) == 1 and len(rows[0]) == 1 and type(rows[0][0]) not in _STORED:
+            # The value of a command has lists and maps in it, which callers may change.
+            return [(tuple(columns), [*map(tuple, rows)], *rest) for columns, rows, *rest in cbor2.loads(data)]
     return found
 
 
 _TUPLES = {tuple}
+_STORED = {int, float, str, bytes, type(None)}  # types of the values of SQLite
 
 
 def decode_results(data: bytes) -> list[Result]:

@@ -138,3 +138,11 @@ def test_long_value_among_others_of_its_column_is_encoded_by_itself(long: str | 
     parts = list(_parts(results, 255))
     assert max(map(len, parts)) == STEP_BYTES, "a step holds the interpreter for one value"
     assert decode_results(b"".join(parts)) == results
+
+
+@pytest.mark.parametrize("value", [[1, [2, {"a": [3]}]], {"a": {"b": [1]}}, [], {}, True, "text", None])
+def test_value_of_a_command_has_lists_and_maps(value: Any) -> None:
+    made = encode_results([Result(("value",), [(value,)])])
+    for found in (decode_results(made), rows_of(Answer(made, Token()))):
+        assert found[0].rows == [(value,)]
+        assert type(found[0].rows[0][0]) is type(value)

@@ -1,6 +1,7 @@
 """``executemany`` in a transaction on a node's file."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_many_rows_of_one_text_run_at_once_with_ids_without_gaps(
         return found
 
     monkeypatch.setattr(LocalTransaction, "run_alike", counted)
-    with dbapi.connect(node.database, autocommit=False) as mine:
+    with closing(dbapi.connect(node.database, autocommit=False)) as mine:
         first = mine.execute(f"INSERT INTO {table}(a, b) VALUES ('first', 0)").lastrowid
         insert = f"INSERT INTO {table}(a, b) VALUES (?, ?)"
         made = mine.executemany(insert, [(f"x{number}", number) for number in range(2_300)])
@@ -49,7 +50,7 @@ def test_many_rows_of_one_text_run_at_once_with_ids_without_gaps(
 def test_failure_among_many_rows_keeps_the_rows_before_it(node: LocalNode, db: Connection, table: str) -> None:
     insert = f"INSERT INTO {table}(id, a, b) VALUES (?, ?, ?)"
     rows = [(number, f"y{number}", 1) for number in range(100, 180)]
-    with dbapi.connect(node.database, autocommit=False) as mine:
+    with closing(dbapi.connect(node.database, autocommit=False)) as mine:
         mine.execute(insert, (140, "before", 1))
         with pytest.raises(dbapi.IntegrityError):
             mine.executemany(insert, rows)

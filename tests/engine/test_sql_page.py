@@ -15,6 +15,7 @@ SCHEMA = (
     "CREATE TABLE t(id INTEGER PRIMARY KEY, name UNIQUE, n DEFAULT 0)",
     "CREATE TABLE parent(id INTEGER PRIMARY KEY); CREATE TABLE child(parent REFERENCES parent(id))",
     "CREATE TABLE a(id INTEGER PRIMARY KEY AUTOINCREMENT, x)",
+    "CREATE TABLE made(x, y AS (json_array(x)) STORED); INSERT INTO made(x) VALUES (json_array(1) || '')",
     "CREATE TRIGGER never BEFORE INSERT ON a WHEN new.x = 'never' BEGIN SELECT raise(ROLLBACK, 'never'); END",
 )
 
@@ -81,6 +82,10 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     "writing `sqlite_sequence`": [
         ("UPDATE sqlite_sequence SET seq = 0", UnsupportedError),
         ("DELETE FROM sqlite_schema", BedrockishError),
+    ],
+    "a document that a statement makes": [
+        ("INSERT INTO made(x) VALUES (json_array(1))", UnsupportedError),
+        ("UPDATE made SET x = json_array(1)", UnsupportedError),
     ],
     "a `VIRTUAL` generated column": [
         ("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError),

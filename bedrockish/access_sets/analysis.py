@@ -14,6 +14,7 @@ import apsw
 
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions
+from bedrockish.access_sets.derived_documents import DerivedDocuments
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
@@ -157,6 +158,7 @@ class Analysis:
         self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
+        self.documents = DerivedDocuments(self.schema, prepare)
 
     def plan(self, piece: Compiled) -> ReadPlan:
         """Return the plan of a statement's reads; a coarse plan if the exact analysis takes too long."""

@@ -9,14 +9,14 @@ read: the rows at the end of the request, and the old rows after the request was
 virtual table that owns its rows, where a row of one of its shadow tables stands for each row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.derived_documents import DerivedDocuments, derived_documents
+from bedrockish.access_sets.derived_documents import DerivedDocuments
 from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
@@ -49,6 +49,7 @@ class Capture:
 
     Attributes:
         failure: the error that ends the running statement.
+        documents: returns the check of rows with STORED columns; None where rows are not checked.
         has_temporary: whether the connection may have TEMP tables, whose rows are not replicated.
         changed_temporary: whether rows of a TEMP table have changed since ``start``.
     """
@@ -62,10 +63,10 @@ class Capture:
         self._log: list[Change] | None = None
         self._touched: dict[str, Touched] = {}
         self._searched: dict[str, list[list[int]]] = {}
-        self._documents: dict[str, DerivedDocuments] = {}
         self._size = self._searched_size = 0
         self.failure: BedrockishError | None = None
         self.has_temporary = self.changed_temporary = False
+        self.documents: Callable[[], DerivedDocuments] | None = None
         db.preupdate_hook(self._hook)
 
     @contextmanager
@@ -85,7 +86,6 @@ class Capture:
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema from now on."""
         self._tables, self._shadows, self._chunks = tables.by_name, tables.virtual.shadows, tables.virtual.chunks
-        self._documents = derived_documents(tables, self._documents)
         self._searched = {
             name: [[table.columns.index(column) for column in one.columns if column in table.columns] for one in found]
             for name, found in tables.virtual.indexes.items()
@@ -182,8 +182,8 @@ class Capture:
             return
         if table.reals:
             before, after = _as_reals(table, before), _as_reals(table, after)
-        if update.table_name in self._documents and after is not None:
-            self.failure = self._documents[update.table_name].check(after, update.rowid_new)
+        if self.documents is not None and after is not None and len(table.writable) < len(table.columns):
+            self.failure = self.documents().check(table.name, after, update.rowid_new)
             if self.failure is not None:
                 return
         self._size += (0 if before is None else row_bytes(before)) + (0 if after is None else row_bytes(after))

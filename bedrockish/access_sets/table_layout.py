@@ -15,6 +15,7 @@ from bedrockish.access_sets.definitions import Definitions, folded, listed
 from bedrockish.access_sets.system_names import PASSING, check_references
 from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
 from bedrockish.errors import UnsupportedError
+from bedrockish.sqltext.document_functions import reads_documents
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
@@ -198,6 +199,27 @@ class Tables:
                 )
             if table.checks and (known is None or known.checked.get(table.name) != self.checked[table.name]):
                 _refuse_unstable_checks(db, table)
+            self._refuse_unique_documents(table)
+
+    def _refuse_unique_documents(self, table: Table) -> None:
+        """Refuse a UNIQUE key that SQLite derives from a document in another way than from the stored row.
+
+        Raises:
+            UnsupportedError: a UNIQUE index calls a function such as ``json_array``, or the table has such a function
+                together with VIRTUAL columns and a UNIQUE key.
+        """
+        rows = self.definitions.by_table.get(folded(table.name), ())
+        # SQLite keeps the statement of an index with these words in front, however it was written.
+        texts = [one.sql for one in rows if one.kind == "index" and (one.sql or "").startswith("CREATE UNIQUE INDEX")]
+        if table.virtual and (table.unique or texts):
+            texts += [one.sql for one in rows if one.kind == "table"]
+        if any(reads_documents(sql) for sql in texts if sql is not None):
+            raise UnsupportedError(
+                f"a UNIQUE key of table {table.name} rests on a JSON function such as json_array() or json_object(), "
+                "whose result differs between a document that a statement makes and the stored text; compute the value "
+                "in a STORED column, and make that UNIQUE",
+                table=table.name,
+            )
 
 
 def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:

@@ -87,6 +87,10 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
         ("INSERT INTO made(x) VALUES (json_array(1))", UnsupportedError),
         ("UPDATE made SET x = json_array(1)", UnsupportedError),
     ],
+    "a `UNIQUE` key that rests on": [
+        ("CREATE UNIQUE INDEX u ON t(json_array(name))", UnsupportedError),
+        ("CREATE TABLE u(x, y AS (json_object('x', x)) UNIQUE)", UnsupportedError),
+    ],
     "a `VIRTUAL` generated column": [
         ("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError),
     ],

@@ -121,6 +121,7 @@ class Executor:
         schema = known.schema if known is not None else None
         self.analysis_s = ANALYSIS_S
         self.analysis = Analysis(db, prepare, schema, self._tables.definitions)
+        capture.documents = lambda: self.analysis.documents
         self.analysis.patience = self._patience
         self._until = _FOREVER
         self._budget = Budget(limits)

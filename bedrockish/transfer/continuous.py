@@ -272,7 +272,7 @@ class _Backup:
                 self._say(f"{old.name} is too old and was removed")
 
     def _begin(self, snapshot: Path, *, anew: bool) -> None:
-        """Begin the segment after a snapshot where the last segment ends, or with ``anew`` where the snapshot ends."""
+        """Begin the segment after a snapshot: where the last segment ends, or, if ``anew``, where the snapshot ends."""
         db = open_readonly(snapshot)
         try:
             heads: Heads = ends(db)

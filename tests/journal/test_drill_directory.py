@@ -42,7 +42,7 @@ class Kept:
         return self.world.nodes["A"].path
 
     def snapshot(self, *, anew: bool = False) -> Path:
-        """Make a snapshot and the segment after it; with ``anew`` a gap is before them."""
+        """Make a snapshot and the segment after it; if ``anew``, the segment begins at the snapshot, after a gap."""
         self.number += 1
         path = copy(self.node, self.folder / f"snapshot-{self.number:06}.db")
         db = open_readonly(path)

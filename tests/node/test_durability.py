@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import cbor2
 import pytest
@@ -36,6 +36,8 @@ from bedrockish_net.read_loop import ReadLoop
 class Disk:
     """Stands between the runtime and its engine's sync, and lets it through when the test says so."""
 
+    running: ClassVar[int] = 0  # syncs of all engines that were let through and have not ended
+
     def __init__(self, engine: Engine) -> None:
         self._sync = engine.sync
         self.gate = threading.Event()
@@ -48,7 +50,11 @@ class Disk:
         if self.broken is not None:
             raise self.broken
         self.count += 1
-        self._sync()
+        Disk.running += 1
+        try:
+            self._sync()
+        finally:
+            Disk.running -= 1
 
 
 class Wire:
@@ -94,9 +100,12 @@ def request(sql: str, command: str) -> Request:
 
 
 async def settled() -> None:
-    """Give the loop and the sync thread time to do whatever they would do."""
-    for _ in range(20):
-        await trio.sleep(0.005)
+    """Give the loop and the sync thread time to do whatever they would do, after the last sync of a slow disk."""
+    quiet = 0
+    with trio.fail_after(60):
+        while quiet < 20:
+            await trio.sleep(0.005)
+            quiet = 0 if Disk.running else quiet + 1
 
 
 async def idle(runtime: Runtime) -> None:

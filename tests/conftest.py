@@ -85,13 +85,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: next(i for i, start in enumerate(starts) if item.nodeid.startswith(start)))
     if not config.getoption("--slow"):
         for item in items:
-            if "slow" in item.keywords:
+            if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
-    browser = [item for item in items if "browser" in item.keywords]
+    browser = [item for item in items if item.get_closest_marker("browser")]
     if browser and find_browser() is None:
         for item in browser:
             item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
-    spark = [item for item in items if "spark" in item.keywords]
+    spark = [item for item in items if item.get_closest_marker("spark")]
     if spark and (reason := why_no_spark()):
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=f"{NO_SPARK}{reason}"))

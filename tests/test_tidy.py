@@ -42,7 +42,6 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/spark/source/live.py": (
         "bedrockish_journal bedrockish.api bedrockish.client bedrockish.errors"
     ),
-    "journal/bedrockish_journal/spark/lake.py": "bedrockish_journal deltalake pyspark pyarrow",
     "journal/bedrockish_journal/spark": (
         "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify.replay pyspark pyarrow cbor2 "
         "!apsw !trio"
@@ -90,15 +89,12 @@ MAY_IMPORT = {
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
     "bedrockish/transfer/leftovers.py": "bedrockish.errors bedrockish_journal apsw",
     "bedrockish/transfer/parquet_rows.py": "pyarrow",
-    "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
-    "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
-    "bedrockish/transfer/lake_sinks.py": ("bedrockish.errors bedrockish.transfer bedrockish_journal pyarrow deltalake"),
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click deltalake duckdb hypothesis libsql "
+        "click duckdb hypothesis libsql "
         "pexpect prometheus_client pyarrow pyspark pytest "
         "rich sortedcontainers sqlalchemy trio trustme xdist yaml "
         "sqlite_utils"
@@ -163,7 +159,6 @@ ENTRY_POINTS = {
     "bedrockish.sqlalchemy.asynchronous",
     "bedrockish.testing",
     "bedrockish_journal.arrow",
-    "bedrockish_journal.spark.lake",
     "examples.notes.app",
     "tests.sqlalchemy_suite.plugin",
     "tools.compliance.django_runner",

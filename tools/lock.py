@@ -62,7 +62,7 @@ def main() -> None:
     extras = project["optional-dependencies"]
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
-        "spark": [*extras["spark"], *extras["audit"], *extras["lake"]],
+        "spark": [*extras["spark"], *extras["audit"]],
         "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["backup"]],
         "programs": extras["programs"],
     }

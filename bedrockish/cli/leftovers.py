@@ -18,7 +18,7 @@ FOUND, NOT_LOOKED = 1, 3
 @click.option("--of", "values", metavar="VALUE", multiple=True, help="A text or a number; - reads lines from stdin.")
 @click.pass_context
 def leftovers_of(context: click.Context, paths: tuple[Path, ...], values: tuple[str, ...]) -> None:
-    """Look for values in PATHS: nodes' files, backups, exports, lakes, and directories of them.
+    """Look for values in PATHS: nodes' files, backups, exports, and directories of them.
 
     Rows, journals and bytes are searched, bytes of deleted rows included. Ends with status 1 if a value is found, and
     with 3 if no value is found, but a file could not be searched.

@@ -120,11 +120,6 @@ COMMANDS = {
         "export_journal",
         "Write journals as Parquet into a directory, or bring it up to the journals' newest commits.",
     ),
-    "lake": (
-        "bedrockish.cli.lake",
-        "lake",
-        "Write every change of every row into DIRECTORY, once: a typed table for each table, and one of all commits.",
-    ),
     "audit": ("bedrockish.cli.audit", "audit", "Audit journals: one file of each node, or its URL, or exports."),
     "anchor": (
         "bedrockish.cli.anchor",
@@ -139,7 +134,7 @@ COMMANDS = {
     "leftovers": (
         "bedrockish.cli.leftovers",
         "leftovers_of",
-        "Look for values in PATHS: nodes' files, backups, exports, lakes, and directories of them.",
+        "Look for values in PATHS: nodes' files, backups, exports, and directories of them.",
     ),
 }
 
@@ -148,7 +143,7 @@ GROUPS = {
     "Start": ("init", "serve", "join"),
     "Use": ("sql", "explain", "import", "export", "batch", "schema"),
     "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
-    "Data": ("backup", "restore", "changes", "lake", "export-journal", "compact", "leftovers"),
+    "Data": ("backup", "restore", "changes", "export-journal", "compact", "leftovers"),
     "Audit": ("journal", "audit", "anchor"),
 }
 """The commands as the help lists them."""

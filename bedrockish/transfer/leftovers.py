@@ -1,4 +1,4 @@
-"""The search for values in files: nodes' files, backups, exports, lakes, or any other files.
+"""The search for values in files: nodes' files, backups, exports, or any other files.
 
 Of a SQLite database the rows, the journal and the bytes are searched, because the bytes may have deleted rows. Of other
 files the bytes are searched. Compressed and encrypted files that cannot be read are reported, so that they do not count

@@ -1,4 +1,4 @@
-"""The values of a Parquet file, for example of an export or a lake."""
+"""The values of a Parquet file, for example of an export."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

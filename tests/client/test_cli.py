@@ -73,7 +73,6 @@ class Table(ScriptedNode):
         (["backup", "bedrockish://h", "s3://b/one.db"], 2, "backup follow URL DIRECTORY --to STORE"),
         (["backup", "fetch", "s3://b/x", "bedrockish://ann:secret@h"], 2, "write the store first, and then a new dir"),
         (["restore", "--from", "s3://b/x", "--to", "new.db"], 2, "bring it here first: 'bedrockish backup fetch STORE"),
-        (["lake", "bedrockish://h", "s3://b/lake"], 2, "a URL, and no path; write a directory of this machine"),
         (["status", "--jsn"], 2, "--json"),
         (["status"], 2, "BEDROCKISH_URL"),
         (["status", "localhost:1"], 2, "is not a bedrockish URL"),

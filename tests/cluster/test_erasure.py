@@ -46,7 +46,7 @@ async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) 
         await client.execute("UPDATE person SET note = NULL WHERE mail = ?", [SOMEBODY])
         await all_safe(short)
         command("backup", "follow", short.url(), before / "kept", "--once")
-        command("export-journal", short.nodes[0].database, "--to", before / "lake")
+        command("export-journal", short.nodes[0].database, "--to", before / "export")
         # The program that knows who it is deletes the rows.
         await client.execute("DELETE FROM person WHERE mail = ?", [SOMEBODY])
         await client.execute("DELETE FROM log WHERE text = ?", [SOMEBODY])
@@ -54,7 +54,7 @@ async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) 
         for path in (*(node.database for node in short.nodes), before / "kept" / "snapshot-000001.db"):
             assert f"{path}: 6 entries of the journal" in told or f"{path}: 4 entries of the journal" in told
         assert f"{before}/kept/snapshot-000001.db: 1 row of person" in told
-        assert f"{before}/lake/changes" in told
+        assert f"{before}/export/changes" in told
         await level(short)
         for index in range(3):  # the last entry of a timeline stays; now it is another one
             async with open_client(short.url(index, only=True)) as near:
@@ -84,7 +84,7 @@ async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) 
         await client.execute("INSERT INTO person VALUES (78, 'bob@example.org', 'new')")
         await all_safe(short)
         command("backup", "follow", short.url(), after / "kept", "--once")
-        command("export-journal", short.nodes[1].database, "--to", after / "lake", "--oldest")
+        command("export-journal", short.nodes[1].database, "--to", after / "export", "--oldest")
         assert command("leftovers", after, "--of", SOMEBODY) == "nothing is left\n"
         assert bytes_with(after) == []
     await level(short)

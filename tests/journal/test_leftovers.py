@@ -87,7 +87,7 @@ def test_numbers_are_found_as_rows_keys_rowids_and_entries_have_them(world: Worl
 
 
 def test_other_files_by_their_bytes_and_packed_ones_by_name(tmp_path: Path) -> None:
-    folder = tmp_path / "lake" / "deep"
+    folder = tmp_path / "export" / "deep"
     folder.mkdir(parents=True)
     (folder / "log.json").write_text(json.dumps({"min": f"x{SOMEBODY.lower()}y"}))
     (folder / "clean.json").write_text("{}")
@@ -97,8 +97,8 @@ def test_other_files_by_their_bytes_and_packed_ones_by_name(tmp_path: Path) -> N
     table = pa.table({"before": [{"owner": [SOMEBODY]}, None], "n": [PHONE, 1]})
     pq.write_table(table, folder / "part.parquet", compression="zstd")
     (folder / "broken.parquet").write_bytes(b"PAR1 and no more")
-    (tmp_path / "lake" / "loop").symlink_to(tmp_path / "lake")
-    told = list(leftovers([tmp_path / "lake", folder / "log.json"], Values([SOMEBODY, str(PHONE)]), parquet_rows))
+    (tmp_path / "export" / "loop").symlink_to(tmp_path / "export")
+    told = list(leftovers([tmp_path / "export", folder / "log.json"], Values([SOMEBODY, str(PHONE)]), parquet_rows))
     assert [(one.path.name, one.looked) for one in told] == [
         ("broken.parquet", False),
         ("log.json", True),

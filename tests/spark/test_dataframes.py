@@ -1,4 +1,4 @@
-"""The page about pandas, Polars and DuckDB: its code runs on a journal, an export and a lake."""
+"""The page about pandas, Polars and DuckDB: its code runs on a journal and an export."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from bedrockish.cli.main import main
-from bedrockish.transfer.lake_sinks import DeltaTables
 from bedrockish_journal.model.changes import INSERT, Change
 from bedrockish_journal.spark.export.manifest import partial
-from tests.client.test_lake import commit as lake_commit
-from tests.client.test_lake import written
 from tests.spark.test_typed import commit, schema
 from tests.spark.worlds import World
 
@@ -31,7 +28,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = CliRunner().invoke(main, ["export-journal", str(home / "a.db"), "--to", str(home / "journals")])
     assert result.exit_code == 0, result.output
     partial(home / "journals" / "changes" / "node=A" / "A-000000000009-000000000009.parquet").write_bytes(b"cut")
-    written(home / "lake", DeltaTables(home / "lake"), [lake_commit(1, statements=[CREATE]), lake_commit(2, rows)])
     return home
 
 
@@ -52,5 +48,5 @@ def test_the_code_of_the_page_runs(
 
 def test_each_library_is_on_the_page_for_each_way() -> None:
     ways = PAGE.split("\n## ")[1:]
-    for way, libraries in zip(ways, (LIBRARIES, LIBRARIES, ("polars", "pandas")), strict=True):
+    for way, libraries in zip(ways, (LIBRARIES, LIBRARIES), strict=True):
         assert all(library in way for library in libraries)

@@ -26,7 +26,7 @@ from bedrockish_journal.model.changes import (
     same_value,
 )
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
-from bedrockish_journal.model.plain_names import folded
+from bedrockish_journal.model.plain_names import folded, plain_name
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source import declared as declaring
@@ -36,6 +36,7 @@ from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.source import PushingReader
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader
 from bedrockish_journal.spark.source.typed_rows import table_of
+from bedrockish_journal.spark.source.typed_values import column_type
 from tests.spark.worlds import NODES, World, touching
 
 ALL = AccessSet(write_ranges=((b"s:", b"s;"),))
@@ -363,3 +364,18 @@ def test_the_word_that_a_statement_begins_with() -> None:
     assert declaring._OF_TABLES.match("/* a */ -- b\n alter  TABLE t ADD c")
     assert not declaring._OF_TABLES.match("CREATE INDEX i ON t(v)")
     assert folded(string.ascii_uppercase + "Ü") == string.ascii_lowercase + "Ü"
+
+
+def test_plain_names_are_unique_and_valid_for_every_reader() -> None:
+    names = ["a", "A1", "a b", "a_b", "x_a_20_b", "x_", "_key", "_other", "", "ü", "a;b", "a,b", "x_a", "1", "a.b", "x"]
+    found = [plain_name(name) for name in names]
+    assert len({name.lower() for name in found}) == len(names)
+    assert all(name.replace("_", "a").isalnum() and name.isascii() and name[0] != "_" for name in found)
+    assert found[:4] == ["a", "A1", "x_a_20_b", "a_b"]
+
+
+def test_types_are_sqlites_affinities() -> None:
+    declared = ("INTEGER", "bigint", "VARCHAR(9)", "CLOB", "BLOB", "DOUBLE PRECISION", "FLOAT", "DATE", "NUMERIC", "")
+    assert [column_type(one) for one in declared] == [
+        *("integer", "integer", "text", "text", "blob", "real", "real", "text", "text", "any")
+    ]

@@ -17,7 +17,6 @@ from tools.sim.options import CROWDED
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
 _VETO = "found or state.votes.own_ends.vetoes(transaction)"
 _RESERVED = "(state.reserved and Conflict(Txid(state.reserved[0], state.me), NO_KEY))"
-_NEW_VOTERS = "self.voters = membership.voters"
 DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _ALTERS = {  # without flips, because a schema change has another result on a damaged row, which breaks another law
     **{"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3, "flip_every_s": 0.0}

@@ -89,7 +89,6 @@ ALONE = "a table of vec1 is made in a request of its own; make others, and fill 
 _OF_CONNECTION = "{} sets something for one connection to the node's file; leave it out"
 _TAKES_LONG = frozenset({"vec1_train"})  # functions that no interrupt ends
 _MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
-_TOO_OLD = "a member of the cluster runs a release that does not replicate virtual tables; upgrade all members first"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
 _MODEL = (
     "{} gets its model as a value, VALUES ('rebuild', ?): a query would make another model at each node; run "

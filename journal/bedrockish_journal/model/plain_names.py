@@ -1,4 +1,4 @@
-"""Names of tables and columns: as SQLite compares them, and in the characters that data lakes and topics allow."""
+"""Names of tables and columns: as SQLite compares them, and in the characters that every reader of Parquet allows."""
 
 import re
 from string import ascii_lowercase, ascii_uppercase

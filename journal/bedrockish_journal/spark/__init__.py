@@ -1,7 +1,7 @@
 """The journal in Spark: data source, stream, exports and audits.
 
 ``register(spark)`` makes ``spark.read.format("bedrockish")`` known, ``parquet_batches`` writes a stream. The rest is in
-the modules ``source``, ``export``, ``lake`` and ``session``. Importing this package needs neither pyspark nor Java, so
+the modules ``source``, ``export`` and ``session``. Importing this package needs neither pyspark nor Java, so
 that a missing one can be reported in plain words.
 """
 

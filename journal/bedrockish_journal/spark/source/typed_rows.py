@@ -1,4 +1,4 @@
-"""The changes of one table with typed columns: one row for an insert or delete, two for an update, as in a lake."""
+"""The changes of one table with typed columns: one row for an insert or delete, two for an update."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

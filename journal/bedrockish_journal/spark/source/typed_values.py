@@ -1,9 +1,9 @@
 """Typed columns for the rows of a SQLite table: their names and types, and the handling of values that do not fit.
 
-A column of SQLite may have values of any type; columns of Arrow, Spark and a lake have one type. A column gets the type
+A column of SQLite may have values of any type; columns of Arrow and Spark have one type. A column gets the type
 of its declaration. A value that does not fit is NULL there and is stored in ``_other``, so no value is lost. A column
 without a type can have the text '12' and the integer 12 as two values, so its numbers are stored in ``_other`` as well.
-Lakes (``bedrockish lake``) and the data source (option ``rows``) have the same columns by these rules.
+The data source (option ``rows``) and ``read_journal`` have the same columns by these rules.
 """
 
 import math

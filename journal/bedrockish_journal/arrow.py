@@ -31,10 +31,10 @@ def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.Rec
     table = table_of(parsed)
     check_columns(table, parsed.name, parsed.columns)
     columns = {name: table.columns[name] for name in parsed.columns or table.columns}
-    found = parts(parsed, table, parsed.limits)
+    found = parts(parsed, table)
 
     def read() -> Iterator[pa.RecordBatch]:
         for part in found:
-            yield from read_part(part, parsed, table, parsed.limits, columns)
+            yield from read_part(part, parsed, table, columns)
 
     return pa.RecordBatchReader.from_batches(pa.schema([(name, ARROW[kind]) for name, kind in columns.items()]), read())

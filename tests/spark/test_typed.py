@@ -11,7 +11,6 @@ import apsw
 import cbor2
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo, GreaterThan
 
 from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.access_set import AccessSet
@@ -33,7 +32,6 @@ from bedrockish_journal.spark.source import declared as declaring
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row
 from bedrockish_journal.spark.source.options import Options
-from bedrockish_journal.spark.source.source import PushingReader
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader
 from bedrockish_journal.spark.source.typed_rows import table_of
 from bedrockish_journal.spark.source.typed_values import column_type
@@ -269,27 +267,17 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, str], text
     assert read_journal(path, rows="t", columns="_tick,v").schema.names == ["_tick", "v"]
 
 
-def test_conditions_are_of_the_commit_and_not_of_a_column_with_such_a_name(tmp_path: Path) -> None:
+def test_limits_are_of_the_commit_and_not_of_a_column_with_such_a_name(tmp_path: Path) -> None:
     world = World()
     columns = ("leader", "tick", "clock")
     schema(world, "CREATE TABLE t(leader TEXT, tick INTEGER, clock INTEGER)")
     for number in range(8):
         commit(world, insert("t", columns, "Z", 1000 + number, number), leader=NODES[number % 2])
     path = world.write(tmp_path)[0]
-    options = Options.parse({"path": str(path), "rows": "t"})
-    table = table_of(options)
-
-    def pushed(*conditions: Any) -> tuple[list[Any], list[int]]:
-        reader = PushingReader(options, table.columns, table)
-        left = list(reader.pushFilters(list(conditions)))
-        read = [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
-        return left, sorted(row["clock"] for row in read)
-
-    own = [EqualTo(("leader",), "Z"), EqualTo(("tick",), 1003), EqualTo(("clock",), 3)]
-    assert pushed(*own) == (own, list(range(8)))
-    assert pushed(EqualTo(("_leader",), "B")) == ([], [1, 3, 5, 7])
     clock = sorted(row["_commit_clock"] for row in rows(path))[5]
-    assert pushed(GreaterThan(("_commit_clock",), clock), EqualTo(("_tick",), 4)) == ([], [7])
+    assert [row["clock"] for row in rows(path, leader="Z")] == []
+    assert sorted(row["clock"] for row in rows(path, leader="B")) == [1, 3, 5, 7]
+    assert sorted(row["clock"] for row in rows(path, clock_from=clock)) == [5, 6, 7]
 
 
 def test_a_schema_change_in_the_middle_of_a_stream(tmp_path: Path) -> None:

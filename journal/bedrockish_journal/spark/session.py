@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_LEAST = 17
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"  # lets the option ``pushdown`` of the data source have an effect
 _LOG4J = """rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 appender.file.type = File
@@ -162,5 +161,4 @@ def _settings(directory: Path, log: Path, name: str, cores: int | None, memory: 
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
-        PUSHDOWN: "true",
     }

@@ -39,8 +39,8 @@ class ChangeRows(ChangeBuilder):
         super().__init__(context, types, makers=("command", "user_name"))
 
     def _wants(self, table: str) -> bool:
-        tables, named = self._context.tables, self._context.named
-        return (tables is None or table in tables) and (named is None or folded(table) in named)
+        named = self._context.named
+        return named is None or folded(table) in named
 
     def _parts(self, one: OfTable) -> Iterable[Part]:
         return [(one.order, self._columns(one))]

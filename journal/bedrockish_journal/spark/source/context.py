@@ -39,7 +39,6 @@ class Context:
         beginning: the node's records of the time before its journal.
         skip: leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
         columns: the columns wanted; values that only other columns need are not computed. None for all.
-        tables: the tables whose ``changes`` are wanted, by their exact names; None for all.
         named: the tables whose ``changes`` are wanted, by their folded names; None for all.
     """
 
@@ -49,7 +48,6 @@ class Context:
     beginning: Beginning
     skip: bool = False
     columns: frozenset[str] | None = None
-    tables: frozenset[str] | None = None
     named: frozenset[str] | None = None
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None

@@ -14,7 +14,6 @@ ACCESS = ("user", "password", "ca", "cert", "key")  # as in the URL of a client
 CHOICES = {
     "malformed": ("fail", "skip"),
     "copies": ("fail", "newest"),
-    "pushdown": ("no", "yes"),
     "starting": (BEGINNING, OLDEST, NOW),
     "until": (APPLIED, SAFE),
 }  # the first is the default
@@ -32,7 +31,6 @@ class Options:
         columns: the columns wanted, in this order; empty for all.
         partition_rows: commits read by one task; None for the default, by which one task reads all of a running node.
         skip_malformed: leave out entries that cannot be decoded instead of failing.
-        pushdown: use the conditions of a query that Spark passes on.
         newest: of several copies of a node's journal, read the one that goes furthest instead of failing.
         starting: the beginning of a new stream.
         until: the end of a stream: the last entry that the node has applied, or its safe time.
@@ -47,7 +45,6 @@ class Options:
     columns: tuple[str, ...] = ()
     partition_rows: int | None = None
     skip_malformed: bool = False
-    pushdown: bool = False
     newest: bool = False
     starting: str = BEGINNING
     until: str = APPLIED
@@ -97,8 +94,8 @@ class Options:
             raise ValueError(f"the option 'tables' is for the table changes, and this is {table}")
         limits = Limits(
             frozenset(leaders) if leaders else None,
-            clocks=(LOWEST if low is None else low, HIGHEST if high is None else high),
-            named=frozenset(map(folded, tables)) if tables else None,
+            (LOWEST if low is None else low, HIGHEST if high is None else high),
+            frozenset(map(folded, tables)) if tables else None,
         )
         return cls(
             options["path"],
@@ -108,7 +105,6 @@ class Options:
             columns,
             _number(options, "partition_rows", 1),
             chosen["malformed"] == "skip",
-            chosen["pushdown"] == "yes",
             chosen["copies"] == "newest",
             chosen["starting"],
             chosen["until"],

@@ -50,34 +50,18 @@ class Limits:
 
     Attributes:
         leaders: the timelines; None for all.
-        ticks: the bounds of ticks.
         clocks: the bounds of clocks.
-        tables: the tables whose ``changes`` are wanted, by their exact names; None for all.
         named: the tables whose ``changes`` are wanted, by their folded names; None for all.
     """
 
     leaders: frozenset[str] | None = None
-    ticks: Between = ALL
     clocks: Between = ALL
-    tables: frozenset[str] | None = None
     named: frozenset[str] | None = None
 
-    def both(self, other: "Limits") -> "Limits":
-        """Return the limits of the entries that meet these limits and ``other``."""
-        return Limits(
-            _common(self.leaders, other.leaders),
-            _overlap(self.ticks, other.ticks),
-            _overlap(self.clocks, other.clocks),
-            _common(self.tables, other.tables),
-            _common(self.named, other.named),
-        )
-
-    def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:
+    def meet(self, leader: str | None, clock: int | None) -> bool:
         """Return whether a row is within the limits; as in SQL, None does not meet a limit."""
-        return (
-            (self.leaders is None or leader in self.leaders)
-            and (self.ticks == ALL or (tick is not None and self.ticks[0] <= tick <= self.ticks[1]))
-            and (self.clocks == ALL or (clock is not None and self.clocks[0] <= clock <= self.clocks[1]))
+        return (self.leaders is None or leader in self.leaders) and (
+            self.clocks == ALL or (clock is not None and self.clocks[0] <= clock <= self.clocks[1])
         )
 
 
@@ -111,16 +95,6 @@ class Wanted:
         return sql, values
 
 
-def _common(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return left & right
-
-
-def _overlap(left: Between, right: Between) -> Between:
-    return max(left[0], right[0]), min(left[1], right[1])
-
-
 def bounds(ask: Ask) -> dict[str, Between]:
     """Return the first and the last tick of each timeline in the journal.
 
@@ -149,12 +123,8 @@ def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
         JournalError: the journal has a tick that is not a number.
     """
     held = bounds(ask)
-    spans = [
-        (leader, *_overlap(found, limits.ticks))
-        for leader, found in held.items()
-        if limits.leaders is None or leader in limits.leaders
-    ]
-    spans = _narrow(ask, [span for span in spans if span[1] <= span[2]], limits.clocks)
+    spans = [(leader, *found) for leader, found in held.items() if limits.leaders is None or leader in limits.leaders]
+    spans = _narrow(ask, spans, limits.clocks)
     if not spans:
         return []
     if rows is None:
@@ -176,8 +146,11 @@ def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
     if many >= NARROW_MOST:
         return spans
     found = {leader: (low, high) for leader, low, high in ask(_NARROW, clocks)}
-    shorter = [(leader, *_overlap((low, high), found[leader])) for leader, low, high in spans if leader in found]
-    return [span for span in shorter if span[1] <= span[2]]
+    return [
+        (leader, max(low, found[leader][0]), min(high, found[leader][1]))
+        for leader, low, high in spans
+        if leader in found
+    ]
 
 
 def _cut_by_count(ask: Ask, spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:

@@ -25,7 +25,7 @@ class Part:
     before: bool = False
 
 
-def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
+def parts(options: Options, table: Table) -> list[Part]:
     """Return the parts to read, which fix the entries that the reader will see.
 
     Raises:
@@ -38,7 +38,7 @@ def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
     for path in nodes_of(paths, access, newest=True).values() if options.newest else paths:
         rows = options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
         with open_feed(path, access) as feed:
-            groups, node = plan(feed.ask, limits, rows) if table.build else [], feed.context.node
+            groups, node = plan(feed.ask, options.limits, rows) if table.build else [], feed.context.node
         if node in seen:
             raise both_of(node, seen[node], path)
         seen[node] = path
@@ -49,9 +49,7 @@ def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
     return found
 
 
-def read_part(
-    part: Part, options: Options, table: Table, limits: Limits, columns: dict[str, str]
-) -> Iterator[pa.RecordBatch]:
+def read_part(part: Part, options: Options, table: Table, columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part as Arrow batches.
 
     Raises:
@@ -59,7 +57,7 @@ def read_part(
         JournalError: the journal can no longer be read, or an entry cannot be decoded.
     """
     with open_feed(part.path, options.access) as feed:
-        yield from batches(feed, table, part.spans, options, limits, columns, before=part.before)
+        yield from batches(feed, table, part.spans, options, columns, before=part.before)
 
 
 def batches(
@@ -67,7 +65,6 @@ def batches(
     table: Table,
     spans: tuple[Span, ...],
     options: Options,
-    limits: Limits,
     columns: dict[str, str],
     *,
     before: bool,
@@ -79,8 +76,8 @@ def batches(
         feed: the journal.
         table: the table.
         spans: the ranges.
-        options: whether to skip entries that cannot be decoded.
-        limits: the conditions on wanted entries and changes, by which the ranges were planned.
+        options: the conditions on wanted entries and changes, by which the ranges were planned, and whether to skip
+            entries that cannot be decoded.
         columns: name and Spark type of the columns wanted.
         before: whether to include the rows of the time before the journal.
         whole: whether each tick of the ranges must exist.
@@ -91,7 +88,7 @@ def batches(
     """
     context = feed.context
     context.skip, context.columns = options.skip_malformed, frozenset(columns)
-    context.tables, context.named = limits.tables, limits.named
+    limits, context.named = options.limits, options.limits.named
     wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
     if before and (rows := list(rows_before(context, table, limits))):
         yield batch(columns, rows, [list(table.columns).index(name) for name in columns])
@@ -110,7 +107,7 @@ def batches(
 def rows_before(context: Context, table: Table, limits: Limits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:
     """Yield the rows without an entry, from the time before the journal."""
     if table.before is not None:
-        leader, tick, clock = (list(table.columns).index(name) for name in ("leader", "tick", "clock"))
+        leader, clock = (list(table.columns).index(name) for name in ("leader", "clock"))
         for row in table.before(context):
-            if limits.meet(row[leader], row[tick], row[clock]):
+            if limits.meet(row[leader], row[clock]):
                 yield row

@@ -4,24 +4,20 @@ The plan of a query fixes its input: each journal's timelines up to their ticks 
 query runs; running the query again plans it again.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bedrockish_journal.spark.source.columns import ddl
-from bedrockish_journal.spark.source.filters import limits_of
 from bedrockish_journal.spark.source.options import Options, check_columns
 from bedrockish_journal.spark.source.reading import Part, parts, read_part
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader
 from bedrockish_journal.spark.source.tables import Table
 from bedrockish_journal.spark.source.typed_rows import table_of
-
-_PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 @dataclass
@@ -45,8 +41,6 @@ class BedrockishSource(DataSource):
         partition_rows: commits read by one task; 50000 by default, and all commits of a running node.
         malformed: ``fail`` (default) or ``skip``, for entries that cannot be decoded. The table commits shows them in
             any case, with the reason in its column ``malformed``.
-        pushdown: ``no`` (default) or ``yes``: let Spark pass on the conditions of the query. Use it only for a
-            DataFrame in a single query, because Spark up to 4.3 mixes up the conditions of several queries.
         copies: ``fail`` (default) or ``newest``, for several copies of one node's journal.
         user, password, ca, cert, key: credentials for running nodes, as far as their URLs lack them.
         starting: the beginning of a stream without a checkpoint: ``beginning`` (default), ``oldest`` or ``now``.
@@ -84,11 +78,7 @@ class BedrockishSource(DataSource):
         """
         options = Options.parse(self.options)
         table = table_of(options)
-        # Spark refuses a reader that accepts conditions if the session has not enabled this. So such a reader is
-        # created only in the worker that Spark starts to pass conditions on, and only with the option: up to 4.3 Spark
-        # uses a reader with the conditions of one query for later queries of the same DataFrame, too.
-        made = PushingReader if options.pushdown and _PUSHING_WORKER in sys.modules else BedrockishReader
-        return made(options, _columns(options, table, schema), table)
+        return BedrockishReader(options, _columns(options, table, schema), table)
 
     def streamReader(self, schema: StructType) -> BedrockishStreamReader:  # noqa: N802  (Spark's name)
         """Return the stream of the columns in ``schema``.
@@ -123,7 +113,6 @@ class BedrockishReader(DataSourceReader):
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
         self.options = options
         self.table = table
-        self.limits = options.limits
         self.columns = columns
 
     def partitions(self) -> list[InputPartition]:
@@ -133,7 +122,7 @@ class BedrockishReader(DataSourceReader):
             JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
             BedrockishError: a node cannot be reached.
         """
-        found = parts(self.options, self.table, self.limits)
+        found = parts(self.options, self.table)
         return [Piece(part) for part in found] or [Piece(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -145,19 +134,7 @@ class BedrockishReader(DataSourceReader):
         """
         assert isinstance(partition, Piece)
         if partition.part is not None:
-            yield from read_part(partition.part, self.options, self.table, self.limits, self.columns)
-
-
-class PushingReader(BedrockishReader):
-    """A reader that gets the conditions of a query from Spark, and reads only entries that may meet them."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
-        """Use conditions on leader, tick, clock, committed_at and table; yield those that Spark must still apply."""
-        for condition in filters:
-            limits, exact = limits_of(condition, self.table.told)
-            self.limits = self.limits.both(limits)
-            if not exact:
-                yield condition
+            yield from read_part(partition.part, self.options, self.table, self.columns)
 
 
 def register(spark: SparkSession) -> None:

@@ -135,7 +135,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalError: the file cannot be read, or an entry cannot be decoded.
         """
         assert isinstance(partition, Range)
-        wanted = (self.table, partition.spans, self.options, self.options.limits, self.columns)
+        wanted = (self.table, partition.spans, self.options, self.columns)
         with self._open(partition.path) as feed:
             yield from batches(feed, *wanted, before=partition.before, whole=True)
 

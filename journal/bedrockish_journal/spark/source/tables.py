@@ -1,7 +1,7 @@
 """The tables of the data source: their columns, and the functions that make their rows from a stored entry."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,6 @@ from bedrockish_journal.storage.row import Stored
 Maker = Callable[[Context, Stored], Iterator[tuple[Any, ...]]]
 
 
-PLACE: Mapping[str, str] = {name: name for name in ("leader", "tick", "clock", "committed_at", "table")}
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table of the data source.
@@ -35,7 +32,6 @@ class Table:
         before: yields the rows without an entry, from the time before the journal; None: the table has no such rows.
         kind: the kind of entries that have rows, without second labels; None for all entries.
         bare: the columns that need neither label nor body.
-        told: the columns whose conditions limit the read, each with its name in ``PLACE``.
     """
 
     columns: dict[str, str]
@@ -43,7 +39,6 @@ class Table:
     before: Callable[["Context"], Iterator[tuple[Any, ...]]] | None = None
     kind: str | None = None
     bare: frozenset[str] = frozenset()
-    told: Mapping[str, str] = field(default_factory=lambda: PLACE)
 
 
 class MadeRows:

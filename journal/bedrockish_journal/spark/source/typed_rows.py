@@ -32,7 +32,6 @@ from bedrockish_journal.spark.source.typed_values import (
 from bedrockish_journal.storage.row import Stored
 
 OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # the file's node, and the place in a timeline
-TOLD = {"_leader": "leader", "_tick": "tick", "_commit_clock": "clock", "_committed_at": "committed_at"}
 
 
 def table_of(options: Options) -> Table:
@@ -54,7 +53,7 @@ def table_of(options: Options) -> Table:
     (found,) = every
     types = {plain_name(name): kind for name, kind in found.types.items()} | {**OWN, **OF_A_JOURNAL}
     columns = {name: SPARK[kind] for name, kind in types.items()}
-    return Table(columns, partial(TypedRows, found), kind=ROWS, told=TOLD)
+    return Table(columns, partial(TypedRows, found), kind=ROWS)
 
 
 class TypedRows(ChangeBuilder):

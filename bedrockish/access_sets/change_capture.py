@@ -282,8 +282,8 @@ class Capture:
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(
-            f"the transaction changes more than {self._limit} bytes of rows; split it into several: 'bedrockish batch' "
-            "runs a statement over a large table, a range of keys at a time",
+            f"the transaction changes more than {self._limit} bytes of rows; split it into several, each over a range "
+            "of keys",
             limit=self._limit,
         )
 

@@ -82,11 +82,6 @@ COMMANDS = {
         "export_database",
         "Write the contents of the cluster at URL into the new SQLite database FILE, while clients are served.",
     ),
-    "batch": (
-        "bedrockish.cli.batch",
-        "batch",
-        "Run SQL over all of TABLE, a range of keys at a time, each in a transaction of its own.",
-    ),
     "clock": (
         "bedrockish.cli.upkeep",
         "clock",
@@ -141,7 +136,7 @@ COMMANDS = {
 
 GROUPS = {
     "Start": ("init", "serve", "join"),
-    "Use": ("sql", "explain", "import", "export", "batch", "schema"),
+    "Use": ("sql", "explain", "import", "export", "schema"),
     "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
     "Data": ("backup", "restore", "changes", "export-journal", "compact", "leftovers"),
     "Audit": ("journal", "audit", "anchor"),

@@ -448,9 +448,9 @@ def test_a_client_is_told_the_way_out() -> None:
     inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:report\0t"}))
     assert "isolation='snapshot'" in did_not_happen(inflight, state).message
     inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:rows\0k02"}))
-    assert "'bedrockish batch'" in did_not_happen(inflight, state).message
+    assert "over a range of keys at a time" in did_not_happen(inflight, state).message
     inflight.access_set = AccessSet(write_ranges=((b"t:rows\0k01", b"t:rows\0k09"),))  # it writes very many of them
-    assert "'bedrockish batch'" in did_not_happen(inflight, state).message
+    assert "over a range of keys at a time" in did_not_happen(inflight, state).message
     inflight.access_set = AccessSet(write_points=frozenset({b"t:rows\0k01"}))
     assert did_not_happen(inflight, state).message.endswith("it is safe to run it again")
 

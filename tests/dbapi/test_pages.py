@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.dialects import registry
 
+from bedrockish import connect
 from tests.dbapi.conftest import BY_URL
 from tools.cluster import ROOT
 
@@ -36,3 +37,18 @@ def test_examples_of_a_page_run(page: str, prints: list[str], url: str, capsys: 
         exec(compile(block, page, "exec"), {})
     printed = capsys.readouterr().out
     assert all(word in printed for word in prints)
+
+
+@BY_URL
+def test_loop_over_ranges_of_keys_meets_each_row_once(url: str) -> None:
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```", Path(ROOT, "docs/sizes.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    with connect(url) as db:
+        db.execute("CREATE TABLE log(id INTEGER PRIMARY KEY, made INTEGER)")
+        db.execute(
+            "INSERT INTO log WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 3 FROM n LIMIT 1234) "
+            "SELECT x, CASE WHEN x % 2 THEN 20231231 ELSE 20240101 END FROM n"
+        )
+        exec(compile(block.replace(HOSTS, url.removeprefix("bedrockish://")), "docs/sizes.md", "exec"), {})
+        assert db.execute("SELECT made, count(*) FROM log GROUP BY made", read="strict").rows == [(20240101, 617)]

@@ -415,7 +415,7 @@ def _way_out(inflight: InFlight, key: bytes) -> str:
     access_set = inflight.access_set
     if access_set is None or key in access_set.touched or not access_set.has_ranges:
         return ""
-    way = "run it over a range of keys at a time ('bedrockish batch')"
+    way = "run it over a range of keys at a time"
     # If the request writes nothing in this object, only its reads conflict, and a snapshot read avoids that.
     low, high = object_range(object_of(key))
     writes_there = any(low <= written < high for written in access_set.write_points)

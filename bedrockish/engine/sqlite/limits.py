@@ -287,8 +287,8 @@ class Budget:
 def out_of_time(limits: Limits, sql: str) -> StatementTimeoutError:
     """Return the error for a statement that ran too long."""
     return StatementTimeoutError(
-        f"a statement ran longer than {limits.statement_s:g} s and was interrupted; add an index, ask for less at a "
-        "time ('bedrockish batch' does so for what it writes), or raise statement_ms_max at the node",
+        f"a statement ran longer than {limits.statement_s:g} s and was interrupted; add an index, run it over a range "
+        "of keys at a time, or raise statement_ms_max at the node",
         sql=sql,
         limit_s=limits.statement_s,
     )

@@ -246,7 +246,7 @@ def test_a_session_read_still_sees_no_half_transaction() -> None:
 
 
 def test_half_of_a_transaction_of_unknown_outcome_is_found() -> None:
-    """It was seen, so it happened, and then all of it."""
+    """A read saw the first half of the transaction, so it is committed, and the second half must be there, too."""
     text = """
         p 1-2 update? : a x 1; a y 2
         q 3-4 strict : l x 1

@@ -31,7 +31,7 @@ def with_step(operation: Operation, place: int, step: Step) -> Operation:
 
 
 def list_reads(history: History, least: int, *levels: str) -> list[tuple[Operation, int]]:
-    """Return the reads of at least so many values by those who have not written anything themselves."""
+    """Return the reads with at least so many values by clients that have written nothing themselves."""
     return [
         (operation, place)
         for operation in history
@@ -143,7 +143,7 @@ def miss_own_write(history: History, luck: random.Random) -> bool:
 
 
 def old_register(history: History, luck: random.Random) -> bool:
-    """A strict read of a register sees nothing, though a write to it was acknowledged before."""
+    """A strict read of a register returns no value, although a write to it was acknowledged before."""
     first: dict[str, float] = {}
     for one in history:
         for step in one.steps:

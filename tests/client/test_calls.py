@@ -50,7 +50,7 @@ def test_a_call_travels(args: Any) -> None:
 def test_a_call_is_encoded_as_the_map_that_it_is(
     call: Named | None, longest_s: float, trace: str, token: Token
 ) -> None:
-    """It is put together by hand; a field that is missing, or one too many, would be another map."""
+    """The client assembles the bytes by hand; compare them with the encoder's bytes of the same map."""
     many = tuple(Statement(f"SELECT {number}") for number in range(24))
     for statements in (
         (),
@@ -112,7 +112,7 @@ def test_arguments_are_plain_values() -> None:
 
 
 def test_a_call_may_write() -> None:
-    """So it is never sent twice as if it were harmless."""
+    """A call counts as a write, so the client never sends it twice like a read."""
     assert not only_reads(make_call("c1", "f", [], SESSION, SERIALIZABLE, 5.0))
     assert only_reads(Request("c1", (Statement("SELECT 1"),)))
 
@@ -128,7 +128,9 @@ class Timers:
 
 
 def test_executing_request_keeps_its_whole_time() -> None:
-    """A client gives the first of several nodes a part of its time; one that executes then is not given up for it."""
+    """A client gives the first of several nodes only a part of its time; a node that executes the request keeps it
+    longer.
+    """
     request = Request("c1", (Statement("SELECT 1"),), timeout_s=2.5, longest_s=30.0)
     timers = Timers()
     state: Any = SimpleNamespace(settings=Settings(), timers=timers)

@@ -27,7 +27,7 @@ def serial(path: Path) -> int:
 
 
 def test_a_certificate_that_is_lost_is_revoked_by_its_name(tmp_path: Path) -> None:
-    """It was brought to a machine, and that one is gone."""
+    """The certificate was moved to another machine, which is gone; the authority still knows its serial number."""
     assert run(tmp_path, "A=host1", "--client", "app").exit_code == 0
     lost = serial(tmp_path / "A.pem")
     for path in tmp_path.glob("A*.pem"):
@@ -84,7 +84,7 @@ def _no_room() -> None:
     ("given", "made"), [(["tls", "certs", "A=host1"], "certs/ca-key.pem"), (["backup", "key", "one.key"], "one.key")]
 )
 def test_without_room_there_is_no_empty_key(tmp_path: Path, given: list[str], made: str) -> None:
-    """It would be in the way of the next attempt, and pass for a key."""
+    """An empty key would block the next attempt, and look like a valid key."""
     command = [sys.executable, "-m", "bedrockish.cli.main", *given]
     failed = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(), preexec_fn=_no_room, capture_output=True, text=True, check=False

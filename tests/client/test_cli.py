@@ -128,7 +128,9 @@ def test_a_node_does_not_begin_with_an_empty_file_in_another_folder(
     "args", [["import", "old.db"], ["import", "--add", "old.db"], ["import", "bedrockish://x:2", "old.db"]]
 )
 def test_the_url_comes_from_the_environment(args: list[str]) -> None:
-    """A word that is not a URL is the next argument; the file does not exist, so no node is asked."""
+    """The command takes a first word that is not a URL as its next argument; the file does not exist, so it calls no
+    node.
+    """
     assert_one_line(run(*args, BEDROCKISH_URL="bedrockish://127.0.0.1:1"), 2, "old.db: there is no such file")
     assert "--help" in run(*args, "--help", BEDROCKISH_URL="bedrockish://127.0.0.1:1").stdout
 
@@ -148,7 +150,8 @@ def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPat
         raise ExceptionGroup("several", [error]) if group_it else error
 
     monkeypatch.setattr("bedrockish.cli.status.connect", broken)
-    place = "" if group_it else f" in test_cli.py:{broken.__code__.co_firstlineno + 2}"  # of a group: raised nowhere
+    # a group of exceptions has no line
+    place = "" if group_it else f" in test_cli.py:{broken.__code__.co_firstlineno + 2}"
     assert_one_line(run("status", "bedrockish://h"), 70, f"this is a bug: ZeroDivisionError{place}: division by zero")
     assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
 

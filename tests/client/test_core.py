@@ -145,7 +145,7 @@ ERRORS = [
 
 
 def test_definite_answer_is_final_after_repeated_sends() -> None:
-    """A change of the schema that the data forbade: the node answers the second attempt what it would the first."""
+    """The second attempt at a schema change that the data forbade gets the final answer of the first."""
     assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is Verdict.FINAL
 
 
@@ -198,7 +198,7 @@ def test_lost_answer_is_asked_for_at_once_at_the_next_node_with_a_strict_read() 
 
 
 def test_a_request_on_which_two_links_died_is_sent_to_no_third_node() -> None:
-    """It may be the text that ends the nodes: what became of it is asked without it."""
+    """The text may be the reason that the nodes end, so the client asks for its outcome without sending it."""
     w = wire()
     number = w.call()
     w.open()
@@ -419,7 +419,7 @@ def test_any_history_gives_each_call_exactly_one_honest_outcome() -> None:
 def live_through(seed: int) -> int:
     """Play one history drawn from a seed; return how many calls lost an answer in it."""
     w, luck = wire(), random.Random(seed)
-    unanswered: set[int] = set()  # calls that some node took and never answered
+    unanswered: set[int] = set()  # calls that a node received and never answered
     numbers: list[int] = []
     replied: set[tuple[int, int]] = set()
     dead: set[int] = set()
@@ -463,7 +463,7 @@ def test_a_session_stays_with_its_cluster() -> None:
     """
     this = wire("bedrockish://h1:1,h2:2/?connect_timeout=60")
     call = this.call()
-    this.open()  # of a release that says none
+    this.open()  # a node of a release that tells no cluster id
     this.close()
     this.open("one")
     this.close()
@@ -504,7 +504,9 @@ def test_where_all_addresses_are_of_another_cluster_by_now_a_call_says_so() -> N
 
 
 def test_read_whose_link_died_says_that_the_node_is_of_another_cluster() -> None:
-    """The link's end was heard only after the read was sent on it; that it broke tells less than the next HELLO."""
+    """The client sent the read before it heard that the link had ended; the next HELLO explains more than the broken
+    link.
+    """
     this = wire("bedrockish://h1:1/?connect_timeout=2")
     this.call()
     this.open("one")
@@ -515,7 +517,7 @@ def test_read_whose_link_died_says_that_the_node_is_of_another_cluster() -> None
 
 
 def test_a_session_that_has_seen_and_sent_nothing_may_go_to_another_cluster() -> None:
-    """A node with an empty file may be founded apart, and go over to the others' cluster before anybody has used it."""
+    """A node with an empty file may found its own cluster, and then join the others before a client has used it."""
     this = wire("bedrockish://h1:1/?connect_timeout=60")
     call = this.call()
     this.open("one")
@@ -530,7 +532,7 @@ def test_a_session_that_has_seen_and_sent_nothing_may_go_to_another_cluster() ->
 
 
 def test_token_of_a_session_is_the_same_object_while_no_commit_is_new() -> None:
-    """So it is decoded and encoded once, and not for each call."""
+    """The token is decoded and encoded once, not for each call."""
     w = wire()
 
     def seen(token: Token) -> Token:

@@ -27,7 +27,7 @@ Clock = trio.testing.MockClock
 
 
 class Nodes:
-    """A client of nodes that answer as they are told to."""
+    """A client of nodes with scripted answers."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ def trio_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def follow(nodes: Nodes, seconds: float, **options: Any) -> float:
-    """Return after how long the reader was told; the whole time if it was not."""
+    """Return the time after which the reader got an error; the whole time if it got none."""
     began, told = trio.current_time(), list[str]()
     with trio.move_on_after(seconds):
         try:

@@ -88,7 +88,7 @@ async def test_the_wait_ends(autojump_clock: MockClock) -> None:
 
 
 async def test_user_name_without_password_check_is_not_believed() -> None:
-    """A name in a HELLO counts if its password was looked at, and not because there are users by now."""
+    """A name in a HELLO counts only if the node checked its password, not merely because the cluster has users."""
     made = config()
     access = Access()
     this = Gate(made, Credentials(made), access)

@@ -1,4 +1,4 @@
-"""Functions of a text remember their answers for short texts alone, and for the last ones of these."""
+"""Functions of a text cache their answers for short texts, and only for the latest ones."""
 
 import pytest
 

@@ -195,7 +195,7 @@ def test_collect_removes_unreferenced_chunks(place: Place, monkeypatch: pytest.M
 
 
 def test_keys(tmp_path: Path) -> None:
-    """Another one is refused, a new one reads on with the old one, and nothing of the content is in the store."""
+    """A wrong key is refused, a new key can be added while the old one reads, and the store has no plain content."""
     place = Place(tmp_path, encrypted=True)
     stored = b"".join(path.read_bytes() for path in place.objects("chunks"))
     assert place.files[SEGMENT][:64] not in stored

@@ -30,7 +30,7 @@ def test_a_command_is_understood(line: str) -> None:
 
 
 def test_a_member_that_the_others_do_not_hear_is_given_up_soon() -> None:
-    """Unless the user has said how long to try."""
+    """The status gives up such a member early, unless the user has set a time."""
     away, here = ({"address": "h:1", "up": up} for up in (False, True))
     assert url_of("bedrockish://u@a:1,b:2/?discover=yes&ca=x", here) == "bedrockish://u@h:1/?ca=x"
     assert url_of("bedrockish://u@a:1,b:2/?ca=x", away) == "bedrockish://u@h:1/?ca=x&connect_timeout=1"

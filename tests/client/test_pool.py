@@ -95,7 +95,7 @@ async def test_a_session_that_left_a_transaction_open_is_closed() -> None:
             opened = await second.begin()
             await opened.execute(WRITE)
             await opened.rollback()
-            await second.begin()  # and nothing in it: no node knows of it
+            await second.begin()  # a transaction without statements, of which no node knows
         async with pool.client() as third:
             assert third is second
 

@@ -33,7 +33,7 @@ def test_failed_node_is_tried_last() -> None:
     this.leave()
     assert this.next(1.0) == C
     this.opened(C)
-    this.leave()  # it would be the turn of A, which was dead a second ago
+    this.leave()  # otherwise A would be next, which failed a second ago
     assert this.next(1.0) == B
     this.opened(B)
     this.leave()
@@ -58,7 +58,7 @@ def test_members_are_learnt_and_forgotten_but_not_those_of_the_url() -> None:
     assert this.next(0.0) == A
     assert this.learn({A: True, C: True, D: False}, 0.0)
     assert list(this.addresses) == [A, B, C, D]
-    assert this.next(0.0) == A  # no reason to leave
+    assert this.next(0.0) == A  # A works, so the client stays
     assert not this.learn({A: True, C: True}, 0.0)
     assert list(this.addresses) == [A, B, C]
     assert this.learn({D: False}, 0.0)

@@ -129,7 +129,7 @@ async def test_result_longer_than_a_frame_is_an_error_that_does_not_lie() -> Non
 
 
 class _Noting:
-    """Notes what is asked of transactions, in the order in which it begins."""
+    """Records the requests for transactions in the order in which they begin."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -150,7 +150,7 @@ class _Noting:
 
 
 async def test_the_end_of_a_stream_never_begins_before_its_beginning() -> None:
-    """Nor that of a transaction: who gives one up at once sends both so close together that they are read together."""
+    """The same holds for a transaction: a client that gives one up at once sends both messages in one packet."""
     noting = _Noting()
     asked = []
     async with session(ScriptedNode(), transactions=noting) as (link, _):
@@ -212,10 +212,10 @@ async def test_a_step_that_waits_lets_others_be_answered() -> None:
 
 
 async def test_steps_that_take_long_together_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that come in one read run there for a moment only; the rest have tasks, and their turn like any."""
+    """The node executes the steps of one read in place for a moment only; the others become tasks and take turns."""
     at_once = _AtOnce()
     monkeypatch.setattr(client_session, "AT_ONCE_S", -1.0)
-    taken: list[int] = []  # when all are read, nothing is begun
+    taken: list[int] = []  # no step has begun yet when all are read
     read = client_session._Session.take
 
     def take(self: client_session._Session, payloads: list[bytes]) -> None:

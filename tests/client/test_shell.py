@@ -24,7 +24,8 @@ pytestmark = pytest.mark.cluster
 
 PROGRAM = [sys.executable, "-m", "bedrockish.cli.main"]
 WAIT_S = 20
-ASKED, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # what a prompt switches on when it begins, and off when it has a text
+# a prompt switches this mode on when it begins, and off when it has the text
+ASKED, TAKEN = "\x1b[?2004h", "\x1b[?2004l"
 
 
 @pytest.fixture(scope="module")

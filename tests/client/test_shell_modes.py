@@ -27,8 +27,8 @@ TABLES: dict[str, tuple[tuple[str, ...], list[tuple[Any, ...]]]] = {
     "one": (("x",), [(7,)]),
     "none": (("x", "y"), []),
 }
-# In these, this shell keeps a row on one line, keeps a bar from making a cell of its own, or names the columns of
-# nothing.
+# In these forms this shell differs: it keeps a row on one line, keeps a bar inside its cell, or names the columns of an
+# empty result.
 APART = {
     *(("line", "lines"), ("list", "lines"), ("insert", "lines"), ("markdown", "lines"), ("markdown", "quotes")),
     *(("csv", "none"), ("list", "none")),

@@ -99,7 +99,7 @@ def test_silence_ends_a_link_unless_nobody_looked() -> None:
 
 
 def test_peer_that_accepts_bytes_is_not_silent() -> None:
-    """A ping queues behind a long message, and a peer answers only after it has read that."""
+    """A ping waits in the queue behind a long message, and the peer answers it only after it has read that message."""
     with link() as (mine, other):
         mine.send(bytes(20 << 20))
         before = -1.0
@@ -158,7 +158,7 @@ def test_nothing_leaves_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_a_client_that_nobody_uses_answers_its_node() -> None:
-    """Longer than a node waits for a sign of life: it is still the same link."""
+    """An idle client answers the node's pings, so the node keeps the link beyond its limit for silence."""
     with serving() as url, connect(url) as client:
         links = dict(client._client._links)
         time.sleep(Limits().silence_seconds + 3)

@@ -85,7 +85,7 @@ def test_token_is_sent_with_begin_and_not_with_each_step() -> None:
     assert w.sent[-1][1].request.token == Token()
     step(w, COMMIT)
     assert w.sent[-1][1].request.token == Token()
-    w.close(link)  # what became of it is asked at any node, which must have seen as much
+    w.close(link)  # the client asks any other node for the outcome, which must have seen the token
     w.open()
     assert (w.sent[-1][1].op, w.sent[-1][1].request.token) == (SETTLE, Token({"A": 7}, 9))
     first(w)
@@ -93,7 +93,7 @@ def test_token_is_sent_with_begin_and_not_with_each_step() -> None:
 
 
 def test_a_lost_statement_is_not_sent_again() -> None:
-    """The transaction was in the memory of that node."""
+    """The transaction was only in the memory of the lost node."""
     w, link = begun()
     number = step(w, STATEMENTS)
     w.close(link)
@@ -107,7 +107,9 @@ def test_a_lost_statement_is_not_sent_again() -> None:
 
 
 def test_a_first_statement_that_fails_leaves_a_transaction_open() -> None:
-    """If the node says so: then what follows goes there. An error of BEGIN itself opens nothing."""
+    """The node reports that the transaction is open, so its next steps go there. An error of BEGIN itself opens
+    nothing.
+    """
     for details in ({"begun": True}, {}):
         w = wire()
         number, link = first(w), w.open()
@@ -119,7 +121,7 @@ def test_a_first_statement_that_fails_leaves_a_transaction_open() -> None:
 
 
 def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -> None:
-    """No client has seen its result. A statement that two nodes died of is not sent to a third."""
+    """The client has seen no result, so it may send the statement again, but not to a third node after two died."""
     w = wire()
     number, link = first(w), w.open()
     w.close(link)
@@ -137,7 +139,7 @@ def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -
 
 @pytest.mark.parametrize("how", ["cancelled", "late", "interrupted"])
 def test_abandoned_transactions_and_streams_end_at_their_node(how: str) -> None:
-    """A transaction and a stream alike; a link is not kept for the answer."""
+    """An abandoned transaction or stream ends at its node; its link is not kept for the answer."""
     for beginning, end in ((first, ROLLBACK), (lambda w, s=10.0: step(w, STREAM, s), CLOSE)):
         w = wire()
         number, link = beginning(w, 1.0), w.open()
@@ -158,7 +160,7 @@ def test_abandoned_transactions_and_streams_end_at_their_node(how: str) -> None:
 
 @pytest.mark.parametrize("happened", [True, False])
 def test_a_lost_commit_is_settled_at_another_node(happened: bool) -> None:
-    """It is never sent again: it is asked for, and if need be made impossible."""
+    """The client never sends a COMMIT again. It asks for the outcome, and if need be has the commit ruled out."""
     w, link = begun()
     number = step(w, COMMIT)
     w.close(link)
@@ -179,7 +181,7 @@ def test_a_lost_commit_is_settled_at_another_node(happened: bool) -> None:
 
 
 def test_a_commit_that_nobody_can_tell_of() -> None:
-    """The node itself cannot tell, and the time is over before anybody else can."""
+    """The node does not know the outcome, and the client's time ends before another node answers."""
     w, link = begun()
     number = step(w, COMMIT, timeout_s=3.0)
     w.reply(Failed(number, OutcomeUnknownError("no majority", command="tx")), link)
@@ -278,7 +280,7 @@ def steps_of(w: Wire) -> list[tuple[int, str]]:
 
 
 def test_a_stream_stays_on_its_link_until_its_last_row() -> None:
-    """And the link is kept as long, though everything else goes to another node."""
+    """The link stays open for the stream, although the client's other calls go to another node."""
     w = wire()
     link = streamed(w)
     w.reply(Failed(w.call(), UnavailableError("no quorum")), link)
@@ -321,7 +323,7 @@ def test_an_opening_that_is_cancelled_is_closed_at_its_node() -> None:
 
 @pytest.mark.parametrize("op", [BEGIN, STREAM])
 def test_an_opening_whose_answer_its_caller_did_not_get_is_closed_at_its_node(op: str) -> None:
-    """It was here, and the caller was cancelled in the same moment: that is once, and not at any later call."""
+    """The answer arrived as the caller was cancelled: the client closes that stream once, and no later one."""
     w = wire()
     number = step(w, op)
     link = w.open()
@@ -334,7 +336,7 @@ def test_an_opening_whose_answer_its_caller_did_not_get_is_closed_at_its_node(op
 
 
 def test_cancelled_later_call_does_not_close_an_earlier_stream() -> None:
-    """The program still has it, and says itself what it wants of it."""
+    """The program still holds the earlier stream, and closes it itself."""
     w = wire()
     link = streamed(w)
     number = step(w, FETCH)
@@ -344,7 +346,7 @@ def test_cancelled_later_call_does_not_close_an_earlier_stream() -> None:
 
 
 def test_a_failed_batch_ends_the_stream() -> None:
-    """The link is free for other things."""
+    """The client can use the link for other calls."""
     w = wire()
     link = streamed(w)
     w.reply(Failed(w.call(), UnavailableError("no quorum")), link)
@@ -364,7 +366,7 @@ def test_streams_travel() -> None:
 
 
 def test_read_only_transaction_has_a_known_outcome() -> None:
-    """Nothing of it is in the journal by which anybody could settle it; what wrote is there."""
+    """The journal has no entry of a read-only transaction that could settle it; a writing transaction has one."""
     w = wire()
     number, link = step(w, BEGIN), w.open()
     w.reply(Answered(number, Answer(NOTHING, Token())), link)

@@ -48,7 +48,7 @@ def test_several_statements_are_refused(sql: str, second: str) -> None:
 
 
 def test_a_request_with_two_statements_in_a_text_is_not_made() -> None:
-    """A node would have run both, and its two results would have been taken for an error."""
+    """A node would execute both, and the client would take the two results for an error."""
     several: list[Statements] = [["SELECT 1; SELECT 2"], [("SELECT ?; SELECT 2", (1,)), "SELECT 3"]]
     for statements in several:
         with pytest.raises(UsageError, match="list of texts"):
@@ -62,7 +62,7 @@ def test_no_statement(sql: object) -> None:
 
 
 def test_a_large_text_is_looked_through_once() -> None:
-    """No square of anything: a megabyte of semicolons in a string takes far less than the bound."""
+    """The time is linear: a megabyte of semicolons in a string stays far below the bound."""
     begin = time.process_time()
     check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")
     check_statement("INSERT INTO t VALUES ('" + "a'';" * 250_000 + "');" + " ;--;\n" * 100_000)

@@ -303,7 +303,7 @@ async def test_a_batch_is_one_round_trip_and_calls_do_not_wait_for_each_other() 
 
 
 async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None:
-    """The first attempt's answer was lost, the second one fails for sure: what became of the first is found out."""
+    """The first answer was lost and the second attempt fails; the client finds out the outcome of the first."""
     settled: list[Answer | BedrockishError] = []
 
     class Settles:
@@ -323,9 +323,9 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
     node = ScriptedNode(transactions=Settles())
     node.script = [node.refuse(ConstraintError("UNIQUE"))]
     async with running(node) as url, open_client(url) as client:
-        settled.append(answer((7,)))  # the first call had happened already
+        settled.append(answer((7,)))  # the first attempt had been committed
         assert (await client.execute(WRITE, command="c1", resend=True)).value() == 7
-        settled.append(Answer(NOTHING, Token(), ("A", 9)))  # neither did, and neither will
+        settled.append(Answer(NOTHING, Token(), ("A", 9)))  # neither attempt was committed, and neither can be
         with pytest.raises(ConstraintError, match="UNIQUE"):
             await client.execute(WRITE, command="c1", resend=True)
         settled.extend([UnavailableError("no quorum")] * 1000)
@@ -336,7 +336,8 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
             await client.execute(WRITE, command="c1")
         node.script = [node.refuse(ConflictError("met B12"))]
         settled.clear()
-        with pytest.raises(OutcomeUnknownError, match="met B12"):  # nothing is settled: it can still be sent again
+        # the command is not settled, so it can still be sent again
+        with pytest.raises(OutcomeUnknownError, match="met B12"):
             await client.execute(WRITE, command="c1", resend=True)
         with pytest.raises(UsageError, match="name the command"):
             await client.execute(WRITE, resend=True)

@@ -34,7 +34,7 @@ class AgedFile:
         request = Request(command, tuple(Statement(sql, params) for sql, params in statements))
         prepared = self.engine.execute(request)
         self._tick += 1
-        clock = moved(0, unix_ms) + 2 * self._tick  # which is less than a millisecond
+        clock = moved(0, unix_ms) + 2 * self._tick  # two ticks, less than a millisecond
         what = (prepared.kind, prepared.access_set, prepared.changes, prepared.result)
         activates = clock + 1 if prepared.kind == SCHEMA else 0
         transaction = Transaction(

@@ -33,9 +33,9 @@ def unpack_last_release(folder: Path) -> list[Path]:
 
 
 def unpack_lower_level(folder: Path) -> list[Path]:
-    """Put the files of the last release into a folder, as a program of one release level less; return as above.
+    """Put the files of the last release into a folder, and lower its release level by one; return its import path.
 
-    Until a release says something new, the last one has the level of today.
+    As long as this release appends no message field, both releases have the same level.
     """
     sources = unpack_last_release(folder)
     file = folder / "bedrockish" / "common" / "levels.py"

@@ -115,7 +115,7 @@ async def insist(url: str, sql: str, params: list[object], command: str) -> int:
             try:
                 await client.execute(sql, params, command=command, timeout=8)
             except OutcomeUnknownError:
-                continue  # the same id again is safe
+                continue  # sending the same id again is safe
             except BedrockishError as error:
                 if not error.retry:
                     raise

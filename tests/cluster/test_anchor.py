@@ -108,7 +108,7 @@ def test_anchor_reveals_later_changes_of_the_journal(tls: tuple[LocalCluster, Pa
     for file in files:
         answer_changed(file, 3)
     done = program("journal", "verify", *map(str, files))
-    assert done.returncode == 0, done.stdout  # nothing in the files speaks against it
+    assert done.returncode == 0, done.stdout  # the files alone show no fault
     for command in (("journal", "verify"), ("audit",)):
         done = program(*command, *map(str, files), *given)
         assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_anchor_reveals_later_changes_of_the_journal(tls: tuple[LocalCluster, Pa
 
 
 def test_without_certificates(tmp_path: Path) -> None:
-    """It is written, says what it is worth, and is not for another cluster."""
+    """The anchor is written, says that it is unsigned, and does not fit another cluster."""
     log = tmp_path / "anchors"
     for name in ("one", "other"):
         cluster = LocalCluster(tmp_path / name, ["A"])

@@ -82,7 +82,7 @@ async def open_three(cluster: LocalCluster, nursery: trio.Nursery) -> list[Clien
 
 @pytest.mark.parametrize("by_file", [False, True])
 async def test_the_anomalies_of_adya(cluster: LocalCluster, by_file: bool) -> None:
-    """None at serializable; at snapshot the two of write skew, and no other; by URL, and in programs on the files."""
+    """Allow no anomaly at serializable, and only write skew at snapshot; by URL, and in programs on the files."""
     cluster.by_file = by_file
     await ready(cluster)
     async with trio.open_nursery() as nursery:
@@ -270,8 +270,8 @@ async def _write_skew(clients: list[Client], isolation: str) -> None:
 
 
 async def _columns(clients: list[Client]) -> None:
-    """A transaction that reads a column conflicts with one that changes it, also in a circle of two; a reader of
-    another column does not.
+    """A transaction that reads a column conflicts with one that changes it, also in a cycle of two; a reader of another
+    column does not.
     """
     await clients[2].execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER)")
     await clients[2].execute("INSERT INTO pair VALUES (1, 0, 0), (2, 0, 0)")

@@ -20,10 +20,10 @@ from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 
-DELAY_MS = 4_000  # from the decision until it comes into force, as a large table's index has it by itself
+DELAY_MS = 4_000  # from the decision until the change comes into force, as for the index of a large table
 ROWS = 20_000
 MANY = 200_000
-ENDS_S = 10.0  # that a node may take to end, of which it answers its clients for 5
+ENDS_S = 10.0  # the limit for a node's stop; it answers its clients for 5 of them
 LEFT = {".sqlite-node", ".toml", ".log", ".sqlite", ".lock"}  # of the files of a node that has ended in order
 FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
 SWAP = (  # both or none; SQLite evaluates expressions that do not depend on the row once
@@ -39,7 +39,7 @@ def slow(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 class Work:
-    """Clients that write everywhere in the table until it is over."""
+    """Clients that write all over the table until the block ends."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster, self.stopping, self.done = cluster, False, 0
@@ -132,7 +132,7 @@ async def make_and_kill(
 
 
 def is_sound(node: LocalNode) -> bool:
-    """Whether SQLite finds no fault, every index included, and nothing is left of the building."""
+    """Return whether SQLite finds no fault, indexes included, and no table of the build is left."""
     db = apsw.Connection(str(node.database))
     left = db.execute("SELECT name FROM sqlite_schema WHERE name GLOB 'bedrockish_b[au]*'").fetchall()
     found = db.execute("PRAGMA integrity_check").fetchall()
@@ -173,9 +173,7 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
 
 
 async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster) -> None:
-    """Both the node that was asked for the change and another one end at once; they build again later. Its client is
-    told.
-    """
+    """The node that received the change and another one end at once, and build again later. The client is told."""
     cluster = slow
     one, _, three = cluster.nodes
     await ready(cluster)
@@ -194,7 +192,7 @@ async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: Loca
             for node in (one, three):
                 assert node.process is not None
                 assert await trio.to_thread.run_sync(node.process.wait, ENDS_S) == 0, node.last_words()
-                # The node that was asked for the change may finish it: a graceful stop answers its clients first.
+                # The node that received the change may complete it, because a graceful stop answers its clients first.
                 assert node is one or not was_built_beside(node, ""), "it was too late to see anything"
                 assert {path.suffix for path in node.directory.glob(f"{node.name}.*")} == LEFT
                 node.start()

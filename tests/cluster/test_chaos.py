@@ -41,7 +41,7 @@ async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path, s
 
 
 def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> None:
-    """Each time other bytes of it, also none: a disk may have written some."""
+    """Each cut loses other bytes of the batch, or none: a disk may have written some."""
     node, database = TestNode(tmp_path / "A.sqlite"), tmp_path / "A.sqlite"
     node.run("CREATE TABLE t(a)")
     node.engine.flush()

@@ -77,16 +77,16 @@ async def test_the_pattern_of_the_citus_page(cluster: LocalCluster) -> None:
             token = client.token
             order.append(key)
         for client in clients:
-            client.token = token  # who has not been told of the last of them might not see it yet
+            client.token = token  # without the token, the client might not see the last commits
         # all events in the causal order, those of one object, those of the last hour
         assert await rows(a, f"SELECT tt.row_key {JOINED} ORDER BY cc.CommitClock") == [(key,) for key in order]
         assert len(await rows(b, f"SELECT tt.operation {JOINED} AND row_key = ? ORDER BY cc.CommitClock", 2)) == 3
         assert len(await rows(c, f"SELECT 1 {JOINED} AND cc.timestamp >= datetime('now', '-1 hour')")) == 12
-        # the clock is the transaction's own, and the id is the command's
+        # the clock is the transaction's, and the id is the command's
         mine = "SELECT TransactionId, CommitClock FROM transaction_commit_clock ORDER BY 1"
         same = "SELECT command, clock FROM bedrockish_journal WHERE repeat = 0 AND command IN "
         assert await rows(a, mine) == await rows(a, f"{same}(SELECT TransactionId FROM track_table) ORDER BY 1")
-        # and with no tables of one's own
+        # the same without tables of the application's own
         query = "SELECT row_key FROM bedrockish_changes WHERE table_name = 'stock' ORDER BY clock, leader, seq"
         assert await rows(b, query) == [(key,) for key in order]
         recent = "SELECT count(*) FROM bedrockish_changes WHERE table_name = 'stock' AND row_key = 2 AND clock > ?"
@@ -185,7 +185,7 @@ async def write_everywhere(cluster: LocalCluster, last: int) -> int:
 
 @pytest.mark.slow
 async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: Path) -> None:
-    """It follows its own wall, two hours ahead, whatever the others say: they go on without its transactions."""
+    """The node follows its own wall clock, two hours ahead; the others reject its transactions and go on."""
     stubborn = {1: ["clock_offset_ms=100000000", "conflict_window_ms=100000000"]}
     with shifted(tmp_path / "cluster", 0, 2 * HOUR_MS, 0, more=stubborn) as cluster:
         for index in range(3):
@@ -222,7 +222,7 @@ async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: 
 async def test_a_voter_that_is_gone_or_stands_still_does_not_stop_safe_time(
     cluster: LocalCluster, how: signal.Signals
 ) -> None:
-    """Nor what waits for it: changes of the schema, strict reads and the feed, at each of the others."""
+    """Schema changes, strict reads and the feed, which depend on safe time, also go on at each of the other nodes."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as a, open_client(cluster.url(1, only=True)) as b:
         await a.execute("CREATE TABLE before(id INTEGER PRIMARY KEY)")

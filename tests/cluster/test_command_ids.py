@@ -214,7 +214,7 @@ def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_reques
 
         told: Any = None
         url, until_s = Caller(cluster, 0, "adam", "adam!").url, time.monotonic() + 15
-        while removed(cluster) < 3:  # young entries, and the last one of a timeline, stay
+        while removed(cluster) < 3:  # young entries stay, and so does the last one of each timeline
             assert time.monotonic() < until_s, told
             for one in (una, will, adam):
                 one.execute("INSERT INTO pub(x) VALUES ('later')")

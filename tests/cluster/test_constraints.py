@@ -121,7 +121,7 @@ async def reset(clients: list[Client]) -> None:
 
 
 async def attempt(what: Callable[[], Awaitable[object]], happened: list[int], number: int) -> None:
-    """Do something; note that it happened. Losing to another one, or to the constraint, is fine."""
+    """Execute a statement and record its success; ignore a lost conflict or a violated constraint."""
     try:
         await what()
     except (ConflictError, ConstraintError):
@@ -130,7 +130,9 @@ async def attempt(what: Callable[[], Awaitable[object]], happened: list[int], nu
 
 
 async def test_of_two_that_race_one_wins(cluster: LocalCluster) -> None:
-    """In open transactions at two nodes: after the first has committed the second cannot; at once, never both."""
+    """In open transactions at two nodes, the second fails if the first has committed; at the same time, at most one
+    commits.
+    """
     await ready(cluster)
     async with at_each(cluster) as clients:
         await clients[2].transact(SCHEMA)

@@ -57,7 +57,7 @@ async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path
         async with trio.open_nursery() as nursery:
             for index in range(3):
                 nursery.start_soon(write, cluster, index, range(100 * (index + 1), 100 * (index + 1) + 60))
-            for number in range(3):  # killed, and begun again at another node
+            for number in range(3):  # killed, and started again at another node
                 with following(cluster.url(number), folder, "--every", "1s"):
                     await snapshots(folder, number + 1)
                     await trio.sleep(0.5)
@@ -72,7 +72,7 @@ async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path
         assert rows_of(new) == rows_at(feed, one.clock)
         new.unlink()
     assert "any moment from its cluster's beginning on" in command("backup", "verify", folder, "--proven")
-    # The oldest snapshot with all segments is as good as the newest one.
+    # The oldest snapshot with all segments gives the same database as the newest one.
     newest = numbered(folder, SNAPSHOTS)
     command("restore", "--from", folder, "--to", new)
     for path in newest[1:]:
@@ -129,7 +129,7 @@ async def test_a_copy_that_cannot_be_finished_leaves_nothing(
 
 
 async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The query for a page of entries names their bodies often, and so may read shorter ones only."""
+    """The query for a page of entries mentions their bodies often, so the limit for their length is lower."""
     await ready(cluster)
     folder, new = tmp_path / "kept", tmp_path / "new.db"
     async with open_client(cluster.url(options=PATIENT)) as client:

@@ -124,7 +124,9 @@ def processes(cluster: LocalCluster) -> list[int]:
 
 
 async def test_a_flipped_bit_that_a_commit_meets_heals(cluster: LocalCluster) -> None:
-    """The next write to the row does not fit at the one node; it serves nothing while it is filled again."""
+    """The next write to the row does not fit at the damaged node, which serves nothing until it has filled itself
+    again.
+    """
     await fill(cluster)
     await damage(cluster, 1)
     pids = processes(cluster)
@@ -161,12 +163,12 @@ async def test_a_flipped_bit_that_nobody_meets_is_found_and_heals(cluster: Local
 
 
 async def test_the_same_bit_at_two_of_three_nodes_heals_from_the_third(cluster: LocalCluster) -> None:
-    """The majority is wrong, and the journal says so."""
+    """Two of three nodes have the wrong row, but the journal proves the third right."""
     await fill(cluster)
     await damage(cluster, 1, 2)
     pids = processes(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
-        with suppress(BedrockishError):  # it may have to be asked for again while two of three are beginning again
+        with suppress(BedrockishError):  # the order may have to be repeated while two of three nodes start again
             await client.execute("UPDATE t SET n = n + 1 WHERE id = 50", timeout=10)
     await until("B has been filled again", lambda: filled(cluster, 1))
     await until("C has been filled again", lambda: filled(cluster, 2))
@@ -190,7 +192,7 @@ async def test_a_leader_with_a_flipped_bit_spreads_nothing(cluster: LocalCluster
 
 
 async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
-    """Each asks its own journal; the one whose tables are something else fills itself again."""
+    """Each node compares its tables with its own journal; the node whose tables differ fills itself again."""
     with local_cluster(tmp_path / "cluster", ("A", "B")) as cluster:
         await fill(cluster)
         await damage(cluster, 1)
@@ -200,7 +202,7 @@ async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
 
 
 async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> None:
-    """Its scrub has no other node to compare with; on request it compares its tables with its journal."""
+    """The scrub has no other node to compare with; on request the node compares its tables with its journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await damage(cluster, 0)
@@ -214,7 +216,7 @@ async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> N
 
 
 async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_is_whole(tmp_path: Path) -> None:
-    """Two with the same wrong row would approve what either makes of it; the journal in the copy tells."""
+    """Nodes with the same wrong row would approve each other's transactions; the copy's journal shows the damage."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await damage(cluster, 0)
@@ -235,13 +237,14 @@ async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_
 
 
 async def test_a_node_on_a_copy_that_is_not_compared_yet_reads_and_is_not_promoted(tmp_path: Path) -> None:
-    """Killed during the comparison, it begins to compare again."""
+    """A node that was killed during the comparison starts it again."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         node = newcomer(cluster, "B", "--no-serve")
         assert node.process is not None
         assert await trio.to_thread.run_sync(partial(node.process.wait, timeout=60)) == 0
-        proof = node.database.with_name(node.database.name + ".proof")  # where it is compared: in the way of that
+        # a folder with the name of the comparison's file stops it
+        proof = node.database.with_name(node.database.name + ".proof")
         proof.mkdir()
         for _ in range(2):
             node.start()
@@ -280,7 +283,7 @@ def spoil_entry(node: LocalNode, tick: int) -> None:
 
 
 async def all_safe(cluster: LocalCluster) -> None:
-    """Wait until all that is committed is safe at A: what is not, a node has to know when it starts."""
+    """Wait until all commits are safe at A, because a node must know the other ones when it starts."""
     clock = (await status_of(cluster, 0))["clock"]
 
     async def is_safe() -> bool:
@@ -392,7 +395,7 @@ async def test_an_entry_that_does_not_fit_at_one_or_two_nodes(faulty: LocalClust
 
 @pytest.mark.slow
 async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(faulty: LocalCluster) -> None:
-    """No client was told that it happened, so it does not; the node checks its tables, and serves again."""
+    """No client got an answer, so the transaction is not committed; the node checks its tables, and serves again."""
     await fill_faulty(faulty)
     fault(faulty, {"A": "2 always", "B": "0 once", "C": "0 once"})
     async with open_client(faulty.url(0, only=True)) as client:
@@ -422,7 +425,7 @@ async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: 
     assert await trio.to_thread.run_sync(node.process.wait) == 77
 
     async def finished() -> bool:
-        """Whether B or C has finished it, as far as it gets; A would give it up."""
+        """Return whether B or C has finished the transaction as far as possible; A would give it up."""
         return any([await has_said(faulty, index, "does not fit here; waiting for A") for index in (1, 2)])
 
     await until("B or C has committed it", finished)
@@ -449,7 +452,7 @@ async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: 
     assert status == 0, told
     assert told.endswith("recorded in the journal\n")
     await serving(faulty)
-    status, told = await cli("member", "resolve", faulty.url(), txid)  # once more, to no effect
+    status, told = await cli("member", "resolve", faulty.url(), txid)  # a second order has no effect
     assert status == 0, told
     await insist(faulty.url(1), "INSERT INTO t VALUES (3, 'later')", [], "two")
     await level(faulty)

@@ -1,5 +1,5 @@
-"""A page that SQLite cannot read, at one node: whoever meets it first, a commit, a client or an operator's order, the
-node fills itself again, or ends and says what to do.
+"""SQLite cannot read a page at one node. Whether a commit, a client or an operator's order meets it first, the node
+fills itself again, or ends and names the remedy.
 """
 
 import sqlite3
@@ -39,7 +39,7 @@ def pages(node: LocalNode, name: str) -> list[int]:
 
 
 def spoil(node: LocalNode, places: list[int]) -> None:
-    """Flip bits at the beginning of pages, so that they are of no kind that there is."""
+    """Flip bits at the beginning of pages, so that their type is invalid."""
     with node.database.open("r+b") as file:
         for place in places:
             file.seek(place)
@@ -154,7 +154,7 @@ async def test_a_node_heals_of_a_page_that_an_order_meets(tmp_path: Path) -> Non
         order = {"do": "prune", "older_than_s": 0, "force": True}
 
         async def met() -> bool:
-            """Whether it was: entries are kept for a while, and are not touched before."""
+            """Return whether it was; otherwise the entries are too young to be packed."""
             async with open_client(cluster.url(1, only=True)) as client:
                 with suppress(BedrockishError):
                     await client.upkeep(order, timeout=5)
@@ -165,7 +165,7 @@ async def test_a_node_heals_of_a_page_that_an_order_meets(tmp_path: Path) -> Non
 
 
 async def test_a_node_heals_of_a_page_that_a_commit_meets(cluster: LocalCluster) -> None:
-    """A commit of another leader, which changes a column that the index has."""
+    """The commit of another leader changes a column of the damaged index."""
     await fill(cluster)
     await spoil_at_b(cluster, "t_v")
     pids = processes(cluster)
@@ -213,7 +213,7 @@ async def test_a_node_on_its_own_heals_of_a_damaged_index_from_its_journal(tmp_p
     "name", ["bedrockish_journal_place", pytest.param("bedrockish_journal_txid", marks=pytest.mark.slow)]
 )
 async def test_a_node_that_cannot_begin_without_an_index_makes_it_anew(cluster: LocalCluster, name: str) -> None:
-    """Its tables are whole, and so is what it has promised; the others tell whether its rows are theirs."""
+    """The node's tables and votes are intact; the other nodes confirm that its rows are right."""
     await fill(cluster)
     node = cluster.nodes[1]
     await stop(node)
@@ -245,7 +245,7 @@ async def test_a_node_that_cannot_begin_without_an_index_makes_it_anew(cluster: 
 
 
 async def test_a_node_on_its_own_without_a_whole_journal_heals_of_a_damaged_index(tmp_path: Path) -> None:
-    """No other node has its rows, and its journal no longer reaches back to them; but its table has them."""
+    """Its journal no longer contains all rows, and no other node has them; its table still does."""
     settings = {"timings": {"conflict_window_ms": 2000}}
     with LocalCluster(tmp_path / "cluster", ("A",), settings=settings).running() as cluster:
         await fill(cluster)

@@ -15,7 +15,7 @@ from bedrockish.errors import BedrockishError, TooLargeError
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
-LONGEST_MS = 1_500.0  # of a short read or write; on an idle machine it is below 100
+LONGEST_MS = 1_500.0  # the longest short read or write; on an idle machine it is below 100 ms
 IDS = ",".join(map(str, range(50_000)))
 SOME = 50  # statements of the other clients before the dear one
 SCHEMA = (
@@ -29,9 +29,9 @@ FILL = (
 
 
 class Others:
-    """Two clients in another process that read and write a row each, and note how long each took, in milliseconds.
+    """Two clients in another process that each read and write a row, and record the milliseconds of each statement.
 
-    The process of the dear request is busy with its parameters and its answer, through no fault of the node.
+    A process of their own, because the process of the expensive request is busy with its parameters and its answer.
     """
 
     def __init__(self, url: str) -> None:

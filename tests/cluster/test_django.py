@@ -60,7 +60,7 @@ async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) 
 
 
 def test_django_lookups_functions_and_retries_work(tmp_path: Path) -> None:
-    """Lookups and functions that Django writes in Python run at the nodes; a block that lost is run again."""
+    """The nodes execute the lookups and functions that Django has in Python; a block that lost is executed again."""
     with with_plugins(tmp_path / "nodes", "bedrockish.django.functions") as cluster:
         trio.run(ready, cluster)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
@@ -70,7 +70,9 @@ def test_django_lookups_functions_and_retries_work(tmp_path: Path) -> None:
 
 
 def test_the_log_of_queries_asks_nobody() -> None:
-    """Django quotes parameters by a query; after a node died, that failed, and hid that the block can be run again."""
+    """Django quoted parameters by a query. After a node had died, that query failed and hid that the block can be
+    retried.
+    """
     from bedrockish.django.base import DatabaseOperations
 
     values = [1, -(2**63), None, "it's", "", b"\x01\xff", bytearray(b"a"), 1.5, 1e300, True, Decimal("1.50")]
@@ -78,7 +80,7 @@ def test_the_log_of_queries_asks_nobody() -> None:
     kept = [str(value) if isinstance(value, Decimal) else value for value in values]
     wanted = plain.execute("SELECT " + ", ".join(["quote(?)"] * len(kept)), kept).fetchone()
     plain.close()
-    nobody = cast(Any, None)  # the connection: it is not used
+    nobody = cast(Any, None)  # in place of the connection, which is not used
     operations = DatabaseOperations(nobody)
     found = operations._quote_params_for_last_executed_query(values)
     assert [float(one) if "e" in one else one for one in found] == [

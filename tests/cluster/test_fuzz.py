@@ -32,7 +32,7 @@ def test_nonsense_at_every_door(seconds: int) -> None:
 
 @pytest.mark.cluster
 def test_a_node_that_has_ended_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the bench would say that all is well. The fourth member is down, too, so the others have no quorum."""
+    """The fuzzer must report that. The fourth member is down as well, so the others have no quorum."""
     monkeypatch.setattr("tools.fuzz.__main__.ANSWER_S", 1.0)
     with lab(tmp_path / "nodes") as made:
         made.honest[1].kill()

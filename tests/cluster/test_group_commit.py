@@ -15,7 +15,7 @@ from tools.cluster import LocalCluster
 pytestmark = pytest.mark.cluster
 INSERT = "INSERT INTO item(id, note) VALUES (?, ?)"
 WAIT_S = 60.0
-CLIENTS, EACH = 10, 12  # of every node; of every client
+CLIENTS, EACH = 10, 12  # clients of every node, commands of every client
 CLASH = 5  # each so many-th command wants a row that is there
 
 

@@ -56,7 +56,7 @@ def places() -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
-    """The last line is a command that shows it; HTTP asks for the token where there are certificates."""
+    """The last line is a command that shows the status; with certificates, HTTP needs the token."""
     home = tmp_path / "it's 1% new & #1, größer?" / "prod"
     http_port, ports = places()
     hosts = [f"127.0.0.1:{port}" for port in ports]
@@ -154,7 +154,7 @@ def test_names_and_addresses_of_one_machine_have_its_ports_between_them(tmp_path
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """Keys that are in use would be lost."""
+    """Otherwise keys in use would be lost."""
     home = tmp_path / "prod"
     assert program("init", str(home), "host1").returncode == 0
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
@@ -169,7 +169,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> None:
-    """The other two would be a majority without the rows, and would treat them as damage."""
+    """The other two founders would be a majority without the rows, and would treat the rows as damage."""
     home = tmp_path / "prod"
     ports = free_ports(3)
     assert program("init", str(home), *(f"127.0.0.1:{port}" for port in ports)).returncode == 0
@@ -183,7 +183,7 @@ def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> 
     config.write_text("".join(line for line in config.read_text().splitlines(True) if line[:3] not in ("B =", "C =")))
     with running(home, "A"), connect(f"bedrockish://127.0.0.1:{ports[0]}/?connect_timeout=30") as client:
         assert list(client.execute("SELECT id FROM account")) == [(1,)]
-        # B's configuration has all three, and would make a majority of empty files with C.
+        # B's configuration has three founders, and with C it would be a majority of empty files.
         done = program("serve", "--config", "B.toml", cwd=home / "B")
         assert (done.returncode, "B is not a member of the cluster at" in done.stderr) == (2, True), done.stderr
 
@@ -195,7 +195,7 @@ def test_an_even_number_is_told(tmp_path: Path) -> None:
 
 
 def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
-    """There are private keys in it; that of an init which runs stays."""
+    """The folder contains private keys; the folder of a running init stays."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     for number in (ended.pid, os.getpid()):

@@ -123,7 +123,9 @@ async def test_a_stopped_leader_is_passed_over_and_learns_the_outcomes(cluster: 
 
 
 async def test_without_a_majority_nothing_happens_and_the_client_is_told(cluster: LocalCluster) -> None:
-    """Two of three are dead: the third answers reads; of a write it says that it cannot tell, or that it is off."""
+    """Two of three nodes are dead: the third answers reads, and fails a write with an unknown outcome or as not
+    executed.
+    """
     await found(cluster)
     cluster.nodes[1].kill()
     cluster.nodes[2].kill()

@@ -70,7 +70,7 @@ async def test_a_row_that_an_index_lacks_is_found_and_heals(cluster: LocalCluste
 
 
 async def test_a_node_on_its_own_finds_it_at_its_pace(tmp_path: Path) -> None:
-    """It has no other node to compare its tables with, and its own journal rebuilds them."""
+    """The node has no other one to compare its tables with, and rebuilds them from its own journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await stop(cluster.nodes[0])

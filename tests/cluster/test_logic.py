@@ -70,7 +70,7 @@ SELECT count(*) FROM auto
 async def test_documented_examples_hold_after_a_kill_a_repair_a_restore_and_a_replay(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """The queries that end the file have its results at each node, and in files that were made from theirs."""
+    """The last queries of the file have their results at each node, and in the files that were made from the nodes'."""
     text = (FOLDER / DOCUMENTED).read_text(encoding="utf-8")
     (report,) = await run_all(cluster, [(text, DOCUMENTED)], quiet=True)
     assert (report.wrong, report.other, report.given, report.refused) == ([], [], [], {})
@@ -115,7 +115,7 @@ async def hold(cluster: LocalCluster, queries: list[Query]) -> None:
 
 @pytest.mark.cluster
 def test_a_cluster_that_answers_otherwise_is_noticed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another row, another type, an error too few, a row too many in the end."""
+    """A changed row, a changed type, a missing error and an additional row are each reported."""
     ask = Plain.run
 
     def lie(self: Plain, sql: str) -> Outcome:

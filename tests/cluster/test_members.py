@@ -19,7 +19,7 @@ from tools.cluster import LocalCluster, LocalNode, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
 
-PAUSE_S = 0.02  # between two commits of a client: without it four of them have all the processors
+PAUSE_S = 0.02  # between two commits of a client; without it, four clients take all processors
 
 
 class Work:
@@ -72,7 +72,7 @@ async def working(cluster: LocalCluster, clients: int = 4) -> AsyncIterator[Work
 
 
 def newcomer(cluster: LocalCluster, name: str, *options: str, port: int = 0) -> LocalNode:
-    """Start a node that joins, and make it one of those that the helpers look at."""
+    """Start a joining node, and add it to those that the helpers check."""
     url = cluster.url()
     node = LocalNode(name, port or free_ports(1)[0], cluster.directory)
     node.config.write_text(f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n')
@@ -134,7 +134,7 @@ async def test_a_fresh_node_joins_three_under_load(cluster: LocalCluster, option
         assert (await client.execute("SELECT count(*) FROM work")).value() >= len(work.done)
         await client.execute("INSERT INTO work VALUES ('through D')")
     node.kill()
-    node.start()  # from now on like any other node
+    node.start()  # the file now belongs to a member
     await ready(cluster)
     await level(cluster)
     judge(cluster, work)
@@ -147,7 +147,7 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
         dead.kill()
         await work.moves()
         with pytest.raises(MembershipError) as refused:
-            await change(cluster, MemberChange(REMOVE, "A"))  # B and the dead C could decide nothing
+            await change(cluster, MemberChange(REMOVE, "A"))  # B and the dead C would have no quorum
         assert refused.value.details["reason"] == "quorum"
         await change(cluster, MemberChange(DEMOTE, "C"))
         await voters(cluster, "A", "B")
@@ -157,7 +157,7 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
     status = await status_of(cluster, 0)
     assert set(status["nodes"]) == {"A", "B"}
     assert status["quorum"] == 2
-    dead.start()  # it does not know yet
+    dead.start()  # the dead node does not know of its removal yet
     cluster.nodes.append(dead)
 
     async def told() -> bool:
@@ -219,7 +219,7 @@ async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> No
 
 
 async def test_a_node_with_a_lost_file_refuses_to_vote_and_is_replaced(cluster: LocalCluster) -> None:
-    """On an empty file a voter would break its promises: it is turned away, says so, and a new node takes its place."""
+    """With an empty file a voter would break its promises. It is refused and says so, and a new node replaces it."""
     async with working(cluster) as work:
         lost = cluster.nodes[2]
         lost.kill()
@@ -281,7 +281,8 @@ async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> N
         await trio.to_thread.run_sync(old.process.wait)
         with closing(sqlite3.connect(old.database)) as db:
             kept = dict(db.execute("SELECT key, value FROM bedrockish_meta WHERE key = 'lost'"))
-        assert "older state of its file" in kept["lost"]  # the file says so itself, whoever else remembers
+        # the file itself records the refusal, whatever the others remember
+        assert "older state of its file" in kept["lost"]
         await work.moves()
 
 
@@ -300,7 +301,9 @@ async def test_a_rolling_restart_fails_no_command(cluster: LocalCluster) -> None
 
 
 async def test_a_database_with_tables_is_grown_and_backed_up(tmp_path: Path) -> None:
-    """Its journal alone does not make it, so a replay is refused, and a copy is not; neither is a backup."""
+    """The journal does not contain the first tables, so a replay and a continuous backup are refused, and a copy is
+    not.
+    """
     cluster = LocalCluster(tmp_path / "cluster", ("A",))
     cluster.write_files()
     with closing(sqlite3.connect(cluster.nodes[0].database)) as db:

@@ -107,7 +107,7 @@ async def _lost_and_run_again(cluster: LocalCluster) -> None:
         assert runs == [0, 5]
         assert (await client.execute("SELECT n FROM total")).rows == [(5,)]
         tx = await client.begin()
-        await tx.execute("SELECT n FROM quiet")  # before it changes the schema
+        await tx.execute("SELECT n FROM quiet")  # a read before the schema change
         await tx.execute("ALTER TABLE quiet ADD COLUMN more")
         await other.execute("UPDATE quiet SET n = 6")
         with pytest.raises(ConflictError):
@@ -138,7 +138,7 @@ async def _takes_long(cluster: LocalCluster) -> None:
 
 
 async def _sent_twice(cluster: LocalCluster) -> None:
-    """The same command at two nodes happens once, and both are answered the same."""
+    """A command that two nodes receive is executed once, and both give the same answer."""
     statements = ["CREATE TABLE once(x)", "INSERT INTO migration(name, number) VALUES ('twice', 0) RETURNING id"]
     answers = []
     for index in (2, 0):
@@ -148,7 +148,7 @@ async def _sent_twice(cluster: LocalCluster) -> None:
 
 
 async def test_a_leader_dies_between_commit_and_the_moment_it_is_in_force(tmp_path: Path) -> None:
-    """It is decided, so it comes into force at the others, and at the dead one when it is back."""
+    """The change is decided, so it comes into force at the others, and at the dead node after its restart."""
     cluster = LocalCluster(tmp_path / "cluster")
     cluster.write_files()
     for node in cluster.nodes:

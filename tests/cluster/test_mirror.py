@@ -92,7 +92,7 @@ async def test_mirror_from_the_docs_equals_the_cluster(cluster: LocalCluster, tm
 
 
 async def test_a_mirror_that_does_not_follow_ends_at_safe_time(tmp_path: Path) -> None:
-    """Later commits are not in the mirror, though every node has them; once all are safe, the mirror has all."""
+    """The mirror lacks later commits, although every node has them; once all are safe, it has all."""
     mirror, file = mirror_of_the_page(), tmp_path / "mirror.db"
     cluster = LocalCluster(tmp_path / "cluster", settings={"timings": dict.fromkeys(LAGS, 3_000)})
     cluster.write_files()
@@ -104,7 +104,7 @@ async def test_a_mirror_that_does_not_follow_ends_at_safe_time(tmp_path: Path) -
             await client.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n)")
             for count in range(5):
                 await client.execute("INSERT INTO stock(n) VALUES (?)", [count])
-        await level(cluster)  # all is applied everywhere, and the last of it is not safe for some seconds
+        await level(cluster)  # all nodes have applied everything, but the last commits are not safe for some seconds
         await trio.to_thread.run_sync(lambda: mirror(cluster.url(1, only=True), file, follow=False))
         safe_at_most = (await status_of(cluster, 1))["safe"]
         with closing(sqlite3.connect(file)) as db:

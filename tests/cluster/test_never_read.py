@@ -74,12 +74,12 @@ def ask_over_http(port: int, client: int) -> socket.socket:
 
 
 def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
-    """Send a call of 60 MB without its last byte, or all of it and a byte of the next; the call is not readable."""
+    """Send a call of 60 MB without its last byte, or with a byte of the next; the node cannot decode either."""
     end = socket.create_connection(("127.0.0.1", port), timeout=20)
     end.sendall(frame(1, {**HELLO, "node": f"mute{client}", "info": {}}))
     end.recv(4096)
     sent = struct.pack(">IB", MESSAGE, 2) + bytes(MESSAGE)
-    with suppress(OSError):  # it may be cut off
+    with suppress(OSError):  # the node may close the connection
         end.sendall(sent + b"\0" if is_whole else sent[:-1])
     return end
 

@@ -110,7 +110,7 @@ async def test_a_backup_in_s3(cluster: LocalCluster, tmp_path: Path, s3: str) ->
     command("restore", "--from", lost, "--to", tmp_path / "same.db")
     assert (accounts(tmp_path / "then.db"), accounts(tmp_path / "now.db")) == (12, 1)
     assert digest(tmp_path / "now.db") == digest(tmp_path / "same.db")
-    # The fetched directory is gone on with, as the one that is lost would have been.
+    # Continue with the fetched directory as with the lost one.
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("INSERT INTO account VALUES (99, NULL)")
         await all_safe(cluster)

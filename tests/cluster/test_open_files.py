@@ -1,4 +1,4 @@
-"""Too many open files: who is in goes on, who comes is told or turned away, and the node resumes by itself."""
+"""Too many open files: present clients go on, new ones wait or are refused, and the node recovers by itself."""
 
 import socket
 import time
@@ -15,7 +15,7 @@ from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
-FILES = 360  # of which 120 are kept for those who are in
+FILES = 360  # 120 of them are kept for present clients
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def knock(crowd: ExitStack, port: int) -> None:
 
 
 async def come_until_turned_away(url: str) -> None:
-    """Open links until one is refused: the first may take the places of those that were sent away because mute."""
+    """Open links until the node refuses one; the first may take the places of silent ones that the node has closed."""
     async with AsyncExitStack() as stack:
         for _ in range(FILES):
             client = await stack.enter_async_context(open_client(f"{url}?timeout=0.5"))
@@ -67,7 +67,7 @@ async def test_open_clients_go_on_when_file_descriptors_run_out(cluster: LocalCl
         with ExitStack() as crowd:
 
             async def is_told() -> bool:
-                crowd.close()  # a silent connection has only seconds, so each look needs a crowd of its own
+                crowd.close()  # the node closes a silent connection after seconds, so each check needs new ones
                 for number in range(2 * FILES):
                     knock(crowd, http if number % 2 else node.port)
                 status = await client.status()

@@ -59,7 +59,9 @@ async def test_open_transaction_goes_on_over_a_change_of_the_members(tmp_path: P
 
 
 async def test_open_transaction_goes_on_over_the_replacement_of_a_dead_voter(tmp_path: Path) -> None:
-    """It began before the last commit of C, whose timeline is retired before its end; one that rests on it is lost."""
+    """C commits after the transaction began, and its timeline is retired before the transaction ends. The transaction
+    commits, unless it is based on that commit.
+    """
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as operator:
@@ -183,7 +185,7 @@ async def loses_rights(cluster: LocalCluster, operator: Client, taken: MemberCha
 
 
 async def has_heard(cluster: LocalCluster, operator: Client) -> None:
-    """Wait until A has applied what the operator was told of; until then, COMMIT waits for it."""
+    """Wait until A has applied the change that the operator got confirmed; a COMMIT waits for it until then."""
     told = (await operator.status())["applied"]
 
     async def there() -> bool:

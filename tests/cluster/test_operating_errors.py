@@ -1,4 +1,4 @@
-"""The operator's mistakes of docs/mistakes.md: each has the symptom and the way out that the page names."""
+"""The operator's mistakes of docs/mistakes.md have the documented symptoms and remedies."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -43,7 +43,7 @@ async def until_said(cluster: LocalCluster, index: int, words: str) -> None:
 
 
 async def test_a_second_node_under_a_learners_name(tmp_path: Path) -> None:
-    """It is refused while the first one runs; when its place was taken, the first one is told."""
+    """The second node is refused while the first one runs; if it took the place, the first one gets an error."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         first = newcomer(cluster, "D")
@@ -75,7 +75,7 @@ async def test_a_second_node_under_a_learners_name(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_moved_and_told_nobody(tmp_path: Path) -> None:
-    """Both ends say so, also when the others were told of a wrong address; then it is well."""
+    """Both sides report it, also if the others got a wrong address; after the correction all is well."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         moved, (there, wrong) = cluster.nodes[2], free_ports(2)
@@ -104,7 +104,7 @@ async def test_a_node_that_moved_and_told_nobody(tmp_path: Path) -> None:
 
 
 async def test_members_are_changed_through_a_learner(tmp_path: Path) -> None:
-    """Its URL alone is enough, as it is for statements that write."""
+    """The URL of a learner is enough, as for writing statements."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         newcomer(cluster, "D")
@@ -137,7 +137,7 @@ def copy_file(database: Path, place: Path) -> None:
 
 
 async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> None:
-    """Under its own name, while the original runs, it is turned away, or both are named; no row is lost."""
+    """Under the original's name the copy is refused while the original runs, or both are named; no row is lost."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:
@@ -209,8 +209,10 @@ async def test_lost_admin_password_can_be_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_partition_of_a_day(tmp_path: Path) -> None:
-    """C is alone for a day, by all clocks: it says so and writes nothing, the others go on and keep what it will need;
-    afterwards it catches up by itself. In the middle, all nodes are restarted: that is how their walls get to move."""
+    """C is cut off for a day, by all clocks: it reports that and writes nothing. The others go on and keep the entries
+    that it will need; afterwards it catches up by itself. In the middle all nodes restart, because only a restart moves
+    their wall clocks.
+    """
     async with proxied_cluster(tmp_path / "three", "ABC") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:
@@ -236,7 +238,7 @@ async def test_a_partition_of_a_day(tmp_path: Path) -> None:
         await level(cluster)
         for index in range(3):
             async with open_client(cluster.url(index, only=True)) as each:
-                happened = await each.settle("alone")  # whichever it is, it is the same at all nodes
+                happened = await each.settle("alone")  # either outcome, but the same at all nodes
                 count = "SELECT count(*) FILTER (WHERE x >= 0), count(*) FILTER (WHERE x < 0) FROM t"
                 assert (await each.execute(count, read="strict")).rows == [(100 + index, int(bool(happened)))]
                 await each.execute("INSERT INTO t VALUES (?)", [100 + index], timeout=20)
@@ -265,7 +267,7 @@ async def until_troubled(cluster: LocalCluster, index: int, name: str) -> None:
 
 
 async def until_well(cluster: LocalCluster) -> None:
-    """Wait until no node has a trouble that the test made."""
+    """Wait until no node has a trouble that the test caused."""
 
     async def well() -> bool:
         found = [await status_of(cluster, index) for index in range(3)]
@@ -276,7 +278,7 @@ async def until_well(cluster: LocalCluster) -> None:
 
 
 async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: Path) -> None:
-    """A node that was served before it joined has founded a cluster of its own."""
+    """A node that ran before it joined has founded a cluster of its own."""
     with local_cluster(tmp_path / "alone", ("D",)) as cluster:
         await ready(cluster)
         node = cluster.nodes[0]

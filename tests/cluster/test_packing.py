@@ -85,7 +85,7 @@ async def test_a_packed_journal_serves_as_an_unpacked_one(cluster: LocalCluster)
         found = (await client.execute(sql, [len(before)], read="strict")).rows
         assert [tuple(row) for row in found] == [tuple(row) for row in before]
         again = await client.execute("INSERT INTO t VALUES (7, 'again')", command=before[8].command)
-        assert again.rowcount == 1  # what it was told then, and nothing is done twice
+        assert again.rowcount == 1  # the first answer again, and no second execution
         assert (await client.execute("SELECT v FROM t WHERE id = 7")).value() == "row 7 " * 5
         feed = [one.place async for one in Changes(client, follow=False)]
         assert feed[: len(before)] == [(row.leader, row.tick) for row in before]

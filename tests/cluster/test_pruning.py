@@ -54,7 +54,7 @@ async def all_safe(client: Client, count: int) -> list[Committed]:
 
 
 async def removable(client: Client) -> None:
-    """Wait until nothing that is there now is needed by the protocol itself any more."""
+    """Wait until the protocol itself no longer needs any present entry."""
     last = int((await client.execute("SELECT max(clock) FROM bedrockish_journal")).value())
 
     async def old() -> bool:
@@ -84,7 +84,7 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
         early, middle = str(whole[5].cursor), str(whole[20].cursor)
         await client.hold("slow", middle)
         await removable(client)
-        # A reader holds it at all nodes, as soon as they have heard of it.
+        # A reader holds it at all nodes that have heard of the reader.
         for index in range(3):
 
             async def heard(index: int = index) -> bool:
@@ -114,7 +114,8 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
         assert (await client.execute("SELECT count(*) FROM t")).value() == 40
         assert "no reader" in program("journal", "hold", cluster.url(), "slow", "--release").stdout
         tells_who_is_away(cluster)
-        # Nodes go on with the rest, also over a restart; a copy names the cursor at which its feed goes on.
+        # Nodes go on with the other entries, also after a restart; a copy names the cursor with which its feed
+        # continues.
         cluster.nodes[1].kill()
         cluster.nodes[1].start()
         await ready(cluster)
@@ -213,7 +214,7 @@ async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(clus
 
 @pytest.mark.slow
 async def test_a_node_shortens_its_journal_and_its_file_by_itself(tmp_path: Path) -> None:
-    """By size, without being told: that is the default. Free pages are returned to the disk."""
+    """The default bounds the journal's size. Free pages are returned to the disk."""
     settings = {"timings": {"conflict_window_ms": 1_000}, "journal": {"journal_keep_mb": 1}}
     cluster = LocalCluster(tmp_path / "cluster", ("A",), settings)
     cluster.write_files()

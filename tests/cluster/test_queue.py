@@ -55,7 +55,7 @@ async def test_each_job_is_handed_out_once(
                         continue
                     handed.extend(found)
                     if not found:
-                        await trio.sleep(0.05)  # what is left is others', who may give it up
+                        await trio.sleep(0.05)  # other workers have the remaining jobs, and may give them up
 
         with trio.fail_after(WAIT_S):
             async with trio.open_nursery() as nursery:
@@ -63,4 +63,4 @@ async def test_each_job_is_handed_out_once(
                     nursery.start_soon(work, number % 3)
         assert sorted(handed) == list(range(JOBS))
         assert (await first.execute("SELECT count(*) FROM jobs WHERE state = 'new'", read="strict")).value() == 0
-    assert lost < JOBS  # if all wanted the first, each job would cost several runs
+    assert lost < JOBS  # if all workers chose the first job, each job would cost several executions

@@ -25,7 +25,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 async def test_strict_refusals_are_true(refusing: LocalCluster) -> None:
-    """Commits acknowledged at B before A was asked count: the value is free, the stock is there, the table exists."""
+    """Commits acknowledged at B before A's request count: the value is free, the stock is there, the table exists."""
     await ready(refusing)
     assert not await trio.to_thread.run_sync(refuse, refusing.url(0), refusing.url(1))
 
@@ -84,7 +84,7 @@ def refused(a: Connection, b: Connection) -> Counter[str]:
 
 
 async def test_a_node_that_hears_nobody_does_not_refuse_strictly(tmp_path: Path) -> None:
-    """At other levels it says no, and that it may be wrong."""
+    """At other levels the node refuses, and says that the refusal may be outdated."""
     with with_plugins(tmp_path / "cluster") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:

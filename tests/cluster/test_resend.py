@@ -20,10 +20,10 @@ async def test_a_resend_gets_the_first_answer_or_an_error_for_good(cluster: Loca
         await first.execute("CREATE TABLE payment(id INTEGER PRIMARY KEY, amount INTEGER)")
         done, never = str(uuid.uuid4()), str(uuid.uuid4())
         place = (await first.execute(INSERT, (1, 100), command=done)).place
-        # It happened, so the same answer comes again, at whichever node.
+        # The first attempt was committed, so every node repeats its answer.
         again = await second.execute(INSERT, (1, 100), command=done, resend=True)
         assert (again.place, again.rowcount) == (place, 1)
-        # Another command has the key now, so this one cannot happen; and after the error it never will.
+        # Another row has the key now, so this command cannot commit, and after the error it never will.
         with pytest.raises(ConstraintError):
             await second.execute(INSERT, (1, 5), command=never, resend=True)
         await first.execute("DELETE FROM payment")

@@ -80,7 +80,7 @@ async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: 
     # By the clock before it, from an older backup and the journal of a younger one.
     command("restore", "--from", early, "--journal", late, "--to", new, "--at", mistake.clock - 1)
     assert list(rows_of(new).values()) == seen
-    # By its time, which the feed prints; by going back in the younger one alone; and from the files of the nodes.
+    # By its time in the feed; by going back from the younger backup alone; and from the files of the nodes.
     when, same = mistake.at.isoformat(), tmp_path / "same.db"
     files = [node.database for node in cluster.nodes]
     for way in (
@@ -92,7 +92,7 @@ async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: 
         command(*way, "--to", same)
         assert digest(same) == digest(new)
         same.unlink()
-    # At any other moment it is what a reader of the feed had.
+    # At any other moment the restored rows are those of a reader of the feed.
     for number, transaction in enumerate(feed[3::20]):
         made = tmp_path / f"{number}.db"
         command("restore", "--from", early, "--journal", late, "--to", made, "--at", transaction.clock)

@@ -109,7 +109,9 @@ def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalClust
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
-    """Una has the table "item" alone: every door refuses the rest, also texts that were compiled for other users."""
+    """Una has a role for the table "item" alone: every door refuses other tables, also for texts compiled for other
+    users.
+    """
     with connect(cluster.url()) as db:
         if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
             done(user(cluster.url(), "add", "una", password="una!"))
@@ -139,7 +141,7 @@ def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, doo
 
 
 def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
-    """They have all tables in them. The own commands' outcomes are told, and open transactions work to their end."""
+    """They contain all tables. A user may learn the outcomes of its own commands, and finish open transactions."""
     una = caller(cluster, "una")
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "what nodes say", "all nodes by HTTP"):
         with pytest.raises(RefusedAtTheDoorError, match="una needs the role reader"):
@@ -160,7 +162,7 @@ def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster)
 
 
 def test_a_stranger_gets_in_nowhere(cluster: LocalCluster) -> None:
-    """Neither without a name nor with an unknown one."""
+    """Clients without a name and with an unknown name are refused."""
     for node in cluster.nodes:
         with pytest.raises(AuthenticationError):
             connect(f"bedrockish://127.0.0.1:{node.port}/?discover=no")
@@ -263,7 +265,7 @@ def test_members_users_and_copies_are_an_admins(cluster: LocalCluster, tmp_path:
 
 
 def test_the_hashes_are_in_nothing_that_is_not_an_admins(cluster: LocalCluster) -> None:
-    """Neither in the journal as a reader gets it, nor in the meta table, and not by any other way of asking."""
+    """The hashes are neither in a reader's view of the journal, nor in the meta table, nor in any other result."""
     asked = [
         "SELECT * FROM bedrockish_journal",
         "SELECT body FROM bedrockish_journal AS j WHERE kind = 'members'",
@@ -309,7 +311,7 @@ def test_the_hashes_are_in_nothing_that_is_not_an_admins(cluster: LocalCluster) 
 
 
 def test_the_answer_of_a_command_is_for_its_user_only(cluster: LocalCluster) -> None:
-    """A reader, too, must not take another user's command for its own."""
+    """A reader must not take another user's command for its own, either."""
     with connect(caller(cluster, "will").url) as db:
         db.execute("INSERT INTO item(note) VALUES ('mine') RETURNING note", command="wills-own")
     for name in ("rita", "nina", "adam"):
@@ -321,7 +323,7 @@ def test_the_answer_of_a_command_is_for_its_user_only(cluster: LocalCluster) -> 
 
 
 async def test_revoked_rights_end_everywhere_before_the_command_returns(cluster: LocalCluster) -> None:
-    """On open links, for statements that were run before, and for open transactions: their COMMIT fails."""
+    """The rights end on open links, for cached statements, and for open transactions, whose COMMIT fails."""
     await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "tom", "--role", "writer", password="tom!")))
     insert = "INSERT INTO item(note) VALUES ('tom')"
     urls = [caller(cluster, "tom", node).url for node in range(3)]
@@ -419,7 +421,7 @@ async def test_a_link_from_before_there_were_users_may_nothing(tmp_path: Path) -
 
 
 async def test_a_user_of_the_configuration_is_an_admin_until_the_cluster_has_that_name(tmp_path: Path) -> None:
-    """And never again after that: not when it is removed, and not after a restart."""
+    """The configuration's user stays without rights after that, also after the user's removal and after a restart."""
     cluster = LocalCluster(tmp_path / "three", settings={"users": {"ann": str(hash_password("a", bytes(16)))}})
     cluster.write_files()
     cluster.login = "ann:a@"
@@ -495,7 +497,7 @@ def test_certificates_are_users_of_their_names_and_nodes_stay_nodes(tmp_path: Pa
         cluster.options = options("eve")
         with pytest.raises(ForbiddenError, match="does not know client:eve"):
             connect(cluster.url())
-        # A node's own certificate is what it asks the others with, when it compares tables.
+        # A node uses its own certificate to ask the others when it compares tables.
         cluster.options = options("A")
         with connect(cluster.url(1, only=True)) as db:
             assert db.execute("SELECT count(*) FROM main.bedrockish_meta").value() > 0

@@ -27,7 +27,7 @@ from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
-Outcome = list[Any]  # of each statement: its rows, or "error"; only the last ones where the door tells no more
+Outcome = list[Any]  # of each statement, its rows or "error"; some doors return only the last ones
 LIMITED = "limit"  # the door refuses the sequence, and says so
 
 
@@ -160,7 +160,7 @@ def libsql_batch(world: World, texts: list[str]) -> Outcome:
 
 
 def libsql_sequence(world: World, texts: list[str]) -> Outcome:
-    """Nothing is told but whether all went well; a script stops at its first error."""
+    """The door reports only the success of all statements; a script stops at its first error."""
     (answer, _) = world.hrana({"type": "sequence", "sql": "\n;\n".join(texts)})
     return [] if answer["type"] == "ok" else ["error"]
 
@@ -327,7 +327,7 @@ def test_doors_that_stop_at_an_error_leave_the_same(world: World, name: str) -> 
     texts = [sql for sql in SEQUENCES[name] if not sql.startswith((";", "SELECT 1; "))]  # a script's are two statements
     told, left = outcome(world, dbapi, texts)
     failed = "error" in told
-    if failed:  # a script that stops leaves nothing of a transaction that is open then
+    if failed:  # a script that stops also rolls back its open transaction
         _, left = outcome(world, dbapi, texts[: told.index("error")])
     for door, run in SCRIPTED.items():
         said, there = outcome(world, run, texts)
@@ -336,5 +336,5 @@ def test_doors_that_stop_at_an_error_leave_the_same(world: World, name: str) -> 
         is_section = texts[0] == OFF and "BEGIN" not in texts and any(kind_of(sql) == SCHEMA for sql in texts)
         assert ("error" in said) == (failed and not is_section), (door, texts, told, said)
         if door == "shell" and failed:
-            continue  # the shell reads a script whole, and sends a transaction as one
+            continue  # the shell reads a whole script, and sends a transaction as one
         assert is_section or there == left, (door, texts, left, there)

@@ -38,7 +38,7 @@ def skewed(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 async def test_schema_changes_fail_no_client(skewed: LocalCluster, tmp_path: Path) -> None:
-    """DML goes on at all nodes; whoever is told of a change sees it at every node; all histories are the same."""
+    """Clients write at all nodes; after the answer to a change every node shows it; all histories are equal."""
     cluster = skewed
     await ready(cluster)
     load = Load(cluster)
@@ -68,7 +68,7 @@ async def test_schema_changes_fail_no_client(skewed: LocalCluster, tmp_path: Pat
 
 
 async def _seen_everywhere(cluster: LocalCluster) -> None:
-    """The caller of a change uses it at once, at another node."""
+    """The client that changed the schema uses the change at once, at another node."""
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE latest(x)")
         token = client.token
@@ -79,7 +79,7 @@ async def _seen_everywhere(cluster: LocalCluster) -> None:
 
 
 async def _one_of_two_wins(cluster: LocalCluster) -> None:
-    """Of two changes that exclude each other one wins; the other is told why not."""
+    """Of two changes that exclude each other one commits, and the other gets the reason."""
     ends: list[str] = []
 
     async def create(index: int) -> None:
@@ -118,16 +118,16 @@ async def _history_and_dry_runs(cluster: LocalCluster) -> None:
 
 
 async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) -> None:
-    """The change happened or not, at every node alike; later statements go on."""
+    """Either every node or none has the change; later statements succeed."""
     await ready(cluster)
     async with open_client(cluster.url(1)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
 
     async def alter(client: Client) -> None:
-        with contextlib.suppress(BedrockishError):  # it died; the id asks again
+        with contextlib.suppress(BedrockishError):  # the node died; the client asks by the id
             await client.execute("ALTER TABLE t ADD COLUMN c0", command="alter-0", timeout=2)
 
-    # The link is there before: else a busy machine has the node die before anybody has asked it for anything.
+    # Connect before the kill; otherwise, on a busy machine, the node may die before it receives a request.
     async with open_client(cluster.url(0, only=True)) as client, trio.open_nursery() as nursery:
         nursery.start_soon(alter, client)
         await trio.sleep(0.04)

@@ -89,7 +89,7 @@ def refused(url: str) -> str:
 
 
 def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
-    """Friends come in with a password or a certificate; strangers are told in one line what is missing."""
+    """Nodes admit clients with a password or a certificate, and tell others in one line what is missing."""
     hosts = ",".join(f"127.0.0.1:{node.port}" for node in tls.nodes)
     ca = f"ca={certs / 'ca.pem'}"
     with connect(tls.url()) as db:
@@ -122,7 +122,7 @@ async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -
 
 
 def test_https_with_a_password(tls: LocalCluster, certs: Path) -> None:
-    """HTTP speaks TLS as well, and shows the other nodes, which ask this one for its certificate."""
+    """HTTP uses TLS, too, and shows the other nodes, which ask this node for its certificate."""
     context = ssl.create_default_context(cafile=str(certs / "ca.pem"))
     login = "Basic " + base64.b64encode(b"ann:s/e@cret").decode()
 

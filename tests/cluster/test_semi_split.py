@@ -92,7 +92,7 @@ async def test_a_line_of_three_commits_everywhere(tmp_path: Path) -> None:
 
 
 async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_it(tmp_path: Path) -> None:
-    """{A, B, C} and {C, D, E}: all commit, and hear of each other through C. Then C is killed in the middle of it."""
+    """{A, B, C} and {C, D, E} all commit, and exchange commits through C. Then C is killed under load."""
     async with nodes(tmp_path, "ABCDE") as cluster:
         done = set[str]()
         with cluster.network.cut(cluster.network.apart("ABC", "CDE")):
@@ -131,7 +131,7 @@ async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_
 
 
 async def test_isolated_leader_reports_the_known_state_and_one_outcome(tmp_path: Path) -> None:
-    """A is cut off while the approvals for its transaction are on their way to it."""
+    """A is cut off while the approvals of its transaction are in transit."""
     async with nodes(tmp_path, "ABC") as cluster:
         lines = [cluster.network.lines["B", "A"], cluster.network.lines["C", "A"]]
         for line in lines:
@@ -152,7 +152,7 @@ async def test_isolated_leader_reports_the_known_state_and_one_outcome(tmp_path:
                     line.cut()
             assert isinstance(told[0], OutcomeUnknownError)
             assert told[0].details["command"] == "on its way"
-            # The others hold it and cannot know whether A has answered: they commit it.
+            # The others hold the transaction and cannot know whether A has answered, so they commit it.
             await arrives(clients[1:], "on its way")
             await ask("after the cut")
             assert told[1].code in ("unknown", "unavailable", "deadline")
@@ -168,7 +168,7 @@ async def test_isolated_leader_reports_the_known_state_and_one_outcome(tmp_path:
 async def test_acknowledged_commit_of_a_silent_leader_reaches_every_survivor(
     how: signal.Signals, tmp_path: Path
 ) -> None:
-    """A has its quorum and has answered its client, and no COMMIT has left it. B and C decide it by themselves."""
+    """A has a quorum and has answered its client, but sent no COMMIT. B and C decide the transaction by themselves."""
     async with nodes(tmp_path, "ABC") as cluster, a_client_each(cluster) as clients:
         outgoing = cluster.network.from_node("A")
         for line in outgoing:
@@ -179,12 +179,12 @@ async def test_acknowledged_commit_of_a_silent_leader_reaches_every_survivor(
         send_signal(cluster.nodes[0], how)
         silent = trio.current_time()
         for line in outgoing:
-            line.cut()  # with all that is in it
+            line.cut()  # with all messages in transit
         assert not await has(clients[1], "acknowledged")
         assert not await has(clients[2], "acknowledged")
         await arrives(clients[1:], "acknowledged")
         took = trio.current_time() - silent
-        if os.getloadavg()[0] <= (os.cpu_count() or 1):  # else it is the machine that is slow
+        if os.getloadavg()[0] <= (os.cpu_count() or 1):  # otherwise the machine itself is slow
             assert took < SUSPICION_S + 1, f"{took:.2f} s"
         await clients[1].execute(INSERT, ["by B"])
         if how is signal.SIGKILL:

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.cluster
 
 
 async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(tmp_path: Path) -> None:
-    """It was looked up before it waited, when nothing had happened yet; each node would apply it twice, and end."""
+    """The second request looks up the command before it waits, and finds nothing. Applied twice, the command would end
+    each node.
+    """
     limits = {"workers_max": 1, "command_ms_max": 60_000}
     cluster = LocalCluster(tmp_path / "cluster", settings={"limits": limits})
     cluster.write_files()

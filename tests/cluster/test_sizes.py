@@ -36,7 +36,7 @@ async def test_large_rows_and_transactions(cluster: LocalCluster) -> None:
                 await client.execute(sql, params, timeout=120)
         other.token = client.token
         assert (await other.execute("SELECT count(*), sum(length(a)) FROM t WHERE id > 0")).one()[0] == 20_000
-        # One of three is gone; when it is back it fetches what it missed.
+        # One of three nodes is dead; after its restart it fetches the missing rows.
         cluster.nodes[2].kill()
         sent = Random("sizes").randbytes(12_000_000)
         await client.execute("INSERT INTO t VALUES (-9, ?)", [sent], timeout=60)

@@ -62,7 +62,7 @@ def test_line_of_the_table_is_true(node: LocalCluster, tmp_path: Path, line: Lin
         name, sets, _ = line.statements[-1].partition(" = ")
         before = at_node(node, Line(name, DIFFERS, (name,))) if sets else []
         at_node(node, line)
-        if sets:  # it is accepted, and the node's value stays
+        if sets:  # the PRAGMA is accepted, and the node's value stays
             assert at_node(node, Line(name, DIFFERS, (*line.statements, name))) == before
         return
     assert line.verdict == SAME

@@ -217,7 +217,7 @@ def test_sighup_without_certificates_changes_nothing(alone: LocalCluster) -> Non
 
 
 def test_call_that_nothing_interrupts_does_not_hold_up_a_stop(alone: LocalCluster) -> None:
-    """The process ends without the thread of that call. Each takes as long as a call may, one for each row."""
+    """The process ends without waiting for that thread. Each row of the call takes as long as one call may."""
     found: list[BedrockishError] = []
     rows = ", ".join(f"({number})" for number in range(20))
     text = f"WITH n(i) AS (VALUES {rows}) SELECT sum(?1 LIKE ?2 || i) FROM n"

@@ -101,7 +101,7 @@ async def test_a_result_larger_than_the_memory_of_the_node(cluster: LocalCluster
 
 
 async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) -> None:
-    """The error says how many rows came; the same client reads again, at another node, and misses nothing."""
+    """The error has the number of received rows; the same client reads again, at another node, and gets all rows."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -121,7 +121,7 @@ async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) ->
 
 
 async def test_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> None:
-    """The stream lacks later commits, the writers read them, and a new stream has them."""
+    """The stream lacks later commits. The writers see them, and so does a new stream."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n, filling)")
@@ -190,7 +190,7 @@ async def test_cancelled_stream_leaves_the_connection_usable(alone: LocalCluster
 async def test_cancellation_as_the_answer_arrives_leaves_no_stream_open(
     alone: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program stands still between its question and the wait for the answer, and both come in one moment."""
+    """The program is stopped between its request and the wait for the answer, so both events arrive together."""
     await ready(alone)
     async with open_client(alone.url()) as client:
         begin = client._begin
@@ -201,7 +201,7 @@ async def test_cancellation_as_the_answer_arrives_leaves_no_stream_open(
             return number
 
         monkeypatch.setattr(client, "_begin", begin_and_stand_still)
-        for _ in range(12):  # whether the cancellation or the answer comes first is drawn
+        for _ in range(12):  # the order of the cancellation and the answer is random
             with trio.CancelScope() as scope:
                 scope.cancel()
                 async with client.stream(ENDLESS):
@@ -227,7 +227,7 @@ async def _one_too_many(cluster: LocalCluster) -> None:
 
 
 async def test_a_client_that_stops_reading(tmp_path: Path) -> None:
-    """It costs the node nothing but a snapshot, and that for a while."""
+    """A stalled reader costs the node only a snapshot, for a limited time."""
     with one_node(tmp_path / "brief", idle_stream_ms=1500) as brief:
         await ready(brief)
         async with open_client(brief.url()) as client:
@@ -241,7 +241,7 @@ async def test_a_client_that_stops_reading(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_stands_still(alone: LocalCluster) -> None:
-    """A batch that does not come in time is an error; the node forgets the stream when it is back."""
+    """A batch that arrives too late is an error; the node forgets the stream after its pause."""
     await ready(alone)
     async with open_client(alone.url()) as client, client.stream(ENDLESS, timeout=3) as rows:
         send_signal(alone.nodes[0], signal.SIGSTOP)
@@ -278,7 +278,7 @@ def test_the_blocking_client_streams(alone: LocalCluster) -> None:
 
 
 async def test_a_stream_that_is_opened_again_on_another_link(alone: LocalCluster) -> None:
-    """As a client does that has lost the answer: the first one ends, and the second is read to its end."""
+    """A client that lost the answer opens the stream again: the first one ends, the second can be read to its end."""
     await ready(alone)
     async with open_client(alone.url()) as first, open_client(alone.url()) as second:
         lost, kept = first.new_stream(ENDLESS, None, 20, None), second.new_stream(MANY, [100], 20, None)

@@ -82,7 +82,7 @@ async def test_rows_of_temporary_tables_stay_in_their_session(cluster: LocalClus
 
 
 async def test_rollback_restores_rows_of_temporary_tables(cluster: LocalCluster) -> None:
-    """ROLLBACK, ROLLBACK TO, a failed statement, a lost COMMIT and DDL leave what SQLite leaves."""
+    """ROLLBACK, ROLLBACK TO, a failed statement, a lost COMMIT and DDL have the same effect as in SQLite."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
         await filled(client)
@@ -126,7 +126,7 @@ async def test_rollback_restores_rows_of_temporary_tables(cluster: LocalCluster)
 
 
 async def test_statements_beside_temporary_tables_lose_no_update(cluster: LocalCluster) -> None:
-    """Sessions with TEMP tables at all nodes count one row up: what they meet, they run again."""
+    """Sessions with TEMP tables at all nodes increment one row; a conflict makes them execute again."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
         await filled(client)
@@ -193,7 +193,7 @@ def test_every_door_keeps_temporary_tables(tmp_path: Path) -> None:
 
 
 async def test_loss_of_the_node_is_told_by_name(cluster: LocalCluster) -> None:
-    """The session hears once that its TEMP objects are gone, at the next node, and goes on there."""
+    """The session gets one error about its lost TEMP objects, at the next node, and continues there."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
         await filled(client)
@@ -266,7 +266,7 @@ async def test_names_modules_and_schema_changes_are_refused_by_name(cluster: Loc
 
 
 async def test_temporary_objects_end_with_their_client(cluster: LocalCluster) -> None:
-    """The node has none any more, and its file has never had one."""
+    """The node has dropped the objects, and its file never contained them."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
         await filled(client)

@@ -67,7 +67,7 @@ def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
 
 
 def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
-    """At every node; who makes it for whom; and it cannot be forged."""
+    """Every node accepts the token. Users make tokens for themselves, admins for others. A forged one is refused."""
     done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
     mine = Caller(cluster, 0, "tina", "1").url
     token = done(user(mine, "token", "tina", "--for", "1h")).strip()
@@ -121,14 +121,14 @@ def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalClus
 
 @pytest.fixture(scope="module")
 def mara(cluster: LocalCluster) -> Iterator[str]:
-    """Return the password of a user of the cluster's who asks for tokens of hers: a writer."""
+    """Return the password of a new user of the cluster with the role writer, who will make tokens."""
     done(user(cluster.url(), "add", "mara", "--role", "writer", password="first"))
     yield "first"
     done(user(cluster.url(), "remove", "mara"))
 
 
 def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
-    """Make a token, without a process in between: what is brief is not over before it is used."""
+    """Make a token within this process, so that a brief one does not expire before its use."""
 
     async def ask() -> str:
         async with open_client(cluster.url()) as client:
@@ -140,7 +140,7 @@ def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_token_goes_where_the_password_goes_at_every_door(cluster: LocalCluster, mara: str, door: str) -> None:
-    """It gives the rights of its user only, and a forged one counts as a wrong password."""
+    """The token gives only the rights of its user, and a forged one counts as a wrong password."""
     come, here, token = DOORS[door], list(DOORS).index(door) % 3, _token_of(cluster, "mara")
     forged = token[:-6] + ("AAAAAA" if token[-6:] != "AAAAAA" else "BBBBBB")
     come(Caller(cluster, here, "mara", token), f"INSERT INTO item(note) VALUES ('token {door} ')")
@@ -202,7 +202,7 @@ async def test_link_and_open_transaction_end_when_the_token_expires(cluster: Loc
 
 async def _ask_for_ever(client: Client) -> None:
     for number in itertools.count():
-        with suppress(OutcomeUnknownError):  # of a request that a busy disk held up when its link was ended
+        with suppress(OutcomeUnknownError):  # a busy disk delayed a request, and its link ended
             await client.execute("INSERT INTO item(note) VALUES (?)", [f"mona {number}"], timeout=5)
         await trio.sleep(0.05)
 
@@ -226,11 +226,11 @@ async def test_link_ends_when_the_tokens_user_or_password_changes(cluster: Local
 
 
 def test_program_uses_the_current_content_of_its_token_file(cluster: LocalCluster, mara: str, tmp_path: Path) -> None:
-    """A new token is brought while it runs: nothing that it asks fails."""
+    """The file gets a new token while the program runs, and no request fails."""
     file = tmp_path / "token"
     file.write_text(_token_of(cluster, "mara", 5) + "\n")
     url = f"bedrockish://mara@127.0.0.1:{cluster.nodes[1].port}/?discover=no&password_file={file}"
-    ends = time.monotonic() + 8  # a link of a token that has ended lasts a moment longer
+    ends = time.monotonic() + 8  # a link lasts a moment longer than its token
     with connect(url) as db:
         number = 0
         db.execute("INSERT INTO item(id, note) VALUES (900, '0')")
@@ -248,7 +248,7 @@ def test_program_uses_the_current_content_of_its_token_file(cluster: LocalCluste
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so: another node has applied a change, or time has passed."""
+    """Wait for a condition, such as the application of a change at another node, or the end of a time."""
     for _ in range(300):
         if is_so():
             return

@@ -65,7 +65,7 @@ async def test_transactions_support_savepoints_batches_schema_changes_and_retrie
 
 
 async def test_begin_goes_with_the_first_statement(cluster: LocalCluster) -> None:
-    """A transaction in which nothing is done is known to no node; one whose first statement fails is open."""
+    """No node knows a transaction without statements; a transaction is open even if its first statement fails."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE one(id INTEGER PRIMARY KEY)")
@@ -105,7 +105,7 @@ async def test_begin_goes_with_the_first_statement(cluster: LocalCluster) -> Non
 
 
 async def test_each_statement_has_its_own_time(cluster: LocalCluster) -> None:
-    """A short one for the first statement, with which BEGIN goes, is not that of the others."""
+    """The short time limit of the first statement, which carries BEGIN, does not apply to the later ones."""
     await ready(cluster)
     counted = "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT max(i) FROM n)"
     async with open_client(cluster.url(0, only=True)) as client:
@@ -128,7 +128,7 @@ async def _spoil(tx: Transaction) -> None:
 
 
 async def test_two_hundred_open_transactions_and_others_that_commit(cluster: LocalCluster) -> None:
-    """Each sees its own snapshot while others commit; those that then write unshared rows commit."""
+    """Each transaction sees its own snapshot while others commit; those that then write unshared rows commit."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
@@ -165,7 +165,7 @@ async def test_two_hundred_open_transactions_and_others_that_commit(cluster: Loc
 
 
 async def test_a_node_that_dies_takes_its_transactions_with_it(cluster: LocalCluster) -> None:
-    """A typed error that says so and can be tried again; run_transaction does, at another node."""
+    """The client gets a typed error that allows a retry; run_transaction retries at another node."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
@@ -194,7 +194,7 @@ async def test_a_node_that_dies_takes_its_transactions_with_it(cluster: LocalClu
 
 
 async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> None:
-    """The node is killed, or stands still, around COMMIT: the client says what happened, and the files agree."""
+    """The node is killed or paused around COMMIT: the client reports the true outcome, and the files agree."""
     await ready(cluster)
     happened: dict[int, bool] = {}
     async with open_client(cluster.url(1)) as client:
@@ -219,7 +219,7 @@ async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> No
                 happened[number] = False
             assert await client.settle(tx.command, timeout=30) is happened[number]
 
-    # A COMMIT is sent so many milliseconds before; several, if the node then stands still for a long time.
+    # milliseconds between the COMMIT and the disturbance; several commits if the pause is long
     for numbers, disturb in (([0], _kill), ([2], _kill), ([4], _kill), ([1, 3, 5], _stand_still)):
         begun, all_begun = list(numbers), trio.Event()
         async with trio.open_nursery() as nursery:
@@ -273,7 +273,7 @@ def _use_connection(cluster: LocalCluster) -> None:
         other.execute("UPDATE t SET n = 6 WHERE id = 1")
         with connect(cluster.url()) as third:
             third.token = other.token
-            assert third.execute("SELECT n FROM t WHERE id = 1").value() == 6  # now the first node has it, too
+            assert third.execute("SELECT n FROM t WHERE id = 1").value() == 6  # the first node has the transaction, too
         for _ in range(2):  # it is lost, and says so until it is rolled back
             with pytest.raises(ConflictError):
                 db.execute("SELECT n FROM t WHERE id = 1")
@@ -324,7 +324,7 @@ async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalC
 
 
 async def test_a_client_that_goes_away_leaves_nothing_open(cluster: LocalCluster) -> None:
-    """Its transactions end with its link; what they had written is nowhere."""
+    """The client's transactions end with its link, and no node has their rows."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -339,7 +339,7 @@ async def test_a_client_that_goes_away_leaves_nothing_open(cluster: LocalCluster
 
 
 async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(cluster: LocalCluster) -> None:
-    """The node may have opened it already, for a link that is gone or seems to live; no client has used it."""
+    """The node may have opened the transaction already, for a lost link; no client has used it."""
     await ready(cluster)
     url = cluster.url(0, only=True)
     async with open_client(url) as client:
@@ -353,11 +353,11 @@ async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(clus
                 statements = tuple(Statement(each) for each in sql)
                 await client._call(Step(0, replace(request, statements=statements), op), 10.0)
 
-            await step(BEGIN, "INSERT INTO note VALUES ('twice')")  # while the first link lives
+            await step(BEGIN, "INSERT INTO note VALUES ('twice')")  # the first link is still alive
             with pytest.raises(UnavailableError):
                 await first.execute("SELECT 1")
         await step(ROLLBACK)
-        await step(BEGIN, "INSERT INTO note VALUES ('once')")  # after both have ended
+        await step(BEGIN, "INSERT INTO note VALUES ('once')")  # both links have ended
         await step(COMMIT)
         assert (await client.execute("SELECT text FROM note")).rows == [("once",)]
         with pytest.raises(UsageError, match="before"):

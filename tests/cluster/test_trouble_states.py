@@ -50,7 +50,7 @@ HEAD = (
 ROWS = ("<!-- states -->\n\n", "\n\n<!-- end of states -->")
 REMEDIES = ("<!-- remedies -->\n\n", "\n\n<!-- end of remedies -->")
 PATIENCE_S = 90.0
-SILENCE_S = 1.0  # without an answer to the same over a link, HTTP is not waited for any longer
+SILENCE_S = 1.0  # the time for an answer of HTTP, if the same request over a link got none
 HEALTHY = "all is well"
 NAMES = (
     HEALTHY,
@@ -89,11 +89,11 @@ class Seen(NamedTuple):
 
 
 class View:
-    """Looks at C from everywhere, through another node.
+    """Collects the views of C from all sides, also through another node.
 
     Args:
         cluster: three nodes with HTTP.
-        other: the index of the node that is asked for the others.
+        other: the index of the other node.
         keep: codes to show although they come and go with load.
     """
 
@@ -101,7 +101,7 @@ class View:
         self.cluster, self.other, self._hidden = cluster, other, COMING_AND_GOING - keep
 
     def get(self, index: int, path: str, *, is_silent: bool = False) -> tuple[str, bytes]:
-        """Return the status of an answer of HTTP, or ``no answer``, and the answer; soon for a node that is silent."""
+        """Return the status of an HTTP answer, or ``no answer``, and the answer; do not wait long for a silent node."""
         trusted = re.search(r"ca=([^&]*)", self.cluster.options)
         context = ssl.create_default_context(cafile=trusted[1]) if trusted else None
         if context is not None:
@@ -133,14 +133,14 @@ class View:
         return None
 
     def alerts(self, index: int) -> set[str]:
-        """Return the troubles in the metrics of a node, each of which has a rule."""
+        """Return the troubles in the metrics of a node; each has an alert rule."""
         found = set(re.findall(r'bedrockish_trouble{code="(\w+)"} 1', self.get(index, "/metrics")[1].decode()))
         rules = (PAGE.parent / "alerts.yml").read_text()
         assert all(f'code="{code}"' in rules for code in found)
         return found - self._hidden
 
     def dashboard(self, index: int, *, is_silent: bool) -> set[str]:
-        """Return the troubles that the dashboard of a node is given to show."""
+        """Return the troubles that the node sends to its dashboard."""
         status, body = self.get(index, "/cluster", is_silent=is_silent)
         if status == "no answer":
             return set()
@@ -303,13 +303,13 @@ async def one_voter(cluster: LocalCluster) -> Seen:
 
 
 async def in_doubt(cluster: LocalCluster) -> Seen:
-    """C hears of a transaction of A, and neither A nor B can tell it any more."""
+    """C receives a transaction of A, and then neither A nor B can send it the outcome."""
     async with open_client(cluster.url(0)) as client:
         await client.execute("CREATE TABLE IF NOT EXISTS d(x)")
         await level(cluster)
         send(cluster, 2, signal.SIGSTOP)
         send(cluster, 1, signal.SIGSTOP)
-        with trio.move_on_after(0.5):  # A asks both, and its words wait in their sockets
+        with trio.move_on_after(0.5):  # A asks both, and its messages wait in their sockets
             await client.execute("INSERT INTO d VALUES (1)", timeout=60)
         send(cluster, 0, signal.SIGSTOP)
         send(cluster, 2, signal.SIGCONT)
@@ -342,7 +342,7 @@ async def write_on(client: Any) -> None:
 
 
 async def unproven(cluster: LocalCluster) -> Seen:
-    """The comparison of a copy is waiting: its scratch file is in the way."""
+    """The comparison of a copy cannot start, because a folder has the name of its scratch file."""
     node = cluster.nodes[2]
     scratch = node.database.with_name(node.database.name + ".proof")
     await stop(node)
@@ -361,7 +361,7 @@ async def unproven(cluster: LocalCluster) -> Seen:
 async def damaged(cluster: LocalCluster) -> Seen:
     node = cluster.nodes[2]
     async with open_client(cluster.url(0)) as client:
-        await client.execute("DROP TABLE IF EXISTS t")  # of the state without room
+        await client.execute("DROP TABLE IF EXISTS t")  # from the state without room
     await fill_marked(cluster)
     await stop(node)
     flip(node, b"MARK-050-aaaa")
@@ -396,7 +396,7 @@ OF_FILES: States = {
 
 
 async def one_after_the_other(states: States, directory: Path) -> AsyncGenerator[tuple[str, Seen]]:
-    """Yield the views of each state of one cluster, which is well before each."""
+    """Yield the views of each state of one cluster, which is healthy before each."""
     with local_cluster(directory / "three", http=True) as cluster:
         for name, state in states.items():
             await ready(cluster)

@@ -103,5 +103,5 @@ async def test_a_clock_that_is_wrong_is_named_at_both_ends(tmp_path: Path) -> No
         cluster.nodes[2].kill()
         cluster.nodes[2].start("serve", "--set", "wall_offset_ms=3600000")
         await ready(cluster)
-        found = await until_told(cluster, 2, {"clock_skew"})  # and neither that safe time stands, nor who is slow
+        found = await until_told(cluster, 2, {"clock_skew"})  # but neither stuck safe time nor a slow node
         assert "ahead of most others'" in found[0]["text"]

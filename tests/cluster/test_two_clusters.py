@@ -21,9 +21,10 @@ async def insert(cluster: LocalCluster, node: int, value: int) -> None:
 
 
 async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
-    """B's address in the second cluster is made that of the first one's B: that one hangs up, and nothing else is so.
+    """In the second cluster B's address is that of the first cluster's B, which refuses the link; nothing else changes.
 
-    Both clusters go on, also after restarts; the second says what is wrong, and is whole again when it was put right.
+    Both clusters go on, also after restarts. The second reports the fault, and is healthy again after the
+    correction.
     """
     with ExitStack() as stack:
         first, second = (stack.enter_context(local_cluster(tmp_path / name)) for name in ("first", "second"))
@@ -69,7 +70,7 @@ async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("driver", ["blocking", "trio"])
 async def test_a_session_does_not_follow_an_address_to_another_cluster(tmp_path: Path, driver: str) -> None:
-    """Another node has taken the place of the one that it used: what it writes would be found nowhere again."""
+    """Another cluster's node has the address of the session's node: rows written there would be lost to the session."""
     one, other = LocalCluster(tmp_path / "one", "A"), LocalCluster(tmp_path / "other", "A")
     other.nodes[0].port = one.nodes[0].port
     with one.running():

@@ -28,7 +28,7 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def program(sources: Sequence[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line of a release, from its own folder: the one that it is started in comes first."""
+    """Run the command line of a release in its own folder, because Python imports from the current folder first."""
     command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
     return subprocess.run(
         command,
@@ -42,7 +42,7 @@ def program(sources: Sequence[Path], *arguments: str) -> subprocess.CompletedPro
 
 
 async def restart(cluster: LocalCluster, index: int, sources: Sequence[Path]) -> None:
-    """End a node in order, and start another release on its file."""
+    """End a node gracefully, and start another release on its file."""
     node = cluster.nodes[index]
     assert node.process is not None
     node.process.terminate()
@@ -139,7 +139,7 @@ async def dies(cluster: LocalCluster, index: int, work: Work) -> None:
 
 
 async def checked(cluster: LocalCluster) -> str:
-    """Return what ``bedrockish upgrade check`` says when it finds the cluster well; that takes a moment."""
+    """Return the output of ``bedrockish upgrade check`` once it finds the cluster healthy, which takes a moment."""
     said: list[str] = []
 
     async def well() -> bool:
@@ -187,7 +187,7 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
                 if stage == 0:
                     await learner(cluster, "D", last)
                     await learner(cluster, "E", SOURCES)
-                if stage == 1:  # and back: nothing is said or written yet that the last release does not read
+                if stage == 1:  # go back once: so far the new release writes and sends only what the last one reads
                     await restart(cluster, "ABC".index(name), last)
                     await restart(cluster, "ABC".index(name), SOURCES)
             assert "all run" in await checked(cluster)
@@ -210,8 +210,8 @@ async def whole(cluster: LocalCluster, index: int) -> None:
 
 
 async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
-    """Led by a node of either; what travels in pieces is put together by both. While rows of the same table are
-    written, nodes of this release hold back, and the older one ignores the request to do so.
+    """A node of either release leads, and both assemble the pieces. While clients write rows of the same table, nodes
+    of this release hold back, and the older one ignores the request to do so.
     """
     cluster = LocalCluster(tmp_path / "cluster")
     cluster.write_files()
@@ -248,7 +248,7 @@ async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: 
         for node in cluster.nodes:
             ((count, n, small),) = rows(node, "SELECT count(*), sum(n), sum(small) FROM large")
             assert (count, n) == (LARGE_ROWS, 2 * LARGE_ROWS)
-            assert small >= sum(sums.values()) > 0  # what was under way at the end may have happened, too
+            assert small >= sum(sums.values()) > 0  # requests in flight at the end may have been committed, too
         judge_files(cluster)
         assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
     finally:
@@ -256,7 +256,7 @@ async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: 
 
 
 async def told(client: Client, sql: str, name: str) -> list[tuple[Any, ...]] | None:
-    """Return the rows of a statement; None if the node has refused it by a name."""
+    """Return the rows of a statement; None if the node refused it and named the PRAGMA."""
     try:
         return (await client.execute(sql)).rows
     except UnsupportedError as error:
@@ -266,7 +266,7 @@ async def told(client: Client, sql: str, name: str) -> list[tuple[Any, ...]] | N
 
 
 async def test_no_node_of_the_last_release_ignores_a_setting(tmp_path: Path, last: list[Path]) -> None:
-    """It does what the setting says, or refuses the statement by the name of the PRAGMA."""
+    """The node either obeys the setting, or refuses the statement and names the PRAGMA."""
     cluster = LocalCluster(tmp_path / "cluster", ("A",))
     cluster.write_files()
     cluster.nodes[0].sources = last
@@ -289,7 +289,9 @@ async def test_no_node_of_the_last_release_ignores_a_setting(tmp_path: Path, las
 
 
 async def test_node_of_a_lower_level_is_refused(tmp_path: Path) -> None:
-    """A node of it that joins is told what to install; one that is started on its file does no harm."""
+    """When a node of a lower level joins, the error names the release to install; started on a member's file it does no
+    harm.
+    """
     lower = unpack_lower_level(tmp_path / "lower")
     with local_cluster(tmp_path / "cluster") as cluster:
         await ready(cluster)

@@ -87,7 +87,7 @@ def test_a_registered_command_is_its_callers(cluster: LocalCluster) -> None:
 
 
 def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster) -> None:
-    """The token's author is not a user name, so that no user can pass for it."""
+    """The token's author is not a valid user name, so no user can pose as it."""
     with connect(caller(cluster, "bob").url) as db:
         db.execute("CREATE TABLE bobs(x)")
     request = urllib.request.Request(

@@ -130,7 +130,7 @@ async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: Local
         nursery.start_soon(write_at_all, cluster, 100_000, enough := trio.Event())
         for node in cluster.nodes[1:]:
             await trio.sleep(1)
-            assert nursery.child_tasks  # or nothing would be written across the kill
+            assert nursery.child_tasks  # otherwise no write would have met a kill
             node.kill()
             await trio.sleep(0.5)
             node.start()
@@ -172,7 +172,7 @@ async def test_random_work_at_all_nodes_leaves_indexes_as_rebuilt_ones(cluster: 
         await client.upkeep({"do": "scrub"}, timeout=20)
     await until("B is filled again", partial(filled, cluster, 1))
     await serving(cluster)
-    for index in range(3):  # of the rows before, a change of the schema may have rebuilt the index
+    for index in range(3):  # a schema change may have rebuilt the index of the earlier rows
         async with open_client(cluster.url(index, only=True)) as client:
             await client.execute("INSERT INTO docs(title, body) VALUES ('alpha', 'beta')")
     await level(cluster)
@@ -204,7 +204,7 @@ async def work_at_random(cluster: LocalCluster, index: int, done: list[int], eno
                     case _:
                         await client.execute(statement)
                 done[index] += 1
-            except BedrockishError:  # of the statement, or of a node that was killed
+            except BedrockishError:  # an error of the statement, or of a killed node
                 await trio.sleep(0.02)
 
 

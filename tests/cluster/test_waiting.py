@@ -51,7 +51,7 @@ async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Pa
         assert first.http_port is not None
         asks = Asker(first.http_port, cluster)
         limit_files(first, LIMIT_BYTES)
-        await fill(cluster)  # the two others are a quorum
+        await fill(cluster)  # the two other nodes are a quorum
         await until_mode(cluster, "waiting")
 
         status = await status_of(cluster, 0)

@@ -51,17 +51,17 @@ class Home(LocalNode):
 
 @dataclass
 class Shop:
-    """Clients that write orders, each until it is told to stop; what one sees as an error is kept.
+    """Clients that write orders until they are told to stop, with a record of their errors.
 
     Attributes:
-        url: where the clients come in, as of now; one whose link holds notices nothing of another.
-        web: the token of those who come by HTTP, and their URL.
-        done: the orders that were acknowledged.
-        errors: what clients were told, after all that they try by themselves.
-        cut: what clients were told whose open transaction ended with its node.
+        url: the present URL for new connections; open links do not notice a change.
+        web: the token and URL for clients of HTTP.
+        done: the acknowledged orders.
+        errors: the errors of clients, after all their retries.
+        cut: the errors of clients whose open transaction ended with its node.
+        gone: the orders of these transactions, which were not committed.
         times: phase -> seconds that each commit took, from the call to its answer.
-        gone: the orders of these transactions, which did not happen.
-        phase: what is done to the cluster just now.
+        phase: the present step of the cluster's life.
     """
 
     url: str
@@ -76,7 +76,7 @@ class Shop:
     times: dict[str, list[float]] = field(default_factory=dict)
 
     async def customer(self, name: str) -> None:
-        """One after the other, over links; with another URL it goes there with its next order."""
+        """Write one order after the other over links; use a changed URL from the next order on."""
         count = 0
         while not self.stopping:
             async with open_client(url := self.url) as client:
@@ -85,7 +85,9 @@ class Shop:
                     count += 1
 
     async def visitor(self, name: str) -> None:
-        """One after the other by HTTP, as a program without a client would: again with the same id where it failed."""
+        """Write one order after the other by HTTP, like a program without a client: after a failure, again with the
+        same id.
+        """
         count = 0
         while not self.stopping:
             await self._order(f"{name}-{count}", self._visit)
@@ -135,7 +137,8 @@ class Shop:
                 await trio.to_thread.run_sync(self._post, asked)
             except urllib.error.HTTPError as error:
                 said = error.read().decode()
-                if error.code not in (401, 503, 504, 409):  # 401: the token was exchanged while this was on its way
+                # 401: the token was exchanged while the request was in flight
+                if error.code not in (401, 503, 504, 409):
                     break
             except OSError as error:
                 said = repr(error)
@@ -205,7 +208,7 @@ class Life:
         return done.stdout
 
     async def in_the_end(self, *words: str) -> str:
-        """The same, when the cluster is well; it may take a moment until that is so."""
+        """Run the command until the cluster is healthy and it succeeds."""
         said: list[str] = []
 
         async def well() -> bool:
@@ -255,7 +258,7 @@ class Life:
         await until(f"{name} is a voter", voter)
 
     def bring(self, node: LocalNode, *files: str) -> None:
-        """Bring files of the authority to a node's machine; it keeps only what is there for all."""
+        """Copy files of the authority to a node's machine, which keeps only the common ones."""
         folder = node.directory / "certs"
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -273,7 +276,7 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
     nodes = [f"127.0.0.1:{port}" for port in ports]
     done = program("init", str(home), *nodes, "--tls", "--cluster", "shop", "--http", str(min(ports) - 4))
     assert done.returncode == 0, done.stderr
-    # Three ports in a row may belong to other programs of this machine; an operator would choose others, too.
+    # The three ports may belong to other programs of this machine; an operator would choose others, too.
     for name, port in zip("ABC", pages, strict=True):
         file = home / name / f"{name}.toml"
         file.write_text(re.sub(r'(?m)^http = "127\.0\.0\.1:\d+"', f'http = "127.0.0.1:{port}"', file.read_text()))
@@ -351,7 +354,7 @@ async def grows(life: Life, shop: Shop) -> None:
 
 
 async def is_upgraded(life: Life, shop: Shop) -> None:
-    """Node after node, when the new release says that now is the time."""
+    """Upgrade node after node, each when the new release says that it is time."""
     for node in life.cluster.nodes:
         shop.phase = "nodes are upgraded"
         await life.in_the_end("upgrade", "check", life.own)

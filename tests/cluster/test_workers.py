@@ -73,9 +73,10 @@ async def test_long_statements_block_no_other_request(cluster: LocalCluster) -> 
 
 @pytest.mark.parametrize("isolation", [SERIALIZABLE, SNAPSHOT])
 async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalCluster, isolation: str) -> None:
-    """Short, long, short: the last runs in the loop again, where the first was, and finds what both have written.
+    """The statements are short, long and short. The last runs in the loop again, and sees the writes of both.
 
-    Whether the writer is given up in between depends on what else the node does: nothing here, and it is tried often.
+    The node may give up the writer in between, depending on its other work; here it has none, and the test repeats
+    the case.
     """
     await ready(cluster)
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
@@ -114,7 +115,7 @@ async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> No
         assert (await client.execute("SELECT count(*) FROM log")).value() == 30
         assert (await client.status())["counts"]["worker_runs"] >= 4
         patient = f"{LONG.replace('400000', '12000000')} SELECT count(*) FROM n"
-        with pytest.raises(StatementTimeoutError):  # after more than the 2.5 s that the first of several nodes gets
+        with pytest.raises(StatementTimeoutError):  # after more than the 2.5 s that the first of several nodes has
             await client.execute(patient.replace("12000000", "1200000000"), timeout=40)
     for index in (1, 2):
         async with open_client(cluster.url(index, only=True, options=PATIENT)) as other:
@@ -122,7 +123,7 @@ async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> No
 
 
 async def test_long_statements_of_open_transactions(cluster: LocalCluster) -> None:
-    """They see their own writes and their snapshot, write, fail, and lose when what they rest on has changed."""
+    """They see their own writes and their snapshot, write, fail, and lose if a row that they have read has changed."""
     await ready(cluster)
     total = f"{LONG} SELECT sum(w.n) + 0 * max(i) FROM n, w WHERE w.id < 3"
     async with (
@@ -150,18 +151,18 @@ async def test_long_statements_of_open_transactions(cluster: LocalCluster) -> No
         for isolation in ("serializable", SNAPSHOT):
             tx = await client.begin(isolation=isolation)
             assert (await tx.execute(total, timeout=40)).value() == 31 * scale
-            await other.execute("UPDATE u SET n = n + 1")  # it does not matter
+            await other.execute("UPDATE u SET n = n + 1")  # the transaction has not read it
             await tx.execute(f"UPDATE w SET n = {int(isolation == SNAPSHOT)} WHERE id = 3")
             assert (await tx.execute(total, timeout=40)).value() == 31 * scale
             other.token = client.token
-            await other.execute("UPDATE w SET n = 21 WHERE id = 2")  # it does
+            await other.execute("UPDATE w SET n = 21 WHERE id = 2")  # the transaction has read it
             client.token = other.token
             await client.execute("SELECT 1")
             with pytest.raises(ConflictError):
                 await tx.execute(total, timeout=40)
             await other.execute("UPDATE w SET n = 20 WHERE id = 2")
             client.token = other.token
-        for _ in range(2):  # the second time it is known to be long, and is the first that the transaction does
+        for _ in range(2):  # the second time the statement is known to be long, and is the first of its transaction
             async with client.transaction() as tx:
                 await tx.execute(f"INSERT INTO u {LONG} SELECT max(i) FROM n", timeout=40)
     await level(cluster)

@@ -86,7 +86,6 @@ MAY_IMPORT = {
     "bedrockish/sqlalchemy": "bedrockish.api bedrockish.common bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
-    "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
     "bedrockish/transfer/leftovers.py": "bedrockish.errors bedrockish_journal apsw",
     "bedrockish/transfer/parquet_rows.py": "pyarrow",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",

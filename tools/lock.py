@@ -63,7 +63,7 @@ def main() -> None:
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
         "spark": [*extras["spark"], *extras["audit"]],
-        "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["backup"]],
+        "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["tls"]],
         "programs": extras["programs"],
     }
     declared_lines = [line for lines in groups.values() for line in lines]

@@ -18,7 +18,7 @@ from bedrockish_journal.verify.restore import restore as restore_files
 @click.option(
     "--from",
     "backup",
-    type=LocalPath("bring it here first: 'bedrockish backup fetch STORE DIRECTORY'"),
+    type=LocalPath("bring it here first"),
     required=True,
     help="The backup, any copy of a node's file, or the directory of a continuous backup.",
 )

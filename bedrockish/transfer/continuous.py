@@ -7,8 +7,6 @@ last segment.
 """
 
 import fcntl
-import hashlib
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -22,7 +20,6 @@ from bedrockish.api.requests import STALE
 from bedrockish.client.trio_client import Client, open_client
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, TooLargeError, UnavailableError
 from bedrockish.node.cluster.join import back_up
-from bedrockish.transfer.object_store import Mirror, ObjectStore
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
@@ -34,7 +31,6 @@ from bedrockish_journal.verify.beginning import safe_clock
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 
 POLL_S = 1.0
-COLLECT_S = 3_600.0  # between two removals of unused objects from the object store
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
 TRANSACTIONS_MAX = 500  # transactions that are taken at a time
 # The clock up to which entries are taken, at most safe time, and the last tick of each timeline up to this clock.
@@ -72,15 +68,11 @@ class Plan:
     Attributes:
         every_s: how old the last snapshot may become before another one is made, in seconds.
         keep_s: how far back a restore must be able to go, in seconds; None for ever.
-        store: the object store to which the directory is pushed; None without one.
-        push_s: the time between two pushes, in seconds.
         once: whether to end after catching up to safe time.
     """
 
     every_s: float
     keep_s: float | None
-    store: ObjectStore | None = None
-    push_s: float = 60.0
     once: bool = False
 
 
@@ -108,27 +100,17 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
 
 
 async def _keep_up(client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None]) -> None:
-    failed: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        while True:
-            try:
-                more = await backup.step(client)
-                await backup.push(nursery, at_once=plan.once and not more)
-            except BedrockishError as error:
-                if plan.once or not error.retry:
-                    failed = error
-                    break
-                say(f"trying again: {error.message}")
-                more = False
-            except JournalError as error:
-                failed = error
-                break
-            if plan.once and not more:
-                break
-            await trio.sleep(0 if more else POLL_S)
-        nursery.cancel_scope.cancel()
-    if failed is not None:  # raised outside of the nursery, which would make a group of it
-        raise failed
+    while True:
+        try:
+            more = await backup.step(client)
+        except BedrockishError as error:
+            if plan.once or not error.retry:
+                raise
+            say(f"trying again: {error.message}")
+            more = False
+        if plan.once and not more:
+            return
+        await trio.sleep(0 if more else POLL_S)
 
 
 @contextmanager
@@ -161,10 +143,6 @@ class _Backup:
     def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
         self._segment: Segment | None = None
-        self._mirror: Mirror | None = None
-        self._pushed = self._collected = -float("inf")
-        self._pushing = False
-        self._failed: BedrockishError | None = None
 
     async def open(self) -> None:
         """Continue where the last run ended."""
@@ -173,13 +151,6 @@ class _Backup:
         snapshots, segments = numbered(self._folder, SNAPSHOTS), numbered(self._folder, SEGMENTS)
         if segments:
             self._segment = Segment(segments[-1])
-        store = self._plan.store
-        there = [] if store is None or snapshots else await trio.to_thread.run_sync(store.manifests)
-        if store is not None and there:
-            raise ConfigError(
-                f"{store.url} has a backup, and {self._folder} has none: bring it here with "
-                f"'bedrockish backup fetch {store.url} {self._folder}', or name another prefix"
-            )
         if not snapshots:
             await self._snapshot()
         elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # killed between snapshot and segment
@@ -199,60 +170,6 @@ class _Backup:
             self._say(f"{error}; making a snapshot")
             await self._snapshot(anew=True)
             return True
-
-    async def push(self, nursery: trio.Nursery, *, at_once: bool) -> None:
-        """Push the directory to the object store if one is configured and a push is due, in parallel with other work.
-
-        Args:
-            nursery: runs the push.
-            at_once: whether to push now, and wait for the end.
-
-        Raises:
-            BedrockishError: the last push failed, and a retry would not help; see ``Mirror``.
-        """
-        store, now = self._plan.store, trio.current_time()
-        if self._failed is not None:
-            raise self._failed
-        is_time = at_once if self._plan.once else now - self._pushed >= self._plan.push_s
-        if store is None or self._pushing or not is_time:
-            return
-        segment = self._segment
-        assert segment is not None, "it was opened"
-        if not await trio.to_thread.run_sync(segment.settle):
-            return  # a reader has it open; retry at the next step
-        self._pushed, self._pushing = now, True
-        paths = {path.name: path for pattern in (SNAPSHOTS, SEGMENTS) for path in numbered(self._folder, pattern)}
-        still = self._folder / "journal.part"  # a copy is sent, because the segment grows
-        await trio.to_thread.run_sync(shutil.copy2, segment.path, still)
-        paths[segment.path.name] = still
-        cluster = hashlib.sha256(segment.bootstrap).hexdigest()
-        if at_once:
-            await self._push(store, cluster, paths, segment.safe)
-            if self._failed is not None:
-                raise self._failed
-        else:
-            nursery.start_soon(self._push, store, cluster, paths, segment.safe)
-
-    async def _push(self, store: ObjectStore, cluster: str, paths: dict[str, Path], safe: int) -> None:
-        try:
-            await trio.to_thread.run_sync(self._send, store, cluster, paths, safe, abandon_on_cancel=True)
-        except BedrockishError as error:
-            if error.retry and not self._plan.once:
-                self._say(f"trying again: {error.message}")
-            else:
-                self._failed = error
-        except OSError as error:  # a file was too old, and was removed during the push
-            self._say(f"trying again: {error}")
-        finally:
-            self._pushing = False
-
-    def _send(self, store: ObjectStore, cluster: str, paths: dict[str, Path], safe: int) -> None:
-        if self._mirror is None:
-            self._mirror = Mirror(store, self._folder, cluster)
-        self._mirror.push(paths, safe, self._say)
-        if time.monotonic() - self._collected >= COLLECT_S:
-            self._collected = time.monotonic()
-            self._mirror.collect()
 
     def _is_due(self) -> bool:
         newest = numbered(self._folder, SNAPSHOTS)[-1]

@@ -36,7 +36,6 @@ PACKED = {  # the first bytes of files that cannot be searched
     b"PK\x03\x04": "zip",
     b"Obj\x01": "Avro, which may be compressed",
     b"ORC": "ORC, which may be compressed",
-    b"BRO1": "an object of a continuous backup: fetch it with 'bedrockish backup fetch' and search that",
 }
 _JOURNAL = "SELECT leader, tick, clock, command, label, body FROM bedrockish_journal ORDER BY leader, tick"
 _COMPACT = "'bedrockish compact'"

@@ -1,4 +1,4 @@
-"""``bedrockish tls`` and ``bedrockish backup key``: which certificate is revoked, files whole or not there."""
+"""``bedrockish tls``: which certificate is revoked, files whole or not there."""
 
 import resource
 import shutil
@@ -80,12 +80,10 @@ def _no_room() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("given", "made"), [(["tls", "certs", "A=host1"], "certs/ca-key.pem"), (["backup", "key", "one.key"], "one.key")]
-)
-def test_without_room_there_is_no_empty_key(tmp_path: Path, given: list[str], made: str) -> None:
+def test_without_room_there_is_no_empty_key(tmp_path: Path) -> None:
     """An empty key would block the next attempt, and look like a valid key."""
-    command = [sys.executable, "-m", "bedrockish.cli.main", *given]
+    made = "certs/ca-key.pem"
+    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", "certs", "A=host1"]
     failed = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(), preexec_fn=_no_room, capture_output=True, text=True, check=False
     )
@@ -93,16 +91,6 @@ def test_without_room_there_is_no_empty_key(tmp_path: Path, given: list[str], ma
     assert not (tmp_path / made).exists()
     subprocess.run(command, cwd=tmp_path, env=clean_environment(), check=True)
     assert (tmp_path / made).stat().st_size > 60
-
-
-def test_a_key_for_backups_is_never_written_over(tmp_path: Path) -> None:
-    from bedrockish.transfer.object_store import make_key
-
-    make_key(tmp_path / "one.key")
-    before = (tmp_path / "one.key").read_bytes()
-    with pytest.raises(ConfigError, match="is there already, and a key is never written over"):
-        make_key(tmp_path / "one.key")
-    assert (tmp_path / "one.key").read_bytes() == before
 
 
 def test_half_an_authority_is_told(tmp_path: Path) -> None:

@@ -88,22 +88,6 @@ class Segment:
             self._db.executemany("INSERT OR REPLACE INTO bedrockish_meta VALUES (?, ?)", values).fetchall()
         self.heads, self.safe = found, max(safe, self.safe)
 
-    def settle(self) -> bool:
-        """Checkpoint the write-ahead log into the database file, so that the file can be copied before more is
-        appended.
-
-        Return whether this was done. If a reader prevented it, return False; the caller has to try again.
-
-        Raises:
-            TargetUnwritableError: the file cannot be written.
-        """
-        with _explained(self.path):
-            try:
-                self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.BusyError:
-                return False
-        return True
-
     def close(self, *, finish: bool = False) -> None:
         """Close the segment. With ``finish``, also end WAL mode, so that the segment is a single file."""
         if finish:

@@ -1,7 +1,7 @@
-"""A function for the nodes of a test that fails where and when the test says, as a faulty machine would.
+"""A function for the nodes of a test that fails on order, like a faulty machine.
 
-The file ``fault-NODE`` next to the nodes' files says how many calls still go well, and then ``once``, ``always`` or
-``exit``: raise an error once or always, or end the process.
+The file ``fault-NODE`` next to the nodes' files has the number of calls that still succeed, and then ``once``,
+``always`` or ``exit``: raise an error once or always, or end the process.
 """
 
 import os

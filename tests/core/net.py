@@ -24,7 +24,7 @@ class Net:
         members = {name: Member(name, "", voter=name in voters) for name in voters + learners}
         self.places: dict[str, Place] = {}
         self.flights: deque[tuple[str, str, Message]] = deque()
-        self.kept: set[type] = set()  # messages that are neither delivered nor lost
+        self.kept: set[type] = set()  # messages that are held back, neither delivered nor lost
         self.slow: set[str] = set()  # nodes that do not come to putting messages together of pieces
         self.cuts: set[frozenset[str]] = set()
         self.said: list[tuple[str, str, Message]] = []

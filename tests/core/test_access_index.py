@@ -1,4 +1,4 @@
-"""The index finds every holder of a key, and no former one."""
+"""The index finds every present holder of a key, and no former one."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ steps = st.lists(st.tuples(st.integers(0, 5), access_sets), max_size=25)
 
 @pytest.fixture(scope="module", params=[2, access_index.LARGE])
 def large(request: pytest.FixtureRequest) -> Iterator[int]:
-    """From how many keys on an access set is not taken apart: also so few that some of these are not."""
+    """Set the number of keys from which on an access set is not split: also so low that some sets here are not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(access_index, "LARGE", request.param)
         yield request.param
@@ -45,7 +45,7 @@ def large(request: pytest.FixtureRequest) -> Iterator[int]:
 @given(steps, access_sets)
 @settings(max_examples=300, deadline=None)
 def test_index_finds_the_same_holders_as_a_full_comparison(done: list[tuple[int, AccessSet]], asked: AccessSet) -> None:
-    """Keys of one holder share an object, which must not be changed when another one comes or the holder goes."""
+    """Equal keys of one holder share an object, which must not change when another holder comes or goes."""
     index: AccessIndex[int] = AccessIndex()
     held: dict[int, AccessSet] = {}
     for name, access_set in done:
@@ -68,7 +68,7 @@ def test_index_finds_the_same_holders_as_a_full_comparison(done: list[tuple[int,
 
 
 def test_a_hundred_thousand_keys_are_held_as_they_are() -> None:
-    """To take them apart, and to let go of them, held the node's loop for a tenth of a second each."""
+    """To split them, and to release them, blocked the node's loop for a tenth of a second each."""
     index: AccessIndex[int] = AccessIndex()
     many = AccessSet(write_points=frozenset(b"t:x\0" + number.to_bytes(4) for number in range(100_000)))
     index.add(1, many)

@@ -20,7 +20,7 @@ class Disk:
 
 
 class File:
-    """The file of a peer: what it tells of itself, and how it is copied."""
+    """The file of a peer, with the facts that it reports, and its copies."""
 
     def __init__(self, store: str = "one", batches: int = 0, kept: bytes | None = None) -> None:
         self.store, self.batches, self.kept = store, batches, kept
@@ -51,7 +51,7 @@ def why(known: Incarnations, node: str, info: dict[str, object], membership: Mem
 
 
 def test_the_first_file_is_remembered_over_restarts() -> None:
-    """Another file of the same voter is turned away, with the way out; the right one may come again."""
+    """Another file of the same voter is refused, with a remedy; the right file may come again."""
     disk = Disk()
     assert why(disk.start(), "B", told("one", 0)) == ""
     known = disk.start()
@@ -66,7 +66,7 @@ def test_the_first_file_is_remembered_over_restarts() -> None:
 
 
 def test_an_older_state_of_the_same_file_is_turned_away() -> None:
-    """One that was put back from a backup; as exactly as this process knows, and roughly after a restart."""
+    """A file from a backup is refused: exactly while this process remembers, and roughly after its restart."""
     disk = Disk()
     known = disk.start()
     known.judge("B", told("one", 10), MEMBERS)
@@ -104,7 +104,7 @@ def test_a_file_that_was_put_back_is_known_however_much_it_has_grown() -> None:
 
 
 def test_a_start_is_remembered_at_once() -> None:
-    """So a copy from before the last start is noticed by all who have seen that, even if they were restarted since."""
+    """All nodes that have seen the last start notice a copy from before it, also after a restart of their own."""
     disk, file = Disk(), File().start(b"1")
     disk.start().judge("B", file.info, MEMBERS)
     copy = file.copy()
@@ -114,7 +114,9 @@ def test_a_start_is_remembered_at_once() -> None:
 
 
 def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
-    """A peer that was away for very many starts of another one cannot tell, and must not guess."""
+    """After very many starts of another node, an absent peer cannot know which of them the file has had, and must not
+    guess.
+    """
     known, file = Disk().start(), File().start(b"first")
     known.judge("B", file.info, MEMBERS)
     for number in range(STARTS_MAX):
@@ -124,7 +126,7 @@ def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
 
 
 def test_a_program_without_starts_is_judged_by_its_length() -> None:
-    """As before starts existed; and its message does not count as a start that the next one lacks."""
+    """The rule of older releases applies; and the message does not count as a start that the next one must have."""
     disk, file = Disk(), File().start(b"1")
     disk.kept[PREFIX + "B"] = cbor2.dumps(["one", 1])
     known = disk.start()
@@ -143,7 +145,7 @@ def test_starts_that_are_none_are_not_believed() -> None:
 
 
 def test_an_idle_memory_writes_nothing() -> None:
-    """Or two nodes would keep each other writing for ever."""
+    """Otherwise two nodes would cause each other's writes for ever."""
     disk, file = Disk(), File(batches=10).start(b"1")
     known = disk.start()
     known.judge("B", file.info, MEMBERS)
@@ -157,7 +159,7 @@ def test_an_idle_memory_writes_nothing() -> None:
 
 
 def test_learners_and_strangers_are_let_be() -> None:
-    """A learner promises nothing, so it may come with any file; its latest one is remembered."""
+    """A learner promises nothing, so it may come with any file; the nodes remember its latest one."""
     known = Disk().start()
     assert why(known, "L", told("one", 9)) == ""
     assert why(known, "L", told("two", 1)) == ""
@@ -167,7 +169,7 @@ def test_learners_and_strangers_are_let_be() -> None:
 
 
 def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_voter() -> None:
-    """After the promotion only the starts that it has told since count, over links and restarts."""
+    """After the promotion only the starts since then count, over links and restarts."""
     disk = Disk()
     known = disk.start()
     learner = Membership(1, {"L": Member("L", "h:1", voter=False, store="one")})
@@ -188,7 +190,7 @@ def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_v
 
 
 def test_membership_overrides_the_memory_of_a_file() -> None:
-    """A voter that came back as a new one, with the cluster's consent, is not held to its old file."""
+    """A voter that returned as a new one, with the cluster's consent, need not have its old file."""
     known = Disk().start()
     known.judge("B", told("one", 50), MEMBERS)
     renewed = Membership(5, {"B": Member("B", "h:1", voter=True, store="two")})
@@ -197,7 +199,7 @@ def test_membership_overrides_the_memory_of_a_file() -> None:
 
 
 def test_removed_member_is_forgotten() -> None:
-    """A name may come back with another file after that."""
+    """The name may return with another file after that."""
     disk = Disk()
     known = disk.start()
     known.judge("B", told("one", 50), MEMBERS)

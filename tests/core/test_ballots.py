@@ -1,4 +1,4 @@
-"""Rules of ballots, clocks and restarts that a random world seldom needs: what one node does at the moment of truth."""
+"""Rules of ballots, clocks and restarts for situations that a random world seldom reaches."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def begin(net: Net, leader: str = "A", command: str = "P", approvers: str = "BC"
 
 
 def test_an_acceptance_survives_a_restart() -> None:
-    """A recoverer may have decided on it."""
+    """A recoverer may have based a decision on it."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -65,7 +65,7 @@ def test_an_acceptance_survives_a_restart() -> None:
 
 
 def test_an_accepted_rollback_survives_a_restart() -> None:
-    """Its leader may have told its client by it that nothing happened."""
+    """The transaction's leader may have told its client that it was rolled back, because of this acceptance."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)
@@ -76,7 +76,7 @@ def test_an_accepted_rollback_survives_a_restart() -> None:
 
 
 def test_a_decided_rollback_is_known_after_a_restart() -> None:
-    """A node that asks is told, and does not have to recover it."""
+    """A node that asks gets the outcome, and need not recover the transaction."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)
@@ -87,7 +87,7 @@ def test_a_decided_rollback_is_known_after_a_restart() -> None:
 
 
 def test_an_acceptance_of_another_ballot_does_not_count() -> None:
-    """It was for another proposer's value, or for an earlier round."""
+    """That acceptance was for another proposer's value, or for an earlier round."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -111,7 +111,7 @@ def test_a_promise_of_another_ballot_does_not_count() -> None:
 
 
 def test_refused_recoverer_retries_above_the_promised_ballot() -> None:
-    """Else it would climb there by one step in each round, with more and more time between them."""
+    """Otherwise the recoverer would raise its ballot by one in each round, with longer and longer pauses."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -121,7 +121,7 @@ def test_refused_recoverer_retries_above_the_promised_ballot() -> None:
 
 
 def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
-    """An acceptance of a higher ballot may be of the commit."""
+    """An acceptance at a higher ballot may be one of the commit."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)
@@ -132,7 +132,7 @@ def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
 
 
 def test_transaction_of_an_older_membership_is_not_recovered() -> None:
-    """It is not in the base of the change, so it can never commit."""
+    """The transaction is not in the base of the membership change, so it can never commit."""
     net = Net("ABC")
     txid = begin(net, approvers="B")
     here = state(net, "C")
@@ -146,7 +146,7 @@ def test_transaction_of_an_older_membership_is_not_recovered() -> None:
 
 
 def test_voter_approves_nothing_at_or_below_closed() -> None:
-    """Closed is up to there, and with it."""
+    """Time is closed up to that clock, inclusively."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
     (txid,) = net.places["A"].core.coordinator.attempts.open
@@ -179,7 +179,7 @@ def test_the_ceiling_is_kept_before_anything_is_said() -> None:
 
 
 def ended_after(net: Net) -> tuple[Txid, Txid]:
-    """B has given Q up, and learned that it is over at a clock later than that of P, which A began after Q."""
+    """B has given up Q, and learned its end at a clock above that of P, which A began after Q."""
     older = begin(net, "B", "Q", approvers="C")
     state(net, "A").clock.adjust(older.clock + 10)
     younger = begin(net, "A", "P", approvers="")
@@ -201,14 +201,14 @@ def rejected_for(net: Net) -> Txid | None:
 
 
 def test_an_end_counts_from_when_it_was_learned() -> None:
-    """A recovery of P may have counted B out, because it led Q, until then."""
+    """Until B learned the end of its own Q, a recovery of P may have counted B out."""
     net = Net("ABC")
     older, _ = ended_after(net)
     assert rejected_for(net) == older
 
 
 def test_an_end_is_kept_until_its_time_is_closed() -> None:
-    """Safe time does not matter: what is closed decides what can still be approved."""
+    """Safe time does not matter: closed time decides which transactions can still be approved."""
     net = Net("ABC")
     older, _ = ended_after(net)
     net.places["B"].core.safe_time._forget()
@@ -216,7 +216,7 @@ def test_an_end_is_kept_until_its_time_is_closed() -> None:
 
 
 def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
-    """Or the transaction would be older than a rollback that others count on."""
+    """Otherwise the transaction would be older than a rollback on which others rely."""
     net = Net("ABC")
     ended_after(net)
     core = net.places["B"].core
@@ -226,7 +226,7 @@ def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
 
 
 def test_cut_stays_at_or_below_own_closed() -> None:
-    """However far the others are: here something may still be approved."""
+    """However far the other nodes are, this node may still approve below its closed time."""
     net = Net("ABC")
     core = net.places["A"].core
     for peer in core.state.roster.peers.values():
@@ -249,7 +249,7 @@ def test_dropped_commits_leave_a_floor() -> None:
 
 
 def test_a_session_waits_until_its_time_is_safe() -> None:
-    """Cut is not enough: what it has seen may be on its way still."""
+    """Cut is not enough: commits that the session has seen may still be in transit."""
     here = state(Net("ABC"), "A")
     here.clock.safe, here.clock.cut = 5, 10
     assert here.has_seen(Token({"B": 99}, 5))
@@ -257,7 +257,7 @@ def test_a_session_waits_until_its_time_is_safe() -> None:
 
 
 def test_read_token_covers_the_sessions_token() -> None:
-    """Also when a label has died with its holders, and safe time stood in for it."""
+    """This holds also if a label was lost with its holders, and safe time stood in for it."""
     net = Net("ABC")
     core = net.places["A"].core
     core.state.clock.safe = 5
@@ -269,7 +269,7 @@ def test_read_token_covers_the_sessions_token() -> None:
 
 
 def test_the_token_of_a_write_has_its_base() -> None:
-    """It names all that the session has seen, not only what it has done."""
+    """The token names everything that the session has seen, not only its own commits."""
     net = Net("ABC")
     txid = begin(net)
     transaction = replace(net.places["A"].core.state.votes.pending.transactions[txid], base={"B": 3})
@@ -281,7 +281,7 @@ def test_the_token_of_a_write_has_its_base() -> None:
 
 
 def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
-    """Or one of them, sent again elsewhere, would happen twice."""
+    """Otherwise one of the commands, sent again to another node, would be executed twice."""
     net = Net("ABC")
     for command in ("first", "one", "two"):
         net.ask("A", add(command, "x"))
@@ -292,7 +292,7 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
 
 
 def test_ended_transaction_is_not_shared() -> None:
-    """Its time is over, and it was told that nothing happened."""
+    """The time of the transaction is over, and its client got the answer that nothing was committed."""
     request_id = InFlight(1, add("one", "x"), 10.0)
     coordinator = Net("ABC").places["A"].core.coordinator
     coordinator.replies.in_flight[1] = request_id

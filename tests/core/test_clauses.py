@@ -1,4 +1,4 @@
-"""Each clause of the protocol stands in the code at the line that decides it, once; and the code names no other."""
+"""A comment in the code names each clause of the protocol once, where it is decided, and names no other clause."""
 
 import re
 from collections import Counter

@@ -82,7 +82,7 @@ def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
     st.lists(st.one_of(MOMENTS.map(lambda ms: ("tick", ms)), MOMENTS.map(lambda ms: ("hear", pack(ms)))), max_size=40)
 )
 def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
-    """Under any movement of the wall clock, forwards, backwards, by hours; and a restart begins at the ceiling."""
+    """The wall clock moves forwards and backwards, by hours; and a restart begins at the ceiling."""
     clock = begun()
     last = 0
     for what, value in steps:
@@ -113,7 +113,7 @@ def test_the_safety_valve_only_counts() -> None:
 
 
 def settle(lag: ClosingLag, start: float, seconds: float) -> float:
-    """Let time pass, a reading every 50 ms; return the moment."""
+    """Let time pass, with a reading every 50 ms; return the time."""
     moment = start
     while moment < start + seconds:
         moment += 0.05
@@ -145,7 +145,7 @@ def test_late_message_widens_the_closing_lag_at_once_and_decays_slowly() -> None
 
 
 def test_a_clock_that_only_counts_is_closed_as_well() -> None:
-    """The last counted clock is closed after a while, although the clock stands still."""
+    """After a while the node closes the last counted clock, although the clock stands still."""
     lag = ClosingLag(Settings())
     moment = 0.0
     for _ in range(400):
@@ -155,7 +155,7 @@ def test_a_clock_that_only_counts_is_closed_as_well() -> None:
 
 
 def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
-    """Two of three clocks are put an hour ahead, and put right again: the cluster's clock does not go with them."""
+    """Two of three wall clocks jump an hour ahead and back; the cluster's clock follows neither jump."""
     settings = Settings(clock_leap_ms=600_000)
     start, hour = 1_700_000_000_000, 3_600_000
     clock = Clock(settings, Now(0.0, start))
@@ -186,7 +186,7 @@ def test_age_is_told_by_most_walls_and_not_by_a_wrong_one(wrong_ms: int) -> None
 
 
 def test_walls_heard_one_after_the_other_at_a_start_are_no_leap() -> None:
-    """The first one may be far behind: the middle of all three is believed once the third is known."""
+    """The first wall clock may be far behind: the node believes the middle of all three once it knows the third."""
     start, hour = 1_700_000_000_000, 3_600_000
     clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
     clock.hear_walls([start - hour])

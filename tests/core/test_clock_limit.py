@@ -62,7 +62,7 @@ def test_it_counts_at_the_end_of_the_wall() -> None:
 
 
 def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
-    """Also one whose machine says for a moment that it is far later than it is."""
+    """A node goes on even if its machine reports for a moment a time far in the future."""
     wall, seconds = WALL_MS_MAX - 2_000, 0.0
     node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(seconds, wall))
     effects: list[Effect] = node.start(Now(seconds, wall))
@@ -101,9 +101,10 @@ FAR = Txid(CLOCK_READ_LIMIT - 1, "A")
     ],
 )
 def test_a_number_that_no_file_can_keep_is_not_heard(message: Message) -> None:
-    """The greatest that are heard leave room for all that is counted from them; each field that is one more is wrong.
+    """The greatest accepted numbers leave room for the numbers that are counted from them; each larger field is
+    refused.
 
-    Two to the power of 63 in a clock once ended the node that wanted to keep its ceiling above it.
+    A clock of two to the power of 63 once ended a node, which could not store its ceiling above it.
     """
     assert decode(encode(message)) == message
     packed = [NUMBERS[type(message)], *(getattr(message, one.name) for one in fields(message))]
@@ -156,7 +157,7 @@ YEAR_MS = 366 * 86_400_000
 
 @pytest.mark.parametrize("ahead_ms", [YEAR_MS + 60_000, 2_000 * YEAR_MS])
 def test_one_message_does_not_put_the_clocks_years_ahead(ahead_ms: int) -> None:
-    """Not one on which an outcome rests, either: it is as if it had been lost, and told. The cluster goes on."""
+    """A node ignores and reports such a message like a lost one, even if an outcome depends on it."""
     one = One(membership(0, "ABC"))
     clock, far = one.node.state.clock, moved(CLOCK, ahead_ms)
     begun = Transaction(
@@ -184,7 +185,7 @@ def test_clock_hours_ahead_is_followed_if_an_outcome_depends_on_it() -> None:
 
 
 def test_a_cluster_lives_through_the_bend() -> None:
-    """Its clocks and commits stay in order, safe time moves, and stored clocks read as wall time."""
+    """Clocks and commits stay in order, safe time advances, and stored clocks give the wall time."""
     wall = BEND_MS - 2_000
     node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(0.0, wall))
     effects: list[Effect] = node.start(Now(0.0, wall))

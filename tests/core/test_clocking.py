@@ -1,4 +1,4 @@
-"""One node and the clocks of others: who asks, who answers, who is refused; what readers hold; what was removed."""
+"""One node and the clocks of others: requests for clocks, answers and refusals; holds of readers; removed entries."""
 
 from bedrockish.api.requests import NOTHING, Answer, Request, Statement
 from bedrockish.core.node import Node
@@ -44,7 +44,7 @@ class Two(One):
         super().__init__(membership(0, members))
         for peer in self.node.state.roster.peers:
             self.step(PeerUp(peer))
-        self.node.state.clock.safe = CLOCK - 1  # as if time had gone on
+        self.node.state.clock.safe = CLOCK - 1  # as if time had passed
 
     def told(self, effects: list[Effect], kind: type[Message]) -> list[Message]:
         return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, kind)]
@@ -63,7 +63,7 @@ def wanted(two: Two) -> list[Effect]:
 
 
 def test_transaction_clock_exceeds_the_clocks_of_a_majority() -> None:
-    """It becomes the clock of the transaction, which begins with no further question."""
+    """The requested clock becomes the transaction's, which begins without a further request."""
     two = Two()
     asked = two.told(wanted(two), AskClock)
     assert len(asked) == 2, "both others are asked"
@@ -120,7 +120,7 @@ def test_clock_question_is_answered_unless_too_far_ahead() -> None:
 
 
 def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
-    """A node that has just started follows no clock before it has heard the walls of a majority, and blames no peer."""
+    """A node that has just started follows no clock before it has heard those of a majority, and blames no peer."""
     recovered = Recovered("B", "store of B", membership(0, "ABC"))
     node = Node(recovered, Settings(ask_rest_ms=0), lambda: 0.5, Now(0.0, WALL))
     node.start(Now(0.0, WALL))
@@ -144,7 +144,7 @@ def test_gossip_and_a_begin_from_too_far_ahead_move_nothing() -> None:
 
 
 def test_a_told_clock_that_is_too_old_is_not_begun() -> None:
-    """A request is executed again with a new one; an open transaction cannot be, and its client is told."""
+    """A request is executed again with a new clock. An open transaction cannot be, and its client gets an error."""
     for once in (False, True):
         two = Two()
         two.step(Submitted(1, REQUEST, once))
@@ -190,7 +190,7 @@ def test_removed_entries_are_reported_and_fetched_from_another_peer() -> None:
     said = two.hear("A", Fetch({"B": 3}, 1_000))
     assert [(type(one), one.upto) for one in said if isinstance(one, Removed)] == [(Removed, {"B": 4})]
     assert not [one for one in two.hear("A", Fetch({"B": 5}, 1_000)) if isinstance(one, Removed)]
-    # B lacks A1, which A has removed: C is asked; when C has removed it too, B says what to do.
+    # B lacks A1, which A has removed, so B asks C. When C has removed it, too, B reports the remedy.
     for peer in "AC":
         two.hear(peer, Gossip({"A": 3}, 0, 0, 1, f"store of {peer}", 1, WALL))
     two.node.apply_queue.fetch_missing(at_once=True)

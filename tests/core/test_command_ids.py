@@ -1,4 +1,4 @@
-"""A command happens once: whoever votes looks its id up, whatever the base, and an id that is too old is not run."""
+"""A command is executed once: every voter looks up its id, whatever the base, and refuses an id that is too old."""
 
 from collections.abc import Mapping
 
@@ -46,7 +46,7 @@ def transaction(leader: str, number: int, command: str, base: Vector, joined: tu
 
 
 class Voter:
-    """The node B on its own; ``journal`` is what its driver finds there."""
+    """The node B on its own; ``journal`` has the ids that its driver finds there."""
 
     def __init__(self, journal: Mapping[str, Txid] | None = None) -> None:
         find = dict(journal or {}).get
@@ -71,7 +71,7 @@ class Voter:
 
 @pytest.mark.parametrize("joined", [(), ("other", "pay")])
 def test_a_command_that_is_in_the_base_is_rejected(joined: tuple[str, ...]) -> None:
-    """Its leader looked for it before the snapshot that it ran on; no other node would notice. Each id counts. Each id
+    """The leader looked for the id before it took the snapshot, so only the base shows the command. Each id of a group
     counts.
     """
     voter = Voter()
@@ -86,7 +86,7 @@ def test_a_command_that_is_in_the_base_is_rejected(joined: tuple[str, ...]) -> N
 
 
 def test_a_command_that_is_in_the_journal_alone_is_rejected() -> None:
-    """It is older than all that is kept in memory."""
+    """The entry is older than the commits that the node keeps in memory."""
     old = Txid(CLOCK - pack(3_600_000), "C")
     voter = Voter({"pay": old})
     said = voter.hear("A", Begin(transaction("A", 2, "pay", {}).body))
@@ -95,7 +95,7 @@ def test_a_command_that_is_in_the_journal_alone_is_rejected() -> None:
 
 
 def test_a_recoverer_is_told_that_it_never_happens() -> None:
-    """No quorum can have approved it, for every voter checks."""
+    """No quorum can have approved the transaction, because every voter looks up the id."""
     voter = Voter()
     voter.commit(transaction("C", 1, "pay", {}))
     said = voter.hear("C", Recover(transaction("A", 2, "pay", {"C": 1}).body, 4, CLOCK))
@@ -108,7 +108,7 @@ def test_an_id_that_is_too_old_to_tell_is_rejected_and_its_client_is_told_so() -
     voter = Voter({"ancient": FORGOTTEN})
     said = voter.hear("A", Begin(transaction("A", 2, "ancient", {}).body))
     assert [(one.reason, one.other) for one in said if isinstance(one, Reject)] == [(Reason.FORGOTTEN, None)]
-    # A promise to hold it is not visible elsewhere either.
+    # Another node does not see a promise to hold the transaction, either.
     said = voter.hear("C", Recover(transaction("A", 3, "ancient", {}).body, 4, CLOCK))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.HELD]
 
@@ -122,7 +122,7 @@ def test_a_leader_whose_voters_have_forgotten_more_than_it_tells_its_client() ->
     for peer in "AC":
         effects = leader.step(Received(peer, Reject(txid, Reason.FORGOTTEN, None, b"c:\0ancient", CLOCK)))
         answers += [effect.answer for effect in effects if isinstance(effect, Reply)]
-    assert not answers  # its rollback is not accepted yet
+    assert not answers  # the rollback of the transaction is not accepted yet
     leader.node.state.votes.end(txid, commit=False)
     now = Now(1.0, WALL + 1_000)
     effects = leader.node.step(Received("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL)), now)

@@ -1,4 +1,4 @@
-"""The counters of conflicts: where they occurred, and how exactly the loser had named its reads."""
+"""The counters of conflicts: the table of each, and whether the loser's reads were exact keys."""
 
 from collections import Counter
 

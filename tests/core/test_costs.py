@@ -35,7 +35,7 @@ def transaction(leader: str, number: int) -> Transaction:
 
 
 class Core:
-    """The node B, told by A and C what they are said to do."""
+    """The node B, with scripted messages of A and C."""
 
     def __init__(self) -> None:
         recovered = Recovered("B", "store of B", MEMBERS, safe=CLOCK - 1)
@@ -73,7 +73,7 @@ class Core:
             self.step(Received(peer, Reject(txid, Reason.TOO_LATE, None, b"", CLOCK)))
 
     def roll_back(self, number: int) -> None:
-        """One of A's that was approved here is decided to be rolled back."""
+        """Decide the rollback of a transaction of A that was approved here."""
         self.begin(number)
         self.step(Received("C", Outcome(Txid(CLOCK + number, "A"), False, "", 0, CLOCK)))
 
@@ -127,7 +127,7 @@ def lines(action: Callable[[int], None], number: int) -> int:
     ],
 )
 def test_a_step_costs_the_same_however_much_is_held(held: str, action: str) -> None:
-    """Of none of it is what the step is about; ``commit`` holds transactions above safe time."""
+    """The held state does not concern the step; ``commit`` holds transactions above safe time."""
     found = []
     for count in (FEW, MANY):
         core = Core()

@@ -1,4 +1,4 @@
-"""A late commit with a clock of long ago is dropped at once, and bases that lack it are refused."""
+"""A late commit with a very old clock is dropped at once, and bases that lack it are refused."""
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.protocol.messages import Approve, Begin, Promise, Standing
@@ -6,11 +6,12 @@ from tests.core.net import Net, add
 
 
 def test_voter_rejects_bases_that_lack_a_dropped_commit() -> None:
-    """It cannot tell whether the two conflict; the transaction is executed again, on a newer snapshot."""
+    """The voter cannot know whether the two conflict; the transaction is executed again, on a newer snapshot."""
     net = Net("ABC")
     net.run(1.0)
     for name in "BC":
-        net.places[name].core.state.clock.counted = False  # its values tell how old they are, as with a wall clock
+        # clocks have the wall time, so the node knows how old they are
+        net.places[name].core.state.clock.counted = False
         net.places[name].core.state.commit_window.floor["C"] = 1
     net.ask("A", add("one", "x"))
     net.run(1.0)
@@ -23,7 +24,7 @@ def test_voter_rejects_bases_that_lack_a_dropped_commit() -> None:
 
 
 def test_leader_begins_nothing_whose_base_lacks_a_dropped_commit() -> None:
-    """The request is executed again until its base has it."""
+    """The leader executes the request again until the base has the commit."""
     net = Net("ABC")
     net.run(1.0)
     net.places["A"].core.state.commit_window.floor["C"] = 1
@@ -36,7 +37,7 @@ def test_leader_begins_nothing_whose_base_lacks_a_dropped_commit() -> None:
 
 
 def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
-    """Commits outside the base may conflict with it. It is held as soon as that can be told."""
+    """Commits outside the base may conflict with the transaction. The voter holds it as soon as it can compare them."""
     net = Net("ABC")
     net.run(1.0)
     net.kept.add(Approve)
@@ -45,7 +46,7 @@ def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
     net.run(0.1)
     net.cut("A", "B")
     floor = net.places["C"].core.state.commit_window.floor
-    floor["B"] = 7  # which its journal does not have, so it cannot compare
+    floor["B"] = 7  # the journal does not have these commits, so the voter cannot compare them
     net.run(5.0)
     told = {message.standing for name, _, message in net.said if name == "C" and isinstance(message, Promise)}
     assert told == {Standing.BLOCKED}
@@ -56,9 +57,7 @@ def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
 
 
 def test_strict_read_is_not_certified_against_dropped_commits() -> None:
-    """A dropped commit may have been acknowledged before the read began, at a quorum of which only this node is
-    here.
-    """
+    """A quorum may have acknowledged the dropped commit before the read began, and only this node of it is in reach."""
     net = Net("ABC")
     net.run(1.0)
     net.cut("A", "B")
@@ -72,7 +71,7 @@ def test_strict_read_is_not_certified_against_dropped_commits() -> None:
 
 
 def test_window_keeps_settled_commits_for_a_whole_window() -> None:
-    """Dropped sooner, whatever was executed a moment ago on an older snapshot would be told TOO OLD and run again."""
+    """If they were dropped sooner, a transaction executed a moment ago on an older snapshot would get TOO OLD."""
     net = Net("ABC")
     net.run(1.0)
     net.ask("A", add("one", "x"))
@@ -87,7 +86,7 @@ def test_window_keeps_settled_commits_for_a_whole_window() -> None:
 
 
 def test_a_sole_voter_needs_nobody_for_a_strict_read() -> None:
-    """Every acknowledged commit is in its tables, even if the window has dropped it."""
+    """The node's tables have every acknowledged commit, even if the window has dropped it."""
     net = Net("A")
     net.run(1.0)
     net.places["A"].core.state.commit_window.floor["A"] = 1

@@ -1,4 +1,6 @@
-"""A request was led, given up, and cannot be executed again: its error is the answer if nothing came of it before."""
+"""A request was led, was given up, and cannot be executed again: the client gets its error, unless an earlier attempt
+committed.
+"""
 
 from typing import Any
 
@@ -33,7 +35,7 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
 
 
 def test_commit_that_others_can_still_make_is_not_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node hears the rollback; B and C find the transaction approved by both, and commit it."""
+    """No node receives the rollback; B and C know that both have approved the transaction, and commit it."""
     net = given_up(monkeypatch, cut_off=True)
     net.run(10.0)
     assert net.places["B"].disk.durable.rows["x"][1] == 1

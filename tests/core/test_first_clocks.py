@@ -22,7 +22,7 @@ class Walls(Net):
 
     def __init__(self, voters: str) -> None:
         super().__init__(voters)
-        for place in self.places.values():  # which only count, for the model check
+        for place in self.places.values():  # clocks that only count, for the model check
             place.core.state.clock.follow_wall(follows=True)
 
     @property
@@ -66,7 +66,7 @@ def test_one_voter_has_nobody_to_ask() -> None:
 
 
 def test_a_restart_before_a_schema_change_follows_no_wall_of_its_own() -> None:
-    """Its machine may say anything: the clock begins at its ceiling, also when a change is to come into force soon."""
+    """The machine may report any time: the clock begins at its ceiling, also if a change comes into force soon."""
     txid, nothing = Txid(MORNING - 5, "A"), AccessSet()
     change = Transaction(
         *(txid, {}, 0, 0, 0, "alter", "serializable", SCHEMA, nothing, b"", b""), activates=MORNING - 1

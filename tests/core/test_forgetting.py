@@ -1,4 +1,4 @@
-"""Decisions by safe time are forgotten, also when the transaction comes up once more."""
+"""Decisions below safe time are forgotten, also if the transaction appears again."""
 
 from bedrockish.core.protocol.messages import Commit, Gossip
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -12,7 +12,7 @@ def gossip(applied: dict[str, int], clock: int) -> Gossip:
 
 
 def test_a_second_label_below_safe_time_leaves_nothing() -> None:
-    """A transaction was adopted, and is safe; its first label turns up. No later commit is needed to forget it."""
+    """A transaction was adopted, and is safe; then its first label arrives. No later commit is needed to forget it."""
     one = One(MEMBERS)
     made = transaction("C", 1)
     adopted = Entry("A", 1, {"A": 1}, made, "C", GENESIS)

@@ -1,7 +1,7 @@
-"""A voter that has forgotten a rival's end counts no voter out for it: the rival's leader may have approved a
-conflicting transaction.
+"""A voter that has forgotten a rival's end counts no voter out because of that rival: the rival's leader may have
+approved a conflicting transaction.
 
-Safe time lets a node forget. It rests on a majority alone, so others may still hold what a majority has let go of.
+Safe time lets a node forget. It depends only on a majority, so other voters may still hold the transactions.
 """
 
 from bedrockish.core.protocol.messages import Commit
@@ -11,9 +11,9 @@ from tests.core.test_ballots import begin, state
 
 
 def forgotten() -> tuple[Net, Txid]:
-    """Return a cluster in which D alone of those in reach has approved P, whose leader A has told a client of it.
+    """Return a cluster in which D alone of the reachable voters has approved P, whose leader A has told a client so.
 
-    B had led Q, which conflicts with P, and gave it up: A and D accepted that. C and E hold Q, and have heard nothing.
+    B had led Q, which conflicts with P, and gave it up: A and D accepted that. C and E hold Q, and know of no end.
     """
     net = Net("ABCDE")
     q = begin(net, "B", "Q", approvers="CE")
@@ -39,7 +39,7 @@ def forgotten() -> tuple[Net, Txid]:
 
 
 def test_voter_that_may_have_forgotten_an_end_counts_no_voter_out() -> None:
-    """B had forgotten Q, too, and approved P: with A, B and D it was committed, and A's client knows."""
+    """B had forgotten Q, too, and approved P: A, B and D committed P, and A's client knows it."""
     net, p = forgotten()
     net.play("D", "suspect", p)
     net.run(5.0)

@@ -118,13 +118,13 @@ def test_a_node_with_damaged_tables_is_silent_to_whatever_is_counted() -> None:
 
 
 def test_a_sound_node_answers_all_of_them() -> None:
-    """So the test above can fail."""
+    """A sound node answers, so the test above can fail."""
     heard = [bool(Sick({}).hear("A", question)) for question in questions(transaction("A", 1))]
     assert heard.count(True) >= 6
 
 
 def test_damaged_node_still_serves_its_journal() -> None:
-    """A damaged node may be the only one that has a commit."""
+    """The damaged node may be the only one that has a commit."""
     made = transaction("A", 1)
     entry = Entry("A", 1, {"A": 1}, made, None, GENESIS)
     recovered = Recovered("B", "b", MEMBERS, applied={"A": 1}, heads={"A": entry.hash}, window=(entry,), alarms=WHERE)
@@ -135,7 +135,7 @@ def test_damaged_node_still_serves_its_journal() -> None:
 
 
 def test_damaged_node_keeps_its_promises_and_gives_up_its_own_transactions() -> None:
-    """Its own transactions end as after any crash, or others would wait for them; its votes on others' stay."""
+    """Its own transactions end as after a crash, so that others need not wait for them; its votes on others' stay."""
     own, other = transaction("B", 1), transaction("A", 2)
     sick = Sick(WHERE, (Vote(own.txid, own, held=True), Vote(other.txid, other, held=True)))
     assert said(sick.first).count(Rollback) == 2
@@ -150,7 +150,7 @@ def test_damaged_node_keeps_its_promises_and_gives_up_its_own_transactions() -> 
 
 
 def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
-    """Its transactions are finished by others as soon as if it were down."""
+    """Other nodes finish its transactions as soon as if it were down."""
     made = transaction("A", 1)
     sick = Sick({}, (Vote(made.txid, made, held=True),))
     spoke: list[type] = []
@@ -164,7 +164,7 @@ def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
 
 
 def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
-    """Its word counts for strict reads; it leads nothing and approves nothing."""
+    """Its answers count for strict reads; it leads and approves nothing."""
     sick = Sick(FITS_NOWHERE)
     assert said(sick.hear("A", Begin(transaction("A", 1).body))) == [Reject]
     assert said(sick.hear("A", Check(1, {}, NOTHING_READ, CLOCK)))
@@ -181,7 +181,7 @@ def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
 
 
 def test_misfit_entry_blocks_only_its_timeline() -> None:
-    """It waits with all that comes after it in its timeline; other timelines go on."""
+    """The entry waits with all later ones of its timeline; other timelines go on."""
     bad, good = transaction("A", 1), transaction("C", 2)
     sick = Sick(FITS_NOWHERE, blocked=frozenset({bad.txid}))
     assert not [e for e in sick.hear("A", commit(bad)) if isinstance(e, Apply)]
@@ -213,7 +213,8 @@ def test_an_alarm_and_a_mode_travel() -> None:
     gossip = Gossip({}, 0, 0, 1, "s", 1, WALL, mode=Mode.DAMAGED)
     assert decode(encode(gossip)) == gossip
     sick = Sick({})
-    sick.hear("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL, mode=77))  # of a newer program: at the least that bad
+    # a mode of a newer release counts as the worst known one
+    sick.hear("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL, mode=77))
     assert sick.node.state.roster.peers["A"].mode is Mode.REPAIRING
 
 
@@ -228,7 +229,7 @@ def doubting(why: str, recovered: Recovered) -> Node:
 
 
 def test_voter_rejects_transactions_made_of_other_rows() -> None:
-    """Approved, it would be decided and fit nowhere else. Nothing of it is kept, and the tables are in doubt."""
+    """If it were approved, it would fit no other node. The voter keeps nothing of it, and checks its tables."""
     made = transaction("A", 1)
     node = doubting("row 7 of t is another one here", Recovered("B", "b", MEMBERS))
     effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL))
@@ -251,7 +252,7 @@ def test_a_voter_does_not_hold_it_for_a_recoverer_either() -> None:
 
 
 def test_rows_of_an_entry_in_this_step_are_compared_in_the_next() -> None:
-    """The tables do not have the entry yet, so they would differ from the right ones."""
+    """The tables do not have the entry yet, so the comparison would find a difference."""
     first = transaction("A", 1)
     second = transaction("A", 2, base={"A": 1})
     asked: list[Txid] = []
@@ -293,7 +294,7 @@ def test_slow_row_comparison_delays_the_vote_and_closing(in_time: bool) -> None:
     for peer in "AC":
         node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL, level=LEVEL)), Now(0.01, WALL + 10))
     effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL + 100))
-    effects += node.step(Compared(Txid(7, "C")), Now(0.2, WALL + 200))  # of another one
+    effects += node.step(Compared(Txid(7, "C")), Now(0.2, WALL + 200))  # a verdict about another transaction
     wait_s = 3.0 if in_time else 12.0
     for beat in range(int(10 * wait_s)):
         effects += node.step(Woken(), Now(0.3 + 0.1 * beat, WALL + 300 + 100 * beat))
@@ -309,7 +310,7 @@ def test_slow_row_comparison_delays_the_vote_and_closing(in_time: bool) -> None:
 
 
 def test_a_row_that_is_written_while_it_is_compared_is_a_conflict() -> None:
-    """The verdict is about the rows as they were when the comparison began."""
+    """The verdict is about the rows at the beginning of the comparison."""
     made, other = transaction("A", 1), transaction("C", 1)
     verdicts: list[str | None] = [None]
     node = Node(
@@ -341,7 +342,7 @@ def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> N
 
 
 def test_request_that_waits_for_a_repair_is_told_of_the_voter_with_other_rows() -> None:
-    """The voter still holds the command's attempt before, and an error that named that would send people nowhere."""
+    """The voter also holds the command's earlier attempt; an error that named that one would mislead the operator."""
     made, earlier = transaction("B", 2), transaction("B", 1).txid
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
     inflight = InFlight(1, Request("pay", (), timeout_s=1.0), 1.0, attempts=9)

@@ -22,7 +22,7 @@ def test_a_transaction_in_doubt_tells_how_many_commands_share_it_and_none_of_the
 
 
 def test_a_begin_that_was_not_taken_is_said_again() -> None:
-    """A link loses nothing, but a node drops messages in pieces when it has too many of them."""
+    """A link loses nothing, but a node that has too many messages in pieces drops some."""
     net = Net("AB")
     net.ask("A", add("first", "x"))
     net.flights.clear()
@@ -31,7 +31,9 @@ def test_a_begin_that_was_not_taken_is_said_again() -> None:
 
 
 def test_a_rollback_that_was_not_heard_is_said_again() -> None:
-    """A node that does not know yet that it is a voter takes none: safe time must not stand for that for ever."""
+    """A node that does not know yet that it is a voter ignores rollbacks; safe time must not stop for ever because of
+    that.
+    """
     net = Net("AB")
     net.ask("A", add("first", "x", timeout_s=0.2))
     core = net.places["A"].core

@@ -16,7 +16,7 @@ from tests.core.net import Net, add
 
 
 def busy() -> Node:
-    """Return a node with an own transaction in flight, and with one request that waits for it."""
+    """Return a node with a transaction of its own in flight, and a request that waits for it."""
     net = Net("ABC")
     net.cut("A", "B")
     net.cut("A", "C")
@@ -101,7 +101,7 @@ BREAKS: tuple[Callable[[Node], None], ...] = (
 
 @pytest.mark.parametrize("damage", BREAKS, ids=lambda damage: damage.__name__)
 def test_each_invariant_check_detects_a_violation(damage: Callable[[Node], None]) -> None:
-    """A check that cannot fail would hold nothing."""
+    """Each check fails on a state that breaks its invariant."""
     node = busy()
     damage(node)
     with pytest.raises(AssertionError):
@@ -119,7 +119,9 @@ def test_a_request_goes_only_where_the_automaton_leads() -> None:
 
 
 def test_refilled_file_keeps_its_cut_below_its_votes() -> None:
-    """It has the copy's cut and its own votes. Above them it would say HELD and cut: a commit below safe time."""
+    """The file has the cut of the copy, and its own votes above it. With a cut above them, it would answer HELD for a
+    transaction below its cut, and a commit could appear below safe time.
+    """
     before = busy().state
     (vote,) = before.votes.by_txid.values()
     clock = vote.txid.clock

@@ -134,7 +134,7 @@ class Model:
             yield replace(voter, gave_up=True, late=True)
         covered = all(voter.rivals[rival].state == COMMITTED for rival in seen)
         if not covered:
-            return  # the base comes first
+            return  # a voter needs the base first
         told = self.takes_rollbacks(world, voter)
         if number and not voter.approved and not voter.gave_up and self.may_approve(told, number, seen):
             yield replace(told, approved=True, late=True)
@@ -157,7 +157,9 @@ class Model:
         )
 
     def may_lead(self, voter: Voter) -> bool:
-        """Whether nothing is in the way of X at its leader: what it has given up itself it carries along."""
+        """Return whether X's leader may begin X: its own given-up rivals do not block X, because its BEGIN carries
+        their rollbacks.
+        """
         return all(
             known.state not in PENDING or (self.leaders[rival] == 0 and known.state == DOOMED and not known.promised)
             for rival, known in enumerate(voter.rivals)
@@ -243,10 +245,10 @@ class Model:
         return sum(known.promised or leader != 0 for known in held) >= self.majority
 
     def may_hold(self, world: World, number: int, voter: Voter, rival: int) -> bool:
-        """Whether a voter may hold a rival: X or another rival may be in its way, or have been committed unseen."""
+        """Return whether a voter may hold a rival: X or another rival may block it, or be committed and unseen."""
         leader = self.leaders[rival]
         begun = number == leader or world[leader].rivals[rival].state != NONE
-        # Of its own, X's leader begins the one when the other is over or given up; X comes after the rival here.
+        # X's leader begins two transactions of its own one after the other; here X comes after the rival.
         order = number != 0 or leader != 0 or not voter.approved
         others = all(one.state in (NONE, ACCEPTED, ABORTED) for at, one in enumerate(voter.rivals) if at != rival)
         return begun and order and others and not voter.holds and not (voter.approved and not voter.gave_up)
@@ -270,10 +272,9 @@ class Model:
         )
 
     def judged(self, world: World) -> Verdict | None:
-        """Return what ``judge`` says when all who were asked have answered; None if they are too few.
+        """Return the result of ``judge`` for the answers of all voters that were asked; None if they are too few.
 
-        Answers that are still on their way need not be looked at: then it is as if these voters had not been asked,
-        and they were free to do more.
+        The model needs no answers in transit: such a voter counts as not asked, and is free to do more.
         """
         if sum(voter.answer is not None for voter in world) < self.majority:
             return None
@@ -299,7 +300,7 @@ def repr_of(voter: Voter) -> tuple[object, ...]:
 
 
 def breaches(model: Model) -> Iterator[str]:
-    """Yield what ``judge`` proposes against what may have been decided."""
+    """Yield the proposals of ``judge`` that contradict a possible decision."""
     for world in model.worlds():
         verdict = model.judged(world)
         if verdict == ABORT and model.may_be_committed(world):
@@ -322,7 +323,7 @@ def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple
 
 @pytest.mark.parametrize("holds_p", ["A", "AB", "AC", "BC", "ABC"])
 def test_of_two_orphans_one_can_be_decided(holds_p: str) -> None:
-    """D has led P, E has led Q, both are dead: waiting for each other, the two would stop all writes for good."""
+    """D has led P, E has led Q, and both are dead: if the two waited for each other, all writes would stop."""
     p, q = (make_orphan(Txid(100, "D")), make_orphan(Txid(101, "E")))
     node = Node(Recovered("A", "s", MEMBERS), Settings(), lambda: 0.5, Now(0.0, 0), follows_wall=False)
     node.start(Now(0.0, 0))
@@ -356,7 +357,7 @@ def test_nothing_is_proposed_against_it_in_larger_clusters(
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["not if somebody knows the end", "not if somebody may have forgotten the end"])
 def test_model_detects_wrongly_counted_out_voters(rule: str) -> None:
-    """It takes five voters: B, out of reach, had given its own up and approved X."""
+    """The case needs five voters: B, out of reach, had given up its own transaction and approved X."""
     with in_force(fault("", (judging, "judge", *RULES[rule]))):
         assert next(breaches(Model(5, (1,), whole=False)), None) is not None
 
@@ -428,7 +429,7 @@ def stuck(voters: int, quorum: int) -> bool:
     """Whether two whose leaders are gone can wait for each other for ever, with as many gone as may be."""
     gone = (voters - 1) // 2
     if gone < 2:
-        return False  # one of the leaders is there, and says that it has no commit
+        return False  # one of the leaders is in reach, and reports that it has no commit
     alive = NAMES[gone:voters]
     for count in range(len(alive) + 1):
         mine = {node: Answer(Standing.HELD) for node in alive[:count]}
@@ -442,7 +443,7 @@ def stuck(voters: int, quorum: int) -> bool:
 
 
 def test_two_orphans_never_wait_for_each_other() -> None:
-    """That is what the size of the quorum is for; seven voters, and a plain majority of them, show it."""
+    """The size of the quorum prevents it; seven voters with a plain majority show that it can happen otherwise."""
     assert not any(stuck(voters, approvals_needed(voters)) for voters in range(1, 10))
     assert [voters for voters in range(1, 10) if stuck(voters, majority(voters))] == [7, 9]
 
@@ -468,7 +469,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_clause_taken_away_shows(name: str) -> None:
-    """In the table above; and those that keep it safe where few voters are enough, in the model, too."""
+    """The table above shows some missing clauses, and the model those that protect small clusters."""
     clauses_hold()
     with in_force(fault(name, (judging, "judge", *RULES[name]))), pytest.raises(AssertionError):
         clauses_hold()

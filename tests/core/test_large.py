@@ -66,7 +66,7 @@ def test_a_cut_message_is_the_message() -> None:
         Promise(one.txid, 3, 3, (2, True), (one.body, two.body), (two.txid,), 9, 9),
         Entries(packed, 5),
         Entries(packed * 40, 5),
-        Begin(b"\xff" * 3_000),  # no transaction at all
+        Begin(b"\xff" * 3_000),  # no valid transaction
     ):
         cut = Cutter(100, 200).cut_message(message)
         assert cut.pieces
@@ -77,7 +77,7 @@ def test_a_cut_message_is_the_message() -> None:
 
 
 def test_pieces_are_the_same_whenever_it_is_begun() -> None:
-    """Another clock, base and rollbacks change no piece of an execution, and small ones are not cut."""
+    """A new clock, base or rollback changes no piece of an execution. Small transactions have no pieces."""
     changes = b"".join(sha256(bytes([n])).digest() for n in range(200))
     early, late = txn(1, changes), replace(txn(1 << 60, changes, base=70_000), rollbacks=(Txid(9, "A"),), body=b"")
     cuts = [Cutter(64, 300).cut_body(t.body).names for t in (early, late)]
@@ -113,7 +113,9 @@ def test_a_long_body_is_encoded_as_a_short_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_others_go_on_while_a_message_is_put_together() -> None:
-    """The voters come to the small one first, and drop no piece of the large one, though nothing else names it."""
+    """The voters handle the small transaction first, and keep all pieces of the large one, although no other message
+    names it.
+    """
     net = Net("ABC", settings=replace(LARGE, inline_bytes=1_000))
     net.slow = {"B", "C"}
     net.ask("A", add("large", BIG))
@@ -133,7 +135,7 @@ def test_others_go_on_while_a_message_is_put_together() -> None:
 
 
 def test_message_that_came_in_time_counts_as_such_when_complete() -> None:
-    """Closing waits for this message only: a series of messages does not keep time from closing."""
+    """Closing waits for this message only, so a series of messages cannot stop it."""
     net = Net("ABC", settings=LARGE)
     net.slow = {"B", "C"}
     for number in range(20):
@@ -155,7 +157,7 @@ def test_message_that_came_in_time_counts_as_such_when_complete() -> None:
 
 
 def test_incomplete_message_is_not_fetched() -> None:
-    """C learns from the COMMIT after it that one is missing, which it has in pieces already."""
+    """The COMMIT after it shows C that a message is missing; C already has that message in pieces."""
     net = Net("ABC", settings=replace(LARGE, inline_bytes=1_000))
     net.slow = {"C"}
     net.ask("A", add("large", BIG))
@@ -188,7 +190,7 @@ def test_pieces_are_dropped_when_nothing_names_them() -> None:
 
 
 def test_known_pieces_are_not_sent_again() -> None:
-    """Executed again with the same effect, it is begun without another piece on the wire."""
+    """If a second execution has the same effect, its BEGIN needs no further pieces."""
     net = Net("ABC", settings=LARGE)
     net.kept = {Stored}
     net.ask("A", add("one", BIG))
@@ -212,7 +214,9 @@ def test_known_pieces_are_not_sent_again() -> None:
 def test_transaction_that_voters_find_made_of_other_rows_is_executed_again(
     monkeypatch: pytest.MonkeyPatch, why: str, executions: int
 ) -> None:
-    """Its leader may have the damaged ones, and be repaired by now. Lost for another reason, it is begun as it is."""
+    """The leader itself may have the damaged rows, and be repaired by now. After another rejection it would begin again
+    without execution.
+    """
     net = Net("ABC", settings=LARGE)
     place = net.places["A"]
     executed: list[int] = []
@@ -243,7 +247,7 @@ def test_transaction_that_voters_find_made_of_other_rows_is_executed_again(
 
 @pytest.mark.parametrize(("cut_off", "told_after_s"), [(True, 2.0), (False, 8.0)])
 def test_transaction_without_quorum_fails_in_time_for_another_node(cut_off: bool, told_after_s: float) -> None:
-    """With a quorum in reach it has all of its client's time; on slow links it may need that."""
+    """If a quorum is in reach, the transaction has all of its client's time, which it may need on slow links."""
     net = Net("ABC", settings=LARGE)
     if cut_off:
         for other in "BC":
@@ -261,7 +265,7 @@ def test_lost_questions_and_answers_are_asked_again() -> None:
     net.kept = {Piece}
     net.ask("A", add("one", BIG))
     net.deliver()
-    net.flights.clear()  # lost without a report to the sender
+    net.flights.clear()  # lost, and the sender does not notice
     net.kept = {Want}
     net.run(3.0)
     net.flights.clear()
@@ -271,7 +275,7 @@ def test_lost_questions_and_answers_are_asked_again() -> None:
 
 
 def test_a_late_voter_fetches_the_pieces_of_a_commit() -> None:
-    """One that was cut off gets it from the journal, in pieces, too."""
+    """A voter that was cut off gets the commit from the journal, in pieces, too."""
     net = Net("ABC", settings=LARGE)
     for other in "AB":
         net.cut("C", other)
@@ -289,7 +293,7 @@ def test_a_late_voter_fetches_the_pieces_of_a_commit() -> None:
 
 
 def test_a_dead_leaders_large_transaction_is_recovered() -> None:
-    """Its vote is stored in pieces; after a restart it is whole again, and nodes that lack the body fetch it."""
+    """The vote is stored in pieces. After a restart it is complete again, and nodes without the body fetch it."""
     net = Net("ABC", settings=LARGE)
     net.cut("A", "C")
     net.kept = {Stored}
@@ -318,7 +322,7 @@ def test_a_dead_leaders_large_transaction_is_recovered() -> None:
 
 
 def test_recovery_waits_for_a_voter_that_fetches_its_body() -> None:
-    """Another round would bring another ballot, and the voter would fetch all pieces again."""
+    """Another round would have another ballot, and the voter would fetch all pieces again."""
     net = Net("ABC", settings=LARGE)
     net.cut("A", "C")
     key = "".join(map(str, range(500)))  # all pieces differ

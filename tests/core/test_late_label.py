@@ -1,4 +1,4 @@
-"""A second label that comes long after the first: a base that has the first place has seen the commit."""
+"""A second label arrives long after the first: a base that includes the first place includes the commit."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 
 
 def test_a_recovery_holds_a_transaction_whose_base_has_the_first_label_alone(story: Story) -> None:
-    """NEVER would abort it, though its leader may have told its client that it is committed."""
+    """NEVER would abort the transaction, though its leader may have told its client that it is committed."""
     made = make("C", story.ms + 5, HOT, {"C": LAST})
     said = story.step(Received("A", Recover(made.body, 2, made.txid.clock)))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.HELD]
@@ -106,7 +106,7 @@ def test_a_voter_approves_a_transaction_whose_base_has_the_first_label_alone(sto
 
 
 def test_the_journal_tells_a_base_has_a_commit_under_a_place_that_the_window_lacks(story: Story) -> None:
-    """A restart reads only some entries: the first place may be among the others, or damaged."""
+    """A restart reads only some entries: the one at the first place may not be among them, or may be damaged."""
     story.window.known.clear()
     made = make("C", story.ms - 300, HOT, {"C": LAST - 1})
     story.journal[made.txid] = [("C", LAST), ("A", 2)]

@@ -126,7 +126,7 @@ def facts(**levels: int) -> Facts:
 
 
 def test_the_level_is_raised_when_all_have_it() -> None:
-    """With it the members are bound to their files, as with every change."""
+    """The raise also binds the members to their files, like every membership change."""
     raised = change_members(MEMBERS, MemberChange(RAISE, "A"), facts(A=LEVEL + 1, B=LEVEL + 2))
     assert (raised.level, raised.cluster_id, raised.version) == (LEVEL + 1, "c0ffee", 4)
     assert {one.store for one in raised.members.values()} == {"a", "s"}
@@ -178,7 +178,7 @@ def test_a_level_above_ours_stops_the_node_before_it_applies_anything() -> None:
 
 
 def test_a_transaction_of_a_higher_version_is_refused() -> None:
-    """Its further fields may say what it does; half of it must not be applied."""
+    """Its unknown fields may change its meaning, and a part of it must not be applied."""
     one = Transaction(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"\x80", b"\x80")
     packed = cbor2.loads(one.body)
     assert decode_transaction(cbor2.dumps(packed)) == one
@@ -191,7 +191,9 @@ def test_a_transaction_of_a_higher_version_is_refused() -> None:
 
 
 def test_node_that_hears_of_a_higher_level_answers_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The raise may come after what rests on it: its sender has applied it, so that all read the answer."""
+    """The raise may arrive after messages that need it: their sender has applied it, so all members can read the
+    answer.
+    """
     one = One(membership(0, "ABC"))
     state = one.node.state
     monkeypatch.setitem(SINCE, AskClock, LEVEL + 1)

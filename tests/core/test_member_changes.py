@@ -1,4 +1,6 @@
-"""One node, told of changes of the membership: what it ends, whom it votes for, and when it does not vote at all."""
+"""One node and membership changes: the transactions that they end, the peers that vote, and the times at which it does
+not vote.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -103,7 +105,7 @@ class One:
         return self.node.step(event, Now(0.01, WALL + 10))
 
     def hear(self, peer: str, message: Message) -> list[Message]:
-        """Return what is said to that peer in answer."""
+        """Return the answers to that peer."""
         effects = self.step(Received(peer, message))
         return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
 
@@ -124,7 +126,9 @@ def rejections(said: list[Message]) -> list[int]:
 
 
 def test_pending_transaction_of_the_old_membership_ends_with_the_change() -> None:
-    """It can never commit any more, and every question gets that answer; also if it arrives only now."""
+    """The transaction can never commit any more, and every question about it gets that answer, also if it arrives
+    later.
+    """
     one = One(membership(0, "ABC"))
     old, late = transaction("A", 1), transaction("A", 2)
     assert any(isinstance(message, Approve) for message in one.hear("A", Begin(old.body)))
@@ -149,11 +153,11 @@ def test_links_follow_the_membership() -> None:
 
 
 def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
-    """A demoted node rejects; a removed one sends its clients elsewhere."""
+    """A demoted node rejects transactions; a removed one sends its clients to other nodes."""
     one = One(membership(0, "ABC"))
     one.hear("A", commit(transaction("A", 1, change=membership(1, "AC", "B"))))
     assert rejections(one.hear("C", Begin(transaction("C", 2, config=1).body))) == [Reason.MEMBERS]
-    assert one.ask() is None  # it is executed: reads are answered
+    assert one.ask() is None  # the read is executed: a learner answers reads
     one.hear("C", commit(transaction("C", 3, config=1, change=membership(2, "AC"))))
     refused = one.ask()
     assert refused is not None
@@ -161,9 +165,10 @@ def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
 
 
 def asked_before_two_voters_left(one: One, event: Event) -> list[Effect]:
-    """Have B ask about a read; A, D and E have approved a commit that B and C lack, and C says so. Then D and E leave.
+    """Let B ask about a read. A, D and E have approved a commit that B and C lack, and C reports that. Then D and E
+    leave.
 
-    C's answer arrives last; return its effects. B and C are a majority of the voters that are left.
+    C's answer arrives last; return its effects. B and C are a majority of the remaining voters.
     """
     effects = one.step(event)
     (number,) = {effect.message.read for effect in effects if isinstance(effect, Send) and effect.peer == "C"}  # type: ignore[union-attr]
@@ -192,7 +197,7 @@ def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_aske
 
 
 def test_amnesiac_voter_says_nothing_that_counts() -> None:
-    """Neither of votes nor of reads and clocks; but its clock moves on, and it says what it knows to be over."""
+    """Its votes, read answers and clocks do not count; but its clock advances, and it reports known ends."""
     one = One(membership(0, "ABC"), lost="its file is an older one")
     before = transaction("A", 1)
     body = cbor2.dumps(AccessSet(read_points=frozenset({b"t:x\0001"})).pack())
@@ -212,7 +217,9 @@ def test_amnesiac_voter_says_nothing_that_counts() -> None:
 
 
 def test_a_learner_answers_a_write_with_the_voters() -> None:
-    """At once and each time, also for an id that is under way at a voter: nothing of it is at the learner."""
+    """The learner answers so at once and each time, also for an id in flight at a voter: it keeps no state of the
+    command.
+    """
     one = One(membership(0, "AC", "B"))
     one.step(PeerUp("C"))
     written = Prepared({}, 0, False, ROWS, AccessSet(write_points=frozenset({b"t:x\0001"})), b"", b"")
@@ -226,11 +233,11 @@ def test_a_learner_answers_a_write_with_the_voters() -> None:
 
 
 def test_commits_of_a_removed_node_alone_are_not_waited_for() -> None:
-    """A session may have seen it there and nowhere else; but whoever says that it has it is asked for it."""
+    """A session may have seen the commit at the removed node alone; a node that reports it is still asked for it."""
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("c", (), token=Token({"A": 1}, CLOCK + 1))))
     one.wait(1.0)
-    assert set(one.node.apply_queue.gaps) == {"A"}  # A may come back, and has it then
+    assert set(one.node.apply_queue.gaps) == {"A"}  # A may return, and has the commit then
     one.hear("C", commit(transaction("C", 2, change=membership(1, "BC"))))
     one.wait(2.0)
     assert not one.node.apply_queue.gaps
@@ -240,7 +247,7 @@ def test_commits_of_a_removed_node_alone_are_not_waited_for() -> None:
 
 
 def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:
-    """A new voter that has not heard yet that it is one must not turn anybody down."""
+    """A new voter that does not know its promotion yet must not refuse a transaction."""
     one = One(membership(0, "AC", "B"))
     promotion = transaction("A", 1, change=membership(1, "ABC"))
     first = transaction("A", 2, config=1, base={"A": 1})
@@ -249,7 +256,7 @@ def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:
 
 
 def test_node_accused_of_amnesia_neither_votes_nor_leads_until_cleared() -> None:
-    """The accusation stands until that peer takes a link from us again."""
+    """The accusation stands until the accusing peer accepts a link again."""
     one = One(membership(0, "ABC"))
     one.step(Accused("A", "another file"))
     assert rejections(one.hear("C", Begin(transaction("C", 1).body))) == [Reason.MEMBERS]
@@ -261,7 +268,7 @@ def test_node_accused_of_amnesia_neither_votes_nor_leads_until_cleared() -> None
 
 
 def test_demoted_voter_drops_its_recovery_when_safe_time_decides() -> None:
-    """The transaction is not pending at it, so the change ends nothing there, and it hears no outcome."""
+    """The transaction is not pending at the demoted node, so the change ends nothing there, and no outcome arrives."""
     one = One(membership(0, "ABC"))
     orphan = transaction("A", 1)
     one.hear("C", commit(transaction("C", 2, change=membership(1, "AC", "B"))))
@@ -277,14 +284,14 @@ def test_demoted_voter_drops_its_recovery_when_safe_time_decides() -> None:
 
 
 def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
-    """It may have missed a change of the members, and cannot take its word back any more."""
+    """The accuser may have missed a membership change, and can no longer withdraw the accusation."""
     one = One(membership(0, "ABCD"))
     one.step(Accused("D", "another file"))
     assert rejections(one.hear("C", Begin(transaction("C", 2).body))) == [Reason.MEMBERS]
     one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
     begin = Begin(transaction("C", 3, config=1, base={"A": 1}).body)
     assert any(isinstance(message, Approve) for message in one.hear("C", begin))
-    one.step(Accused("D", "another file"))  # said before it knew that it was removed
+    one.step(Accused("D", "another file"))  # sent before D knew of its removal
     assert not one.node.state.roster.barred
 
 
@@ -305,7 +312,7 @@ def test_times_of_a_gossip_count_though_its_reservation_cannot_be_read() -> None
 
 
 def test_a_learner_on_another_file_has_told_nothing_yet() -> None:
-    """The vector that its old file has told would make it look as if it had caught up."""
+    """With the vector of its old file, it would seem to have caught up."""
     before = Membership(0, {**membership(0, "AB").members, "L": Member("L", "L:1", False, "one")})
     one = One(before)
     one.hear("L", Gossip({"A": 0}, 5, 5, CLOCK, "one", 1, WALL, config=0))
@@ -317,7 +324,7 @@ def test_a_learner_on_another_file_has_told_nothing_yet() -> None:
 
 
 def test_node_with_an_older_file_never_votes_again() -> None:
-    """Not when the peer that said so takes a link again, and not after a restart: the file itself says so."""
+    """Neither a new link from the accusing peer nor a restart changes that, because the file records the accusation."""
     one = One(membership(0, "ABC"))
     effects = one.step(Accused("A", "an older file", for_good=True))
     assert [effect for effect in effects if isinstance(effect, Keep)] == [Keep("lost", "an older file")]
@@ -333,7 +340,7 @@ def test_node_with_an_older_file_never_votes_again() -> None:
 
 
 def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
-    """It alone writes its timeline, before anybody hears of it."""
+    """Only this node writes its timeline, and it does so before another node hears of a commit."""
     one = One(membership(0, "ABC"))
     effects = one.step(Received("C", Gossip({"B": 3}, 0, 0, CLOCK, "store of C", 1, WALL)))
     assert [effect.name for effect in effects if isinstance(effect, Keep) and effect.name == "lost"] == ["lost"]
@@ -346,7 +353,7 @@ def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
 
 
 def test_new_node_uses_its_sponsors_membership_until_it_caught_up() -> None:
-    """Its own file still says what the cluster was at first; then it is a member like any other."""
+    """Its own file still has the first membership; after it has caught up it is a member like any other."""
     told = Joining(membership(1, "AC", "B"), {"A": 1})
     one = One(membership(0, "A"), told)
     assert set(one.node.state.roster.peers) == {"A", "C"}
@@ -372,7 +379,7 @@ def test_safe_time_ignores_closed_of_an_amnesiac_voter() -> None:
     one.step(Accused("C", "another file"))
     assert [(gossip.closed, gossip.cut) for gossip in told()] == [(0, 0)]
     one.node.safe_time.advance()
-    assert one.node.state.clock.safe == 0  # A alone has cut that far: no majority
+    assert one.node.state.clock.safe == 0  # only A has cut that far, and A is not a majority
 
 
 def restarted(name: str, voters: str = "ABCDE") -> Node:
@@ -381,8 +388,8 @@ def restarted(name: str, voters: str = "ABCDE") -> Node:
 
 
 def test_restarted_node_closes_nothing_until_a_majority_accepts_it() -> None:
-    """Its file may have been put back, and those who would say so have not come yet. A peer that turns it away says
-    nothing.
+    """The node's file may come from a backup, and the peers that know it have not connected yet. A refusing peer does
+    not count.
     """
     node = restarted("B")
     node.start(Now(0.0, WALL))
@@ -403,7 +410,7 @@ def test_restarted_node_closes_nothing_until_a_majority_accepts_it() -> None:
 
 
 def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
-    """Also where some stay away: a majority that hears each other is all that it takes."""
+    """Some nodes may stay down: a majority that hears each other is enough."""
     nodes = {name: restarted(name) for name in "ABC"}
     for beat in range(1, 40):
         now = Now(0.1 * beat, WALL + 100 * beat)
@@ -417,7 +424,7 @@ def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
 
 
 def test_amnesiac_node_revokes_its_closed() -> None:
-    """It said so before anybody told it. Results that rest on it are not undone, but none follow."""
+    """The node had reported it before it was accused. Results that depend on it stay, but no further ones follow."""
     one = One(membership(0, "ABC"))
     one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
     assert one.node.state.roster.peers["A"].closed == CLOCK
@@ -447,7 +454,7 @@ def test_transaction_goes_on_over_a_change_whose_rights_were_checked(needed: int
 
 
 def test_open_transaction_goes_back_to_the_node_if_users_change_after_its_check() -> None:
-    """The node looks at rights by the membership that it has; here another one is applied in the same step."""
+    """The node checks rights by the membership that it has; here the same step applies another one."""
     one = One(membership(1, "ABC"))
     one.node.state.clock.safe = CLOCK - 1
     changed = replace(membership(2, "ABC"), users={"ann": UserSaid("", 1, 1)})

@@ -28,7 +28,7 @@ def members(roles: dict[str, bool], version: int = 3) -> Membership:
 
 
 def worlds() -> Iterator[tuple[Membership, frozenset[str]]]:
-    """Draw voter, learner or absent for each of four names, with at least one voter, and which of them are alive."""
+    """Draw voter, learner or absent for each of four names, with at least one voter, and the living ones."""
     for roles in product((None, False, True), repeat=len(NAMES)):
         chosen = {node: role for node, role in zip(NAMES, roles, strict=True) if role is not None}
         if True not in chosen.values():
@@ -114,7 +114,7 @@ ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
 def test_invalid_member_change_is_refused_with_its_reason(
     roles: dict[str, bool], change: MemberChange, facts: Facts, reason: str
 ) -> None:
-    """Each refusal has its word."""
+    """Each refused change has its reason in the error."""
     assert refusal(roles, change, facts) == reason
 
 
@@ -137,7 +137,7 @@ def test_invalid_member_change_is_refused_with_its_reason(
 def test_change_that_costs_nothing_or_is_forced_is_made(
     roles: dict[str, bool], change: MemberChange, alive: str
 ) -> None:
-    """A node that does not answer is missed already, and a fourth voter lets no further one fail."""
+    """A node that does not answer already counts as lost, and a fourth voter does not allow a further loss."""
     old = members(roles)
     assert change_members(old, change, Facts(frozenset(alive))).version == old.version + 1
 
@@ -149,7 +149,7 @@ def test_force_overrules_the_quorum() -> None:
 
 
 def test_a_learner_may_start_again_on_another_file() -> None:
-    """It never promised anything; one that led commits as a voter before may not."""
+    """A learner never promised anything. A former voter that led commits is refused."""
     old = members({"A": True, "D": False})
     again = MemberChange("add", "D", "host:68", store="second")
     assert change_members(old, again, Facts(frozenset("AD"))).members["D"].store == "second"
@@ -158,7 +158,7 @@ def test_a_learner_may_start_again_on_another_file() -> None:
 
 @pytest.mark.parametrize("leaves", [("remove",), ("demote",), ("demote", "remove"), ("replace",)])
 def test_name_of_a_former_voter_is_refused_for_another_file(leaves: tuple[str, ...]) -> None:
-    """It may have led a commit that a member out of reach alone knows: the timelines here do not have it."""
+    """The former voter may have led a commit that only an unreachable member has: the timelines here lack it."""
     old, facts = members({**ABC, "D": True}), Facts(frozenset("ABC"), dict.fromkeys("ABC", 0))
     for action in leaves:
         successor = "E" if action == "replace" else ""
@@ -183,7 +183,7 @@ def test_former_voter_votes_again_with_its_own_file() -> None:
 
 
 def test_the_files_that_are_known_are_written_down() -> None:
-    """From the first change on, the membership says whose file is whose; what it says is not overwritten."""
+    """From the first change on the membership has the file of each member, and does not overwrite it."""
     old = Membership(0, {"A": Member("A", "h:1", True, "old"), "B": Member("B", "h:2")})
     facts = Facts(frozenset("AB"), {}, frozenset(), {"A": "other", "B": "of B"})
     new = change_members(old, MemberChange("add", "C", "h:3"), facts)
@@ -197,7 +197,7 @@ def test_sponsor_information_survives_encoding() -> None:
 
 
 def test_read_only_node_is_not_promoted() -> None:
-    """Among the voters it would approve nothing, and so be missed: such is a node whose copy is not compared yet."""
+    """As a voter it would approve nothing, and so count as lost. A node whose copy is not compared yet is read-only."""
     facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("D"))
     change = MemberChange("promote", "D")
     assert refusal({**ABC, "D": False}, change, facts) == "mode"

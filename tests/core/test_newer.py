@@ -1,4 +1,4 @@
-"""Questions about every key: the voters that are asked, and the transactions that are in the way."""
+"""Questions about every key: the voters that are asked, and the transactions that block an answer."""
 
 from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked
 from bedrockish.core.state.settings import Settings
@@ -44,7 +44,7 @@ def test_learner_needs_the_answers_of_a_majority() -> None:
 
 
 def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
-    """B leads it and has told C alone; C has approved, so its client may be told at any moment."""
+    """B leads the transaction and has told C alone. C has approved it, so B's client may get its answer at any time."""
     net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.kept = {Approve}
@@ -107,7 +107,7 @@ def test_question_ends_where_no_majority_is_up() -> None:
 
 
 def test_question_ends_soon_when_no_voter_answers() -> None:
-    """The reads go to the core then, which has their time limits."""
+    """The reads then go to the core, which has their time limits."""
     net = Net("ABC", settings=Settings())
     net.kept = {Checked}
     ask(net, 1)

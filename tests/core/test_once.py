@@ -1,4 +1,4 @@
-"""Transactions that are executed once: led on a younger base, lost at once, or settled by their command's id."""
+"""Transactions that are executed once: led with a newer base, lost at once, or settled by their command's id."""
 
 from collections import deque
 from dataclasses import replace
@@ -34,7 +34,7 @@ def prepared(base: Vector, reads: str = "", writes: str = "") -> Prepared:
 
 
 class Trio:
-    """Three cores; messages wait until they are delivered, except to and from those that are cut off."""
+    """Three cores, whose messages wait until they are delivered; messages to and from cut-off nodes are lost."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -90,7 +90,7 @@ class Trio:
                 self.step(receiver, Received(sender, message))
 
     def run(self, seconds: float) -> None:
-        """Let time pass, with all heartbeats and messages."""
+        """Let time pass, and deliver all heartbeats and messages."""
         until = self.seconds + seconds
         while self.seconds < until:
             self.deliver()
@@ -127,11 +127,13 @@ def test_unrelated_commit_of_another_node_moves_the_base() -> None:
     assert isinstance(answer, Answer)
     assert answer.place == ("A", 1)
     assert world.nodes["C"].state.timelines.applied == {"A": 1, "B": 1}
-    assert answer.token.vector == {"A": 1, "B": 1}  # its base has moved up to the other one
+    assert answer.token.vector == {"A": 1, "B": 1}  # the base has moved up to the other commit
 
 
 def test_transaction_names_the_safe_time_of_its_snapshot() -> None:
-    """Safe time that has passed a commit during a long execution is not told: the snapshot lacks that commit."""
+    """If safe time passes a commit during a long execution, the transaction does not name the new safe time, because
+    its snapshot lacks the commit.
+    """
     world = Trio()
     old = prepared(world.base("A"), writes="y")
     world.commit("B", writes="z")
@@ -145,7 +147,7 @@ def test_transaction_names_the_safe_time_of_its_snapshot() -> None:
 
 
 def test_conflicting_commit_outside_the_base_ends_an_open_transaction() -> None:
-    """It is not executed again: its client has acted on the old value."""
+    """The transaction is not executed again, because its client has acted on the old value."""
     world = Trio()
     old = prepared(world.base("A"), reads="x", writes="y")
     world.commit("B", writes="x")
@@ -158,7 +160,7 @@ def test_conflicting_commit_outside_the_base_ends_an_open_transaction() -> None:
 
 
 def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
-    """A pending transaction of another leader on the same key: its commit ends ours, its rollback lets ours go on."""
+    """Another leader's transaction on the same key is pending: its commit ends ours, its rollback does not."""
     world = Trio()
     base = world.base("A")
     first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
@@ -186,7 +188,7 @@ def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
 
 
 def test_a_rejected_one_begins_again_as_it_is() -> None:
-    """Both voters are busy with another on the same key; when that is rolled back, ours commits unchanged."""
+    """Both voters hold another transaction on the same key; when that is rolled back, ours commits unchanged."""
     world = Trio()
     base = world.base("A")
     first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
@@ -210,7 +212,9 @@ def test_a_rejected_one_begins_again_as_it_is() -> None:
 
 
 def test_an_empty_transaction_with_the_same_command_settles_it() -> None:
-    """When the empty one has committed, the original cannot any more; when the original has, the empty one finds it."""
+    """If the empty transaction commits first, the original can no longer commit; otherwise the empty one finds the
+    original.
+    """
     world = Trio()
     base = world.base("A")
     empty = Prepared(world.base("B"), 0, False, ROWS, AccessSet(), encode_changes([]), b"nothing")
@@ -224,7 +228,9 @@ def test_an_empty_transaction_with_the_same_command_settles_it() -> None:
 
 
 def test_no_end_is_told_before_every_attempt_has_ended() -> None:
-    """Ours is in flight when another on the same key commits elsewhere: the loss is told after our rollback."""
+    """Ours is in flight when another on the same key commits at another node: the client learns the loss after our
+    rollback.
+    """
     world = Trio()
     base = world.base("A")
     world.cut = {"A"}
@@ -244,7 +250,7 @@ def test_no_end_is_told_before_every_attempt_has_ended() -> None:
 
 
 def test_without_a_majority_nobody_can_tell() -> None:
-    """Begun and cut off: the outcome is reported as unknown, never as "did not happen"."""
+    """The transaction has begun and its node is cut off: the outcome is unknown, never "did not happen"."""
     world = Trio()
     number = world.submit("A", prepared(world.base("A"), writes="y"))
     world.cut = {"A"}
@@ -253,7 +259,7 @@ def test_without_a_majority_nobody_can_tell() -> None:
 
 
 def test_a_strict_transaction_that_only_read_is_lost_to_a_later_writer() -> None:
-    """Strict reads must be valid when they are answered; an interactive one cannot read again."""
+    """Strict reads must be valid at the time of the answer; an interactive transaction cannot read again."""
     world = Trio()
     old = prepared(world.base("A"), reads="x")
     fine = world.submit("A", old, read=STRICT)

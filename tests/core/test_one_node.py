@@ -1,4 +1,4 @@
-"""Rules that one node keeps when it is told something: each test is the one that fails without its rule."""
+"""Single rules of a node that receives a message; each test fails without its rule."""
 
 from dataclasses import replace
 from typing import Any
@@ -57,7 +57,7 @@ def but(made: Transaction, **changes: Any) -> Transaction:
 
 
 def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
-    """Only who leads a transaction can give it up."""
+    """Only the leader of a transaction can give it up."""
     for message in (Begin, lambda body: Recover(body, 2, CLOCK)):
         one = One(ABC)
         theirs = transaction("C", 1)
@@ -68,7 +68,7 @@ def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
 
 
 def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
-    """Otherwise the earlier attempt would block this one, without a leader to end it."""
+    """Otherwise the earlier attempt would block this one, and no leader would end it."""
     one = One(ABC)
     first = transaction("A", 1)
     one.hear("A", Begin(first.body))
@@ -77,7 +77,7 @@ def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
 
 
 def test_a_begin_of_an_older_membership_is_over() -> None:
-    """It is not in the base of the change, so it can never commit, and its leader is told so."""
+    """The transaction is not in the base of the change, so it can never commit, and its leader is told so."""
     one = One(membership(1, "ABC"))
     said = one.hear("A", Begin(transaction("A", 1, config=0).body))
     assert [type(message) for message in said] == [Outcome]
@@ -94,7 +94,7 @@ def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
 
 
 def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
-    """Both would have its own approval."""
+    """Otherwise both would have this node's approval."""
     net = Net("ABC")
     first = begin(net, approvers="")
     net.ask("A", add("Q", "x"))
@@ -102,7 +102,7 @@ def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
 
 
 def test_a_clock_that_is_far_ahead_is_turned_down() -> None:
-    """And not followed: the clock of the cluster never goes back."""
+    """The node does not follow it either, because the clock of the cluster never goes back."""
     one = One(ABC)
     made = transaction("A", 1)
     ahead = but(made, txid=Txid(pack(WALL + 3_600_000), "A"))
@@ -122,7 +122,7 @@ def test_acceptance_implies_a_promise() -> None:
 
 
 def test_approval_stands_after_damage_to_its_rows() -> None:
-    """The approval has been counted: one whose rows were damaged since has approved it nevertheless."""
+    """The approval has been counted, so later damage to the rows does not withdraw it."""
     made = transaction("A", 1)
     recovered = Recovered("B", "b", ABC, votes=(Vote(made.txid, made, held=True),))
     node = Node(
@@ -139,7 +139,7 @@ def test_approval_stands_after_damage_to_its_rows() -> None:
 
 
 def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
-    """The recovery has its promise: what it says after that could be taken for a vote."""
+    """The recovery has the leader's promise: a later rollback could count as a vote."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -150,7 +150,7 @@ def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
 
 
 def test_voter_rejects_snapshots_older_than_the_conflict_window() -> None:
-    """Commits that it lacks are no longer available for a comparison."""
+    """The voter no longer has the commits that the snapshot lacks, and cannot compare them."""
     one = One(ABC)
     window_ms = one.node.state.settings.conflict_window_ms
     made = transaction("A", 1)
@@ -178,7 +178,7 @@ def test_leader_does_not_begin_on_snapshots_older_than_the_conflict_window() -> 
 
 
 def test_a_commit_with_another_hash_is_not_taken() -> None:
-    """Its timeline would go on in another way here; the link on which it came ends."""
+    """The sender's timeline differs from the one here, so the node ends the link."""
     one = One(ABC)
     good = commit(transaction("A", 1))
     effects = one.step(Received("A", Commit(good.label, good.body, bytes(32), good.clock)))
@@ -189,7 +189,7 @@ def test_a_commit_with_another_hash_is_not_taken() -> None:
 
 
 def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
-    """Its sender has another timeline."""
+    """Its sender has a different timeline."""
     one = One(ABC)
     good = commit(transaction("A", 1))
     assert good.body is not None
@@ -199,7 +199,7 @@ def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
 
 
 def test_missing_entries_are_requested_before_received_ones_are_applied() -> None:
-    """So the sender reads in parallel, and a node that is far behind does not wait for each piece."""
+    """So the sender reads in advance, and a node that is far behind does not wait for each piece."""
     one = One(ABC)
     one.step(PeerUp("C"))
     good = commit(transaction("A", 1))
@@ -213,7 +213,7 @@ def test_missing_entries_are_requested_before_received_ones_are_applied() -> Non
 
 
 def test_commit_of_a_rolled_back_transaction_stops_the_node() -> None:
-    """One of two has lied, and nothing is applied on top of that."""
+    """One of the two messages is false, and the node applies nothing after it."""
     one = One(ABC)
     made = transaction("A", 1)
     one.hear("A", Begin(made.body))
@@ -224,7 +224,7 @@ def test_commit_of_a_rolled_back_transaction_stops_the_node() -> None:
 
 
 def test_taking_a_commit_moves_the_clock() -> None:
-    """A transaction begun here afterwards is younger, even if the message itself brought no clock."""
+    """A transaction that begins here afterwards has a later clock, even if the message itself brought none."""
     one = One(ABC)
     made = transaction("A", 1)
     ahead = but(made, txid=Txid(CLOCK + pack(4_000), "A"))
@@ -234,7 +234,7 @@ def test_taking_a_commit_moves_the_clock() -> None:
 
 
 def test_a_commit_that_comes_early_is_kept() -> None:
-    """It is taken as soon as the one before it is, and is not asked for again."""
+    """The node applies it right after the one before it, and does not request it again."""
     one = One(ABC)
     first, second = transaction("A", 1), transaction("A", 2)
     before = Entry("A", 1, {"A": 1}, first, None, GENESIS)
@@ -246,7 +246,7 @@ def test_a_commit_that_comes_early_is_kept() -> None:
 
 
 def test_outcome_of_a_waiting_commit_is_not_forgotten() -> None:
-    """Safe time may pass it before its cause comes; until then only memory tells what became of it."""
+    """Safe time may pass the commit before its cause arrives; until then only the memory has its outcome."""
     one = One(ABC)
     made = transaction("A", 2, base={"C": 1})
     one.hear("A", commit(made))
@@ -264,13 +264,13 @@ def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
 
 
 def test_a_restart_knows_how_far_its_window_reaches() -> None:
-    """Entries in its file that are outside the window cannot be judged as free of conflicts."""
+    """Its file has entries outside the window, which the node cannot compare for conflicts."""
     one = Node(Recovered("B", "b", ABC, applied={"A": 3}), Settings(), lambda: 0.5, Now(0.0, WALL))
     assert one.state.commit_window.floor == {"A": 3}
 
 
 def test_retired_timeline_is_in_every_base_after_a_restart() -> None:
-    """No vector names that timeline any more; a strict read that has all of it is not turned down for it for ever."""
+    """No vector names that timeline any more. A strict read that includes all of it must not be refused for ever."""
     made = transaction("E", 1)
     entry = Entry("E", 1, {"E": 1}, made, None, GENESIS)
     members = replace(membership(3, "ABC"), retired={"E": 3})
@@ -283,7 +283,7 @@ def test_retired_timeline_is_in_every_base_after_a_restart() -> None:
 
 
 def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() -> None:
-    """Of two attempts the other may still be committed."""
+    """The other one of two attempts may still commit, and then the client gets another answer."""
     net = Net("ABC")
     core = net.places["A"].core
     one, other = transaction("A", 1), transaction("A", 2)
@@ -300,14 +300,14 @@ def executed(schema: int = 0) -> Prepared:
 
 
 def test_an_open_transaction_ends_with_its_schema() -> None:
-    """It has read another table, and told its client so."""
+    """The transaction has read the old table, and its client knows the result."""
     here = One(ABC).node.state
     assert lost(here, "c", executed()) is None
     assert isinstance(lost(here, "c", executed(schema=1)), ConflictError)
 
 
 def test_an_open_transaction_does_not_get_older_than_the_window() -> None:
-    """Later changes are no longer known here."""
+    """The node no longer knows the changes since its snapshot."""
     here = One(ABC).node.state
     here.commit_window.floor["A"] = 1
     assert isinstance(lost(here, "c", executed()), ConflictError)
@@ -322,7 +322,7 @@ def test_a_strict_read_on_too_old_a_snapshot_is_not_certified() -> None:
 
 
 def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
-    """It runs on the schema before it, as all that are not younger do."""
+    """The change itself runs on the schema before it, like all transactions with an earlier clock."""
     here = One(ABC).node.state
     here.settings = replace(here.settings, schema_delay_ms=0)
     change = replace(executed(), kind=SCHEMA)
@@ -331,7 +331,7 @@ def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
 
 @pytest.mark.parametrize("members", [ABC, membership(0, "A")])
 def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> None:
-    """Independent of the delay for other changes: the index is built next to its table during this time."""
+    """The delay is in addition to that of other changes: during it the index is built next to its table."""
     here = One(members).node.state
     change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
     request_id = InFlight(1, Request("c", (Statement("alter", ()),)), 1.0)
@@ -339,14 +339,14 @@ def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> N
 
 
 def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:
-    """One that is hours ahead would put the clock of the cluster there, for good."""
+    """A wall clock that is hours ahead would otherwise move the clock of the cluster there, for good."""
     one = One(ABC)
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
     assert one.node.state.clock.followed_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
 
 
 def test_a_learner_follows_its_wall_no_further_than_the_only_voter_is() -> None:
-    """Its clients would wait for a clock that the voter does not give until then."""
+    """Otherwise its clients would wait for a clock that the voter reaches only later."""
     one = One(membership(0, "A", "B"))
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
     assert one.node.state.clock.followed_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
@@ -367,13 +367,13 @@ def refused(change: MemberChange, facts: Facts) -> str:
 
 
 def test_a_learner_that_is_far_behind_is_not_promoted() -> None:
-    """It would count, and approve nothing before it has caught up."""
+    """As a voter it would count, and approve nothing before it has caught up."""
     facts = Facts(alive={*"ABCL"}, behind={"L": BEHIND_MAX + 1})
     assert refused(MemberChange(PROMOTE, "L"), facts) == "behind"
 
 
 def test_a_name_that_has_led_does_not_come_back_on_another_file() -> None:
-    """It would give the places of its timeline away a second time."""
+    """A node on another file would give the places of its timeline a second time."""
     facts = Facts(timelines={"D"})
     change = MemberChange(ADD, "D", "D:1", store="another", level=LEVEL)
     assert refused(change, facts) == "used"

@@ -56,7 +56,7 @@ def test_other_voter_gets_begin_when_the_first_is_late() -> None:
 
 
 def test_other_voter_gets_begin_at_once_when_the_first_rejects_it() -> None:
-    """B leads one on the same key, and C alone has heard of it: C rejects that of A, and B would, too."""
+    """B leads a transaction on the same key, and C alone knows it. C rejects A's transaction, and B would, too."""
     net = a_net()
     net.kept = {Approve}
     net.cut("A", "B")
@@ -109,7 +109,7 @@ def test_change_of_the_schema_goes_to_every_voter() -> None:
 
 
 def test_other_voters_get_begin_within_half_of_the_least_closing_lag() -> None:
-    """Later they would reject it as TOO LATE."""
+    """Later BEGINs would be rejected as TOO LATE."""
     net = Net("ABC", settings=Settings(closing_lag_ms_min=8))
     net.places["A"].core.coordinator.attempts.quickest.note_late("B", 1.0)
     net.places["A"].core.coordinator.attempts.quickest.note_late("C", 1.0)

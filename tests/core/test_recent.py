@@ -1,4 +1,4 @@
-"""The conflict tests find what comparing with everything finds."""
+"""The conflict window finds the same conflicts as a comparison with all commits."""
 
 import gc
 import tracemalloc
@@ -32,8 +32,8 @@ histories = st.lists(st.tuples(st.sampled_from(NODES), access_sets), max_size=20
 
 @pytest.fixture(scope="module", params=[(3, 2, 1), (3, access_index.LARGE, MANY), (SEGMENT, access_index.LARGE, MANY)])
 def segment(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many commits are packed together: also three, so that short histories fill several segments; and from how
-    many keys on an access set is a large one: also two.
+    """Set the number of commits that are packed together: also three, so that short histories fill several segments.
+    Set also the number of keys of a large access set: also two.
     """
     count, large, many = request.param
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +103,7 @@ def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
     for each in readers:
         assert conflict(AccessSet(read_points=frozenset({each.key})), written) is not None
     newer = recent.newer_than(base)
-    if newer is not None:  # else a base so old is for the keys to tell
+    if newer is not None:  # the keys decide for a base this old
         assert {one.txid for one in newer if conflict(access_set, one.access_set) is not None} == expected
     above = set(recent.any_conflicts(access_set, safe))
     assert above == {
@@ -113,8 +113,8 @@ def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
 
 @pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
 def test_late_label_counts_for_commits_packed_early(segment: int) -> None:
-    """One whose outcome is needed stays, and those after it stay in the line of their timeline though they are packed:
-    whoever has seen one of these under another place has seen it.
+    """A commit whose outcome is still needed stays unpacked, and later ones stay in the order of their timeline
+    although they are packed: a base that includes one of these by another place has seen it.
     """
     written = AccessSet(write_points=frozenset({b"t:a\x001"}))
     recent, ranged = CommitWindow(), AccessSet(read_ranges=((b"t:a\0", b"t:a\0\xff"),))
@@ -129,7 +129,7 @@ def test_late_label_counts_for_commits_packed_early(segment: int) -> None:
 
 @pytest.mark.parametrize("segment", [(SEGMENT, access_index.LARGE, MANY)], indirect=True)
 def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment: int) -> None:
-    """As much as 60 s of 1,000 commits a second are kept for transactions that take long."""
+    """The window keeps 60 s of 1,000 commits a second for transactions that take long."""
     count = 40 * segment
 
     def commit(number: int) -> Transaction:
@@ -170,7 +170,7 @@ def test_pending_finds_the_same_conflicts_as_a_full_comparison(
 
 
 def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> None:
-    """Also of a commit that was packed before: no base names the timeline any more, for all have it."""
+    """The same holds for a packed commit: no base names the timeline any more, because all have it."""
     recent = CommitWindow()
     done = [
         transaction(clock, AccessSet(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, segment + 1)
@@ -188,7 +188,9 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
 
 @pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
 def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of commits is hundreds of segments: neither a test nor a new commit asks each of them."""
+    """A minute of commits fills hundreds of segments, and neither a conflict test nor a new commit looks at all of
+    them.
+    """
     recent = CommitWindow()
     made = [
         transaction(clock, AccessSet(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, 8 * segment)

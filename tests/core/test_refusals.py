@@ -1,4 +1,4 @@
-"""A refusal is an answer: at the strict level a majority is asked whether what it rests on is still so."""
+"""A refusal is an answer: at the strict level a majority must confirm its reasons."""
 
 from bedrockish.api.requests import SESSION, STRICT, Request, Statement
 from bedrockish.core.protocol.messages import Check
@@ -14,7 +14,7 @@ def take(command: str, level: str) -> Request:
 
 
 def one_that_a_has_not_heard_of() -> Net:
-    """B has committed one into x, with C; A hears of it only from C, and not yet."""
+    """B has committed a row into x, with C. A hears of it only from C, and not yet."""
     net = Net("ABC")
     net.cut("A", "B")
     net.ask("B", add("give", "x"))
@@ -24,7 +24,7 @@ def one_that_a_has_not_heard_of() -> Net:
 
 
 def test_strict_refusal_is_never_based_on_old_data() -> None:
-    """C knows what B has committed, so A executes again, and there is one."""
+    """C knows B's commit, so A executes the request again, and finds a row."""
     net = one_that_a_has_not_heard_of()
     net.ask("A", take("take", STRICT))
     net.run(2.0)
@@ -32,7 +32,7 @@ def test_strict_refusal_is_never_based_on_old_data() -> None:
 
 
 def test_session_refusal_rests_on_the_nodes_own_data() -> None:
-    """The session level allows it by definition."""
+    """The session level allows a refusal by older data."""
     net = one_that_a_has_not_heard_of()
     net.ask("A", take("take", SESSION))
     assert net.told("A") == {"take": "did not happen"}
@@ -50,7 +50,7 @@ def test_a_strict_refusal_that_is_true_is_told_after_one_round() -> None:
 
 
 def test_strict_refusal_without_majority_becomes_an_unknown_answer() -> None:
-    """It says that it could not tell, when the time is over."""
+    """At the end of its time the client gets an unknown outcome."""
     net = Net("ABC")
     net.cut("A", "B")
     net.cut("A", "C")
@@ -62,9 +62,7 @@ def test_strict_refusal_without_majority_becomes_an_unknown_answer() -> None:
 
 
 def test_a_node_knows_when_it_may_lag() -> None:
-    """When it misses commits of others, when a change of the key is pending, and when it hears too few peers to
-    know.
-    """
+    """A node may lag if it lacks commits of others, if a change of the key is pending, or if it hears too few peers."""
     net = Net("ABC")
     core = net.places["A"].core
 

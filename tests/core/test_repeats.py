@@ -1,4 +1,4 @@
-"""Messages that wait for an answer are sent again, seldom enough that a slow cluster does not drown in them."""
+"""A message without an answer is sent again, but seldom enough not to overload a slow cluster."""
 
 from collections import Counter
 from itertools import pairwise
@@ -30,7 +30,7 @@ def count(net: Net, kind: type) -> Counter[tuple[str, str]]:
 
 @pytest.mark.parametrize("level", [4, 5])
 def test_a_voter_asks_a_leader_about_all_its_transactions_at_once(level: int) -> None:
-    """Each at every heartbeat would cost more messages the slower the cluster is."""
+    """A message for each transaction at every heartbeat would slow down a slow cluster further."""
     net = Net("ABC")
     for place in net.places.values():
         roster = place.core.state.roster
@@ -85,7 +85,7 @@ def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None
 
 
 def test_deadline_of_an_answered_request_is_dropped_from_the_timers() -> None:
-    """A client may give each command an hour: a timer for each would stay that long."""
+    """A client may allow each command an hour, and its timer would stay that long."""
     net = Net("ABC")
     timers = state(net, "A").timers
     for number in range(200):
@@ -96,7 +96,7 @@ def test_deadline_of_an_answered_request_is_dropped_from_the_timers() -> None:
     net.ask("A", add("late", "x", timeout_s=1.0))
     net.kept = {Begin}
     net.run(5.0)
-    assert "late" in net.told("A")  # one that is not answered has its deadline
+    assert "late" in net.told("A")  # a request without an answer keeps its deadline
 
 
 def test_dropped_timer_does_not_come_and_the_others_do() -> None:

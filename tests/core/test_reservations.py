@@ -1,4 +1,4 @@
-"""A statement over much of a busy table gets through, because others hold back for a moment; and for no longer."""
+"""A statement over much of a busy table commits, because other leaders hold back for a limited time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def total(command: str, timeout_s: float = 30.0) -> Request:
 
 
 class Busy(Net):
-    """Clients at each node that write single rows of one table all the time."""
+    """Clients at each node that write single rows of one table without pause."""
 
     def __init__(self, voters: str = "ABC", settings: Settings | None = None, *, took_s: float = 0.0) -> None:
         super().__init__(voters, settings=settings or Settings())
@@ -119,7 +119,9 @@ class Busy(Net):
 
 @pytest.mark.parametrize("took_s", [0.0, 0.08])
 def test_a_statement_over_a_busy_table_gets_through(took_s: float) -> None:
-    """In few executions, where it would not in many; and the writers wait no longer than it was asked for."""
+    """The statement needs few executions, instead of failing after many; writers wait no longer than the reservation
+    asks.
+    """
     net = Busy(took_s=took_s)
     net.go_on(0.1)
     net.ask("A", total("all"))
@@ -138,8 +140,8 @@ INDEX = object_range("i:rows")
 
 
 def indexed(net: Busy, *, reads: bool = False) -> None:
-    """Each row has an entry in an index. A large transaction writes all index entries, as it declares, and a row of its
-    own; with ``reads`` it has read all entries as well.
+    """Each row has an entry in an index. A large transaction declares a write of all index entries, and writes a row of
+    its own; with ``reads`` it has read all entries as well.
     """
     for place in net.places.values():
         place._execute = partial(_with_entries, net, place, place._execute, reads)  # type: ignore[method-assign]
@@ -169,7 +171,7 @@ OWN_ROW = "x" * 1_000  # a key so long that any transaction that writes it is la
 
 def test_large_transaction_without_conflicts_is_executed_once() -> None:
     """A statement over much of a table declares a write of a whole index. Rows that others insert have entries in it,
-    and are not a reason to execute it again, which may take longer than others hold back.
+    but do not force another execution, which may take longer than others hold back.
     """
     net = Busy(settings=replace(LARGE, reserve_ms=400))
     indexed(net)
@@ -210,7 +212,7 @@ def test_a_strict_read_of_a_busy_table_is_answered() -> None:
 
 
 def test_several_get_through_one_after_the_other() -> None:
-    """Two of one leader, and those of others: all hold back for the same one, but for the way of a word."""
+    """Of one leader and of several: all nodes hold back for the same reservation, but for the time of a message."""
     net = Busy(took_s=0.05)
     net.go_on(0.1)
     for name, command in (("A", "a1"), ("B", "b"), ("A", "a2"), ("C", "c")):
@@ -228,7 +230,7 @@ def test_several_get_through_one_after_the_other() -> None:
 
 
 def test_constant_reservations_get_a_quarter_of_the_time() -> None:
-    """Each node holds back for as long as that, and once for the longest in addition, whoever asks."""
+    """Each node holds back for that share and once for the longest reservation, whichever node asks."""
     settings = Settings(reserve_ms=500)
     net = Busy(settings=settings, took_s=0.15)
     net.go_on(0.1)
@@ -269,7 +271,7 @@ def test_reservation_of_a_vanished_request_is_dropped(how: str) -> None:
 
 
 def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> None:
-    """It hardly fits, or not at all: then no leader holds back for it."""
+    """If the remaining time is too short for the statement, no leader holds back for it."""
     settings = Settings(reserve_ms=300)
     net = Busy(settings=settings, took_s=0.28)
     net.go_on(0.1)
@@ -285,7 +287,7 @@ def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> Non
 
 
 def test_request_for_few_rows_queues_like_all_others() -> None:
-    """On a hot row no request reserves: those that wait there share transactions, and take turns."""
+    """On a hot row no request reserves: waiting requests share transactions and take turns."""
     net = Busy()
     for number in range(400):
         for name in "ABC":
@@ -342,8 +344,8 @@ def told(net: Net, name: str) -> dict[str, Reservation]:
 
 
 def test_unsuitable_requests_do_not_reserve() -> None:
-    """Few keys, schema changes, requests that cannot be executed again, and those that have not lost for long
-    enough.
+    """Requests for few keys, schema changes, requests that cannot be executed again, and requests that have not lost
+    for long enough.
     """
     net = Net("A")
     point = AccessSet(frozenset({b"t:rows\0k"}), (), frozenset({b"t:rows\0k"}))
@@ -423,7 +425,7 @@ def test_overtaken_background_execution_is_repeated_and_its_client_told() -> Non
 
 
 def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None:
-    """Of two commits that are in an index of which it writes all, one has changed what it has read."""
+    """It writes a whole index, which two commits touch; only one of them has changed a row that it has read."""
     net = Busy(took_s=9.0)
     indexed(net)
     net.ask("A", total("all"))
@@ -441,7 +443,7 @@ def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None
 
 
 def test_a_client_is_told_the_way_out() -> None:
-    """It depends on whether the statement writes where the others do."""
+    """The advice depends on whether the statement writes to the contested table."""
     state = Net("A").places["A"].core.state
     inflight = InFlight(1, total("all"), 1.0, attempts=7)
     inflight.lost = Conflict(Txid(5, "B"), b"t:rows\0k01")
@@ -456,7 +458,7 @@ def test_a_client_is_told_the_way_out() -> None:
 
 
 def test_reservation_waits_for_the_rest_of_the_share() -> None:
-    """A node that has held back for as long as it does at all holds back again when a quarter of the time gave it."""
+    """A node that has used up its share holds back again when a quarter of the time has given it enough."""
     net = Net("ABC", settings=Settings(reserve_ms=1_000))
     asks, contention = net.places["A"].core.state, net.places["C"].core.coordinator.contention
     for number, longest_s in enumerate((0.2, 4.2)):
@@ -467,11 +469,12 @@ def test_reservation_waits_for_the_rest_of_the_share() -> None:
             waited_s += 0.1
         assert longest_s - 0.5 < waited_s < longest_s
         net.run(1.1)
-        assert contention.reservations.held is None  # its time is over, though its node still tells it
+        # the time of the reservation is over, though its node still announces it
+        assert contention.reservations.held is None
 
 
 def test_malformed_reservations_cost_no_more_than_the_share() -> None:
-    """An empty reservation blocks no request; constant ones get the share of all reservations together."""
+    """An empty reservation blocks no request, and constant ones get only the share of all reservations together."""
     settings = Settings(reserve_ms=1_000)
     net, said = Net("ABC", settings=settings), cbor2.dumps(TABLE.pack())
     asks, other, here = (net.places[name] for name in "ABC")
@@ -494,7 +497,7 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
 
 
 def test_it_is_told_at_once_and_so_is_its_end() -> None:
-    """A heartbeat would be too late: transactions that others begin until then are lost."""
+    """A heartbeat would be too late: transactions of other leaders in between would be lost."""
     net = Net("ABC")
     net.play("A", "wake")
     net.deliver()
@@ -521,7 +524,7 @@ def test_reserving_request_goes_before_those_held_back_for_it() -> None:
 
 
 def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
-    """Another execution would only be lost again."""
+    """Another execution would lose again."""
     net = Busy()
     net.kept = {Approve}
     net.ask("B", add("b", "k01"))

@@ -1,4 +1,4 @@
-"""Timelines of nodes that left are retired by a change of the membership: no vector names them after it."""
+"""A membership change retires the timelines of removed nodes: no vector names them after it."""
 
 from dataclasses import replace
 
@@ -46,7 +46,9 @@ def retired() -> One:
 
 
 def test_timeline_that_every_member_has_whole_can_be_retired() -> None:
-    """Each must have told that it counts without the leader, or it may still hear from it; and to have the same."""
+    """Every member must have reported that it counts without the leader, or it may still hear from it; and all must
+    have the same ticks.
+    """
     one = gone()
     state = one.node.state
     assert state.timelines.whole() == set()
@@ -92,7 +94,7 @@ def test_later_transactions_omit_retired_timelines() -> None:
 
 
 def test_members_that_know_the_retirement_get_short_vectors() -> None:
-    """Another one needs to hear from whom it can get what it lacks."""
+    """A member that does not know the retirement needs the long vector, to find a node with its missing entries."""
     one = retired()
     one.hear("A", report({"A": 1, "C": 1}, 2, "A"))
     one.hear("C", report({"C": 1}, 1))
@@ -115,7 +117,7 @@ def test_a_retired_timeline_takes_nothing_more() -> None:
 
 
 def test_commits_of_a_retired_timeline_are_in_every_base() -> None:
-    """A BEGIN on the row that D1 wrote, on a base that does not name D, conflicts with nothing; nor does a read."""
+    """A BEGIN on the row that D1 wrote conflicts with nothing, although its base does not name D; nor does a read."""
     one = retired()
     written = transaction("D", 1).access_set
     made = replace(transaction("A", 5, config=2, base={"A": 1, "C": 1}), access_set=written, body=b"")
@@ -131,7 +133,9 @@ def test_commits_of_a_retired_timeline_are_in_every_base() -> None:
 
 
 def window_of(number: int) -> CommitWindow:
-    """D has led so many commits, the first of which writes d; A then retired its timeline, and C that of A."""
+    """Return a window in which D has led so many commits, the first of which writes d; A then retired its timeline, and
+    C that of A.
+    """
     window = CommitWindow()
 
     def commit(leader: str, tick: int, key: bytes, clock: int, kind: str = ROWS) -> Txid:
@@ -211,7 +215,7 @@ def test_a_node_that_starts_again_knows_them() -> None:
 
 
 def test_a_newcomer_that_replays_takes_the_retired_timeline_first() -> None:
-    """Its order is kept by the change of the membership, whose base has all of it."""
+    """The base of the membership change includes all of the retired timeline, and so keeps the order."""
     one = One(membership(0, "ABCD"))
     change = transaction("A", 3, config=1, change=LATER, base={"C": 1, "D": 1})
     one.hear("A", commit(change))

@@ -1,4 +1,4 @@
-"""Single rules of a node, each at the moment at which a decision rests on it. See ``docs/mutations.md``."""
+"""Single rules of a node, each at the moment at which a decision depends on it. See ``docs/mutations.md``."""
 
 from collections import deque
 from dataclasses import replace
@@ -103,7 +103,7 @@ def voter() -> Voter:
 
 
 def test_outcome_of_a_commit_of_this_step_is_kept_though_it_is_settled(voter: Voter) -> None:
-    """The journal has it only after the step."""
+    """The journal has the commit only after the step."""
     votes, made = voter.state.votes, make("A", 1)
     voter.state.clock.settle(CLOCK + 5)
     votes.end(made.txid, commit=True)
@@ -118,7 +118,7 @@ def test_outcome_of_a_commit_of_this_step_is_kept_though_it_is_settled(voter: Vo
 
 
 def test_rollback_that_came_before_its_begin_is_told_as_ended(voter: Voter) -> None:
-    """Nothing is known of its keys, so it may conflict with anything (J6)."""
+    """The node does not know the transaction's keys, so it may conflict with anything (J6)."""
     given_up, other = make("A", 1), make("C", 2)
     assert voter.state.votes.accept_rollback(given_up.txid)
     assert voter.node.recovery._ended_against(other) == [given_up.txid]
@@ -133,7 +133,7 @@ def test_abort_that_was_accepted_is_told_as_ended(voter: Voter) -> None:
 
 
 def test_vote_above_the_cut_of_a_copied_file_is_open_again() -> None:
-    """A node that was filled from a copy has the copy's cut, and may not call closed what it holds itself."""
+    """A node that was filled from a copy has the copy's cut, and may not close time over transactions that it holds."""
     held = make("A", 1)
     voter = Voter(votes=(Vote(held.txid, held, held=True),), cut=CLOCK + 50)
     assert voter.state.clock.cut < held.txid.clock
@@ -144,7 +144,7 @@ def test_vote_above_the_cut_of_a_copied_file_is_open_again() -> None:
 
 
 def test_own_commit_that_comes_late_stays_known(voter: Voter) -> None:
-    """Its client is told the place; only what others lead is left out of the window."""
+    """The client learns the place; the window omits only commits of other leaders."""
     voter.state.clock.settle(CLOCK + (200_000 << 22))
     own, other = make("B", 1), make("C", 2)
     voter.state.take(Entry("A", 1, {"A": 1}, own, "B", GENESIS))
@@ -192,7 +192,7 @@ def test_node_in_read_only_mode_is_no_voter(voter: Voter) -> None:
 
 
 def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
-    """Until that change is applied here, the members are those of before."""
+    """Until this node applies that change, it counts by the earlier membership."""
     voter = Voter(joining=Joining(Membership(3, ABC.members), {"A": 9}))
     assert not voter.state.roster.has_joined({"A": 9}, 0.0)
     assert voter.state.roster.joining is not None
@@ -222,7 +222,7 @@ def test_timeline_with_commits_that_wait_is_not_whole() -> None:
 
 @pytest.mark.parametrize("waits", ["compared", "assembled", ""])
 def test_time_is_not_closed_over_a_begin_that_came_in_time(voter: Voter, waits: str) -> None:
-    """A BEGIN whose rows are compared, or that is still put together of pieces, is not to be TOO LATE for that."""
+    """A BEGIN must not be TOO LATE because its rows are compared or its pieces are still missing."""
     txid, later = Txid(CLOCK + 1, "A"), voter.seconds + 100.0
     if waits == "compared":
         voter.state.votes.comparing[txid] = later
@@ -236,7 +236,7 @@ def test_time_is_not_closed_over_a_begin_that_came_in_time(voter: Voter, waits: 
 
 
 def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) -> None:
-    """The bound counts from the first comparison, however often it begins again."""
+    """The bound counts from the first comparison, also if it begins again."""
     voter.rows = None  # type: ignore[assignment]
     made = make("A", 1)
     voter.hear("A", Begin(made.body))
@@ -275,7 +275,7 @@ def test_pieces_of_a_vote_stay(voter: Voter) -> None:
 
 
 def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: Voter) -> None:
-    """The leader's own vote is kept in them."""
+    """The pieces contain the leader's own vote."""
     offers, body = voter.node.coordinator.offers, bytes(range(256)) * 2_000
     prepared = Prepared({}, 0, False, ROWS, AccessSet(), body, b"")
     for peer in voter.state.roster.peers.values():
@@ -304,7 +304,7 @@ def test_reader_of_a_span_is_in_the_way_of_its_writer() -> None:
 
 @pytest.mark.parametrize(("clock", "base"), [(0, {"A": 4}), (CLOCK, {"A": 3})])
 def test_transaction_that_was_told_its_clock_keeps_its_base(clock: int, base: Vector) -> None:
-    """A newer base would have commits in it that are younger than the clock."""
+    """A newer base would include commits that are younger than the clock."""
     voter = Voter(applied={"A": 4})
     prepared = Prepared({"A": 3}, 0, False, ROWS, AccessSet(), b"", b"", clock)
     voter.state.commit_window.floor.clear()
@@ -315,7 +315,7 @@ def test_transaction_that_was_told_its_clock_keeps_its_base(clock: int, base: Ve
 
 @pytest.mark.parametrize(("kind", "goes_on"), [(ROWS, True), (MEMBERS, False)])
 def test_change_of_the_members_does_not_move_over_another_one(kind: str, goes_on: bool) -> None:
-    """It travels in pieces if it is large; moved to a newer base, it would undo the change in between."""
+    """A large membership change is sent in pieces; with a newer base, it would undo the change in between."""
     voter = Voter(applied={"A": 4})
     change = make("A", 1)
     everything = claim(AccessSet(), ("A-1",), MEMBERS, CLOCK + 1)
@@ -374,7 +374,7 @@ def test_word_of_a_learner_does_not_count_for_a_strict_read() -> None:
 
 @pytest.mark.parametrize(("schema", "answered"), [(0, True), (7, False)])
 def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: int, answered: bool) -> None:
-    """It is executed again: its columns and rows are not those of the schema that is in force by now."""
+    """The read is executed again, because its columns and rows are not those of the present schema."""
     replies = voter.node.coordinator.replies
     inflight = replies.in_flight[1] = InFlight(1, Request("c", ()), 10.0, stage=Stage.CHECKING)
     inflight.read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
@@ -394,7 +394,7 @@ def test_clock_that_is_refused_does_not_count(voter: Voter) -> None:
 
 
 def test_transaction_that_cannot_be_compared_is_blocked(voter: Voter) -> None:
-    """Neither HELD nor NEVER: an entry that its base lacks is not here any more (P14)."""
+    """The voter answers neither HELD nor NEVER, because it no longer has an entry that the base lacks (P14)."""
     voter.state.commit_window.floor["A"] = 1
     said = voter.hear("C", Recover(make("C", 1).body, 4, CLOCK))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.BLOCKED]
@@ -408,7 +408,7 @@ def test_recovery_does_not_begin_below_safe_time(voter: Voter) -> None:
 
 
 def test_begin_that_waits_for_its_base_is_told_its_end(voter: Voter) -> None:
-    """The base may never come; and the leader is to hear that the transaction is over."""
+    """The base may never arrive, and the leader must learn that the transaction has ended."""
     made = make("A", 1, base={"C": 9})
     assert not [one for one in voter.hear("A", Begin(made.body)) if isinstance(one, Approve)]
     voter.state.votes.end(made.txid, commit=False)
@@ -427,7 +427,7 @@ def test_clock_of_a_recovery_more_than_a_year_ahead_is_not_followed(voter: Voter
 
 
 def test_rollback_below_safe_time_is_not_taken(voter: Voter) -> None:
-    """Up to there the journal alone tells, and it may have the commit."""
+    """Below safe time only the journal has outcomes, and it may have the commit."""
     voter.state.clock.close(CLOCK + 5, CLOCK + 5, CLOCK + 5)
     voter.hear("A", Outcome(Txid(CLOCK + 1, "A"), False, "", 0, CLOCK))
     assert not voter.state.votes.outcomes

@@ -44,14 +44,14 @@ def queues(count: int) -> tuple[WaitQueue, Ready]:
 
 
 def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
-    """The others would only conflict with it: they stay behind it."""
+    """The other requests would only conflict with it, so they stay behind it."""
     found, ready = queues(3)
     found.released(Txid(7, "B"), ROWS)
     assert list(ready.queue) == [0]
 
 
 def test_requests_that_waited_for_a_schema_change_go_on_at_once() -> None:
-    """They have nothing in common but the change."""
+    """The requests have nothing in common except the change."""
     found, ready = queues(3)
     found.released(Txid(7, "B"), SCHEMA)
     assert list(ready.queue) == [0, 1, 2]
@@ -71,7 +71,7 @@ def test_ready_request_whose_time_is_over_in_this_step_is_not_taken_up() -> None
 
 
 def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() -> None:
-    """Before it is here, the same would happen again."""
+    """Before the change is here, another attempt would be rejected again."""
     one = request_id(1)
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
     assert retry_pause_ms(one, Settings(), 1.0) == Settings().retry_ms_min
@@ -91,7 +91,7 @@ def test_request_that_must_wait_for_a_change_is_not_executed_again() -> None:
     assert waiting.access_set is not None
     node.state.schema.scheduled = transaction(SCHEMA)
     effects = []
-    waiting.move(Stage.PAUSED)  # its attempt was given up
+    waiting.move(Stage.PAUSED)  # the attempt was given up
     node.coordinator.ready.add(waiting)
     node.coordinator.advance()
     assert waiting.stage is Stage.SCHEMA
@@ -99,7 +99,7 @@ def test_request_that_must_wait_for_a_change_is_not_executed_again() -> None:
 
 
 def test_strict_reads_do_not_wait_for_each_other() -> None:
-    """They have waited for a schema change that was rolled back: each asks a majority at once."""
+    """The reads have waited for a schema change that was rolled back; each asks a majority at once."""
     net = Net("ABC")
     state = net.places["A"].core.state
     clock = state.clock.tick()
@@ -132,8 +132,8 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
 
 
 def test_read_on_the_old_schema_gets_no_clock_of_the_next_one() -> None:
-    """The clock is past the change's moment, which is not in force yet, for others may still be before it: a session
-    that was told that clock would have to wait at this very node.
+    """The clock is past the change's moment, but the change is not in force, because other nodes may still be before
+    it. A session with that clock would have to wait at this very node.
     """
     net = Net("ABC")
     net.ask("A", Request("change", (Statement("alter"),), timeout_s=30.0))

@@ -1,4 +1,4 @@
-"""A node that was away, or is new, remembers no more of the entries that it fetches than one that keeps up."""
+"""A node that was away, or is new, keeps no more of the fetched entries in memory than a node that keeps up."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ class Behind:
         return Now(self.seconds, WALL + HOUR_MS + int(1000 * self.seconds))
 
     def hear(self, peer: str, message: Message) -> list[Effect]:
-        """Take a message; what it has applied is in the journal before the next."""
+        """Receive a message; the journal has the entries that it applies before the next one."""
         return self._perform(self.node.step(Received(peer, message), self.now))
 
     def wait(self, seconds: float = 0.5) -> list[Effect]:
@@ -107,7 +107,7 @@ def test_catching_up_keeps_little_in_memory(behind: Behind) -> None:
 
 
 def test_it_remembers_all_as_long_as_a_majority_has_not_told(behind: Behind) -> None:
-    """One node's cut says nothing: another one may still decide something there."""
+    """One node's cut is not enough, because another node may still decide a transaction there."""
     behind.are_ahead("A")
     for page in list(pages())[:-1]:
         behind.hear("A", page)
@@ -117,7 +117,7 @@ def test_it_remembers_all_as_long_as_a_majority_has_not_told(behind: Behind) -> 
 
 
 def some_taken(behind: Behind) -> Transaction:
-    """Let B take some, and forget them; return the first."""
+    """Let B apply some entries and forget them; return the first."""
     behind.are_ahead()
     behind.wait()
     for page, _ in zip(pages(), range(5), strict=False):
@@ -150,7 +150,7 @@ def test_outcome_of_a_forgotten_commit_is_known(behind: Behind) -> None:
 
 
 def test_late_waiting_commit_is_not_reported_as_rolled_back() -> None:
-    """It is dropped from the window when it comes, and the journal gets it when what it has seen has come."""
+    """The window drops the commit when it arrives, and the journal gets it after the commits that it has seen."""
     behind = Behind()
     behind.are_ahead()
     behind.wait()
@@ -172,7 +172,7 @@ def test_late_waiting_commit_is_not_reported_as_rolled_back() -> None:
 
 
 def test_commit_applied_in_this_step_is_not_forgotten_yet(behind: Behind) -> None:
-    """The journal has it only when the step is over; time may move on before that."""
+    """The journal has the commit only at the end of the step, and time may advance before that."""
     behind.are_ahead()
     behind.wait()
     behind.node.apply_queue.on_entries("A", next(pages()))
@@ -192,7 +192,7 @@ def test_settled_clock_survives_a_restart(behind: Behind) -> None:
 
 
 def test_a_new_node_counts_by_the_members_that_took_it_in() -> None:
-    """Its own file begins with A alone, whose word is not enough since."""
+    """The new node's own file begins with A alone, whose cut is not a majority's any more."""
     told = membership(3, "ACD", "B")
     behind = Behind(membership(0, "A"), Joining(told, {"A": LAST}))
     behind.are_ahead("A", config=3)

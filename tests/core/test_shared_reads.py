@@ -1,4 +1,4 @@
-"""Strict reads that share a question: how many messages they take, and that each was there before it was asked."""
+"""Strict reads that share a question: the number of messages, and the order of reads and questions."""
 
 import pytest
 
@@ -33,8 +33,8 @@ def test_reads_that_come_while_a_question_is_under_way_share_the_next_one() -> N
 
 
 def test_read_that_arrives_after_a_question_is_not_answered_by_it() -> None:
-    """C answers the question about x, and then approves what B commits to y and tells its client. A request that
-    arrives at A after that must see it, although A has not heard of it, and C's answer is still on the way.
+    """C answers the question about x, then approves B's commit to y, and B tells its client. A read that arrives at A
+    after that must see the commit, although A has not heard of it and C's answer is still in transit.
     """
     net = Net("ABC")
     net.kept = {Checked}
@@ -52,7 +52,7 @@ def test_read_that_arrives_after_a_question_is_not_answered_by_it() -> None:
 
 
 def test_one_read_in_the_way_of_a_commit_does_not_spoil_the_others() -> None:
-    """A has not heard of B's commit to y, so the voter's answer is divided by further questions."""
+    """A has not heard of B's commit to y, so further questions divide the voter's answer."""
     net = Net("ABC")
     net.cut("A", "B")
     net.kept = {Checked}

@@ -111,14 +111,14 @@ async def test_each_statement_has_its_own_time(cluster: LocalCluster) -> None:
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE one(id INTEGER PRIMARY KEY)")
         async with client.transaction() as tx:
-            await tx.execute("INSERT INTO one VALUES (1)", timeout=0.3)
-            await tx.execute(f"INSERT INTO one SELECT {counted.format(4_000_000)}", timeout=60)
+            await tx.execute("INSERT INTO one VALUES (1)", timeout=1)
+            await tx.execute(f"INSERT INTO one SELECT {counted.format(10_000_000)}", timeout=60)
         tx = await client.begin(timeout=60)
         await tx.execute("INSERT INTO one VALUES (2)")
         with pytest.raises(DeadlineError):
             await tx.execute(f"INSERT INTO one SELECT {counted.format(4_000_000_000)}", timeout=0.5)
         await tx.rollback()
-        assert (await client.execute("SELECT id FROM one ORDER BY id")).rows == [(1,), (4_000_000,)]
+        assert (await client.execute("SELECT id FROM one ORDER BY id")).rows == [(1,), (10_000_000,)]
 
 
 async def _spoil(tx: Transaction) -> None:

@@ -35,7 +35,7 @@ def let_first_through(net: Net) -> None:
 
 
 def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
-    """Each is answered with the place of their common transaction, and happens once, in order of arrival."""
+    """Each client gets the place of the common transaction; each command is executed once, in order of arrival."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
     net.run(1.0)
@@ -45,7 +45,7 @@ def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
 
 
 def test_a_command_that_fails_stands_alone() -> None:
-    """Those before it are committed together, it is told its own error, and those after it go on."""
+    """The commands before it are committed together, it gets its own error, and the later ones go on."""
     net = Net("ABC")
     net.ask("A", Request("rich", (Statement("add", ["x", 3]),)))
     net.run(1.0)
@@ -58,7 +58,7 @@ def test_a_command_that_fails_stands_alone() -> None:
 
 
 def test_one_command_sent_twice_happens_once() -> None:
-    """Both wait; one is led, and the other is answered from the journal."""
+    """Both requests wait; one is led, and the other gets its answer from the journal."""
     net = Net("ABC")
     queue_at_a(net, add("twice", "x"), add("twice", "x"), add("other", "x"))
     net.run(1.0)
@@ -76,7 +76,7 @@ def test_commands_of_different_isolation_do_not_share_a_transaction() -> None:
 
 
 def test_a_transaction_has_only_so_many_commands() -> None:
-    """The others are next."""
+    """The next transaction takes the others."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(GROUP_MAX + 20)))
     net.run(2.0)
@@ -84,7 +84,7 @@ def test_a_transaction_has_only_so_many_commands() -> None:
 
 
 def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_transaction() -> None:
-    """No approval arrives. The hasty one's time is over, and the transaction is for the patient one to go on with."""
+    """No approval arrives. The time of one command ends, and the transaction goes on for the other."""
     net = Net("ABC")
     queue_at_a(net, add("patient", "x", timeout_s=30.0), add("hasty", "x", timeout_s=0.15))
     let_first_through(net)
@@ -99,7 +99,7 @@ def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_trans
 
 
 def test_the_last_one_s_time_ends_the_transaction() -> None:
-    """No command waits for it any more: it is given up, and both clients are told that it did not happen."""
+    """No command waits for the transaction any more, so it is given up, and both clients learn that."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x", timeout_s=0.5), add("two", "x", timeout_s=0.6))
     let_first_through(net)
@@ -109,7 +109,7 @@ def test_the_last_one_s_time_ends_the_transaction() -> None:
 
 
 def test_rejected_group_stays_together() -> None:
-    """A and B begin at the same time, each with two more behind. One group gives way, and is led as a group."""
+    """A and B begin at the same time, each with two more commands behind. One group gives way, and stays a group."""
     net = Net("ABC")
     net.ask("C", add("first", "x"))
     net.deliver()
@@ -124,7 +124,7 @@ def test_rejected_group_stays_together() -> None:
 
 
 def test_a_begin_carries_its_commands() -> None:
-    """The voters' copy, which they would finish for a dead leader, names every command and its answer."""
+    """The voters would finish the transaction for a dead leader, so their copy names every command and its answer."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x"), add("two", "x"))
     net.run(1.0)
@@ -134,7 +134,7 @@ def test_a_begin_carries_its_commands() -> None:
 
 
 def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() -> None:
-    """It pauses before it is led, and is complete afterwards: every command gets its answer."""
+    """The group pauses before it is led, and loses no command: each gets its answer."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
     change = Transaction(
@@ -147,7 +147,7 @@ def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() ->
 
 
 def test_transaction_ended_by_safe_time_is_not_given_up_in_the_same_step() -> None:
-    """Its vote is already removed, so giving it up stopped the node (seed 20221)."""
+    """Safe time has already removed the vote; giving the transaction up stopped the node once (seed 20221)."""
     net = Net("ABC")
     net.kept = {Begin}
     net.ask("A", add("slow", "x"))

@@ -54,7 +54,7 @@ def test_one_that_comes_alone_is_alone() -> None:
 
 
 def test_conflict_of_one_joined_command_holds_only_that_one() -> None:
-    """Another leader's transaction on one of their rows is approved here and does not end: the others do not wait."""
+    """A pending transaction of another leader blocks one of the commands; the others do not wait for it."""
     net = Net("ABC")
     net.ask("B", add("other", ROWS[1]))
     begin = [flight for flight in net.flights if isinstance(flight[2], Begin) and flight[1] == "A"]
@@ -70,7 +70,7 @@ def test_conflict_of_one_joined_command_holds_only_that_one() -> None:
 
 
 def test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller() -> None:
-    """B's transaction is at C before A's group: which of the group it met, the reject does not say for sure."""
+    """C has B's transaction before A's group, and its reject does not name the command that conflicts."""
     net = Net("ABC")
     net.ask("B", add("other", ROWS[1]))
     net.ask_together("A", *some(4))
@@ -87,7 +87,7 @@ def test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller()
 
 
 def test_groups_grow_again_from_one() -> None:
-    """Also without concurrent commands: a single command without a conflict raises the allowed size."""
+    """A single command without a conflict raises the allowed size, too."""
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 1
     net.ask_together("A", *some(3))
@@ -134,7 +134,7 @@ def test_the_first_that_fails_lets_the_others_share() -> None:
 
 
 def test_a_command_too_old_to_be_looked_up_keeps_nobody() -> None:
-    """Its id is older than the journal's reach; the others are led, at once."""
+    """The command's id is older than the journal's reach; the other commands are led at once."""
     for where in range(3):
         _among_others(where)
 
@@ -186,7 +186,7 @@ def test_one_whose_session_has_seen_more_waits_alone() -> None:
 
 
 def test_one_that_is_executed_in_a_worker_keeps_nobody() -> None:
-    """The driver finds out that the first takes long: those that came with it go on."""
+    """The driver finds that the first command takes long; the others that came with it go on."""
     net = Net("ABC")
     place = net.places["A"]
     execute, slow = place._execute, list[int]()
@@ -228,7 +228,7 @@ def test_learner_leads_no_group() -> None:
 
 
 def test_author_of_each_change_is_in_the_transaction() -> None:
-    """As the driver said, and only with joined commands."""
+    """The transaction has the shares that the driver reported, but only if commands have joined."""
     shared = Transaction(
         *(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"", b""),
         joined=(("two", b""),),

@@ -26,7 +26,7 @@ class SlowWay(Trio):
 
 
 def test_a_transaction_that_always_arrives_too_late_says_so() -> None:
-    """Its client learns which setting is in the way; it did not happen."""
+    """The client's error names the setting that prevents the commit; nothing was committed."""
     trio = SlowWay()
     trio.way_s = WAY_S
     request_id = trio.submit("A", prepared({}, writes="x"), once=False)

@@ -16,9 +16,10 @@ from tests.core.test_shared_transactions import journal
 
 
 def contend(net: Net, rounds: int, *, with_pauses: bool = False) -> list[str]:
-    """Each of three nodes has three clients that ask again as soon as they are answered; return who led what, in order.
+    """Run three clients at each of three nodes that ask again as soon as they are answered; return the leaders in order
+    of their commits.
 
-    Messages take a millisecond, as they do between machines: else everything happens at the same instant. With
+    Messages take a millisecond, as between machines, so that not everything happens at the same instant. With
     ``with_pauses``, those of one node after the other take 30 ms for a moment, as if its disk was slow.
     """
     count = 0
@@ -47,7 +48,7 @@ def contend(net: Net, rounds: int, *, with_pauses: bool = False) -> list[str]:
 
 
 def test_leaders_that_want_one_key_take_turns() -> None:
-    """After a while each leader follows the one before it in the alphabet, and hardly anybody is rejected."""
+    """After a while each leader follows the one before it in the alphabet, and there are hardly any rejects."""
     net = Net("ABC")
     order = contend(net, 600)
     rejected = sum(isinstance(message, Reject) for _, _, message in net.said)
@@ -72,7 +73,7 @@ def test_without_turns_more_is_rejected_and_less_gets_through(monkeypatch: pytes
 
 
 def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
-    """A's clients fall silent. B and C lose one turn to it, and then go on without."""
+    """A's clients stop. B and C lose one turn to A, and then go on without it."""
     net = Net("ABC")
     contend(net, 200)
     net.run(5.0)
@@ -87,7 +88,7 @@ def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
 
 
 def test_leaders_go_back_to_their_turns_after_the_pause_of_one() -> None:
-    """Their random pauses after rejections were too short for one of them to get through, and grew for the others."""
+    """Random pauses after rejects once were too short for one of them to commit, and grew for the others."""
     net = Net("ABC")
     order = contend(net, 2_000, with_pauses=True)
     rejected = sum(isinstance(message, Reject) for _, _, message in net.said)

@@ -62,7 +62,7 @@ def test_a_role_includes_those_below_it_and_goes_with_those_above_it() -> None:
 
 
 def test_removed_user_stays_known_and_may_return() -> None:
-    """So that a configuration's line of that name does not come back to life; also if it never was the cluster's."""
+    """Otherwise a configuration's line of that name would be valid again; also if the cluster never had the name."""
     gone = change(change(ONE, USER_ADD, "ann", "writer", secret=HASH), USER_REMOVE, "ann")
     assert gone.users["ann"] is None
     assert change(ONE, USER_REMOVE, "of_a_configuration").users["of_a_configuration"] is None
@@ -100,7 +100,7 @@ def test_there_is_always_an_admin_unless_somebody_insists() -> None:
     ],
 )
 def test_malformed_password_hashes_are_refused(arguments: tuple[str, ...], secret: str, reason: str) -> None:
-    """Also a hash that costs every node two gigabytes, or an attacker nothing to guess."""
+    """A hash is refused if it costs every node two gigabytes, or can be guessed without effort."""
     assert refused(ONE, *arguments, secret=secret) == reason
 
 

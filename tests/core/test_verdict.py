@@ -16,13 +16,14 @@ GONE = Word(Mode.SERVING, ROLLED_BACK)
     ("own", "words", "silent", "agrees", "ruling"),
     [
         (UNKNOWN, {"B": HAS, "C": HAS}, (), None, Ruling.ALONE),
-        (UNKNOWN, {"B": HAS, "C": STUMBLED}, (), True, Ruling.ALONE),  # it fits where it is: a faulty machine, say
+        # it fits at another node, so this machine may be faulty
+        (UNKNOWN, {"B": HAS, "C": STUMBLED}, (), True, Ruling.ALONE),
         (UNKNOWN, {"B": HAS}, ("C",), None, Ruling.ALONE),
         (UNKNOWN, {"B": HAS_AND_IS_DAMAGED, "C": STUMBLED}, (), True, Ruling.NOWHERE),
         (UNKNOWN, {"B": STUMBLED, "C": STUMBLED}, (), True, Ruling.NOWHERE),
         (UNKNOWN, {"B": STUMBLED, "C": STUMBLED}, (), False, Ruling.ALONE),
         (UNKNOWN, {"B": STUMBLED, "C": LACKS}, (), None, Ruling.WAIT),
-        (UNKNOWN, {"B": STUMBLED}, ("C",), True, Ruling.WAIT),  # C may have applied and acknowledged it
+        (UNKNOWN, {"B": STUMBLED}, ("C",), True, Ruling.WAIT),  # C may have applied and acknowledged the entry
         (ROLLED_BACK, {"B": LACKS, "C": LACKS}, (), True, Ruling.SOUND),
         (ROLLED_BACK, {"B": LACKS, "C": LACKS}, (), None, Ruling.WAIT),
         (UNKNOWN, {"B": GONE}, ("C",), True, Ruling.SOUND),

@@ -27,7 +27,7 @@ def draw_access_set(luck: Random) -> AccessSet:
         return ((b"t:x\0" + bytes([low]), b"t:x\0" + bytes([low + luck.randint(1, 3)])),)
 
     reads = points(3)
-    # A statement that changes a row has read it as well.
+    # A statement that changes a row has read it, too.
     return AccessSet(reads, ranges(), points(2) | (reads if luck.random() < 0.3 else frozenset()), ranges())
 
 
@@ -41,7 +41,7 @@ class World:
         self.order: list[tuple[tuple[str, int], Transaction]] = []
         self.needed: set[Txid] = set()
         self.clock, self.settled = 100, 0
-        self.restarted: dict[str, int] = {}  # the floor that the last restart has left
+        self.restarted: dict[str, int] = {}  # the floor after the last restart
 
     def step(self) -> None:
         what = self.luck.random()
@@ -57,7 +57,7 @@ class World:
             self.compare()
 
     def place(self, made: Transaction, *, is_repeat: bool) -> None:
-        """Take a commit at the next tick of a drawn timeline, in the way of ``State.take``."""
+        """Take a commit at the next tick of a drawn timeline, as ``State.take`` does."""
         leader = self.luck.choice(NODES)
         self.ticks[leader] += 1
         place = leader, self.ticks[leader]
@@ -80,7 +80,7 @@ class World:
             self.place(made, is_repeat=False)
 
     def label_again(self) -> None:
-        """Bring a second label of a commit of late, or of one that is dropped from the window long ago."""
+        """Deliver a second label of a recent commit, or of one that the window dropped long ago."""
         newest = self.luck.choice((25, 200))
         self.place(self.commits[self.luck.choice(sorted(self.commits)[-newest:])][0], is_repeat=True)
 
@@ -93,7 +93,7 @@ class World:
         self.check_floor(self.settled - WINDOW)
 
     def restart(self) -> None:
-        """Fill another window with the newest entries of the journal, in the way of ``State._recover``."""
+        """Fill another window with the newest entries of the journal, as ``State._recover`` does."""
         least = self.settled - self.luck.choice((0, 10, WINDOW))
         self.window, read = (
             CommitWindow(dict(self.ticks)),
@@ -140,7 +140,7 @@ class World:
 
 @pytest.mark.parametrize("large", [2, access_index.LARGE])
 def test_a_base_conflicts_with_exactly_the_commits_that_it_lacks(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second label counts as seen under the first one, also if that was dropped from the window long ago."""
+    """A base with the second label includes the first one, also if the window dropped the commit long ago."""
     for (module, name), value in zip(WINDOW_CONSTANTS, (4, 6, 5), strict=True):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(access_index, "LARGE", large)

@@ -18,7 +18,7 @@ BY_URL = pytest.mark.parametrize("door", ["url"], indirect=True)
 
 @pytest.fixture(scope="session", params=["url", "path"])
 def door(request: pytest.FixtureRequest) -> str:
-    """Return by which door a test connects."""
+    """Return the kind of the connection: by URL or by path."""
     return str(request.param)
 
 

@@ -57,7 +57,7 @@ def test_block_commits_or_rolls_back_and_stays_open(
 
 
 def test_a_block_whose_commit_fails_is_rolled_back(connection: db.Connection, table: str, other: db.Connection) -> None:
-    """A deferred foreign key is broken. Those that follow have nothing to do with it, as with sqlite3."""
+    """A deferred foreign key is violated. The next block is not affected, as with sqlite3."""
     connection.execute(
         f"CREATE TABLE {table}c(id INTEGER PRIMARY KEY, up REFERENCES {table} DEFERRABLE INITIALLY DEFERRED)"
     )
@@ -117,7 +117,7 @@ def test_savepoints(connection: db.Connection, table: str, other: db.Connection)
     with pytest.raises(db.OperationalError, match="no such savepoint"):
         connection.execute("RELEASE b")
     assert count(other, table) == 0
-    connection.execute("RELEASE a")  # it began the transaction, so its release commits
+    connection.execute("RELEASE a")  # the savepoint began the transaction, so its release commits
     assert not connection.in_transaction
     assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
 
@@ -159,7 +159,7 @@ def test_schema_statements_are_part_of_the_open_transaction(
     other.rollback()
     assert count(connection, f"{table}z") == 1
     connection.rollback()
-    other.execute(f"CREATE INDEX {table}i ON {table}z(a)")  # none is open: it is one of its own
+    other.execute(f"CREATE INDEX {table}i ON {table}z(a)")  # outside a transaction it is one of its own
     connection.execute(f"DROP TABLE {table}z")
     connection.commit()
 
@@ -167,7 +167,7 @@ def test_schema_statements_are_part_of_the_open_transaction(
 def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
-    """A table with references to it is rebuilt, in the habits with and without a transaction."""
+    """A table with references to it is rebuilt, with and without an open transaction before the PRAGMA."""
     connection.execute(f"CREATE TABLE {table}c(up REFERENCES {table}(id) ON DELETE CASCADE)")
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.execute(f"INSERT INTO {table}c VALUES (1)")
@@ -177,7 +177,7 @@ def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
     connection.execute("PRAGMA legacy_alter_table = OFF")
     assert connection.execute("PRAGMA foreign_keys").fetchall() == [(0,)]
     connection.execute("BEGIN")
-    connection.execute("PRAGMA foreign_keys = ON")  # nothing, as in SQLite
+    connection.execute("PRAGMA foreign_keys = ON")  # no effect in a transaction, as in SQLite
     connection.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT)")
     connection.execute(f"INSERT INTO {table}n(id) SELECT id FROM {table}")
     connection.execute(f"DROP TABLE {table}")
@@ -213,7 +213,7 @@ def test_a_failed_statement_leaves_the_transaction_open(
     assert count(other, table) == 2
 
 
-@BY_URL  # on a file it is lost at COMMIT
+@BY_URL  # by path the transaction is lost only at COMMIT
 def test_a_lost_transaction_must_be_rolled_back_before_anything_else(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
@@ -272,7 +272,7 @@ def test_total_changes_and_token(connection: db.Connection, table: str, url: str
 def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(
     connection: db.Connection, table: str
 ) -> None:
-    """The COMMIT was refused, as if foreign keys had not been enforced."""
+    """The COMMIT was once refused, as if foreign keys had been off."""
     connection.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 5), (2, 5)")
     with pytest.raises(db.IntegrityError):
         connection.execute(f"CREATE UNIQUE INDEX {table}_failed ON {table}(amount)")

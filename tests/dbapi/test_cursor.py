@@ -15,7 +15,7 @@ def fill(connection: db.Connection, table: str, count: int = 5) -> db.Cursor:
 
 
 def test_description_has_seven_items_for_each_column(connection: db.Connection, table: str) -> None:
-    """Name and type code are there, the other five may be None; it is there for a result without rows as well."""
+    """Name and type code are set; the other five may be None. A result without rows has a description, too."""
     cursor = connection.cursor()
     assert cursor.description is None
     cursor.execute(f"SELECT id, name AS other FROM {table}")
@@ -32,7 +32,7 @@ def test_description_is_none_without_a_result(connection: db.Connection, table: 
 
 
 def test_rowcount(connection: db.Connection, table: str) -> None:
-    """-1 before and where it is not known; else what the last statement changed."""
+    """The count is -1 before a statement and if it is unknown; otherwise it is that of the last statement."""
     cursor = connection.cursor()
     assert cursor.rowcount == -1
     cursor.execute(f"CREATE TABLE {table}x(a)")
@@ -45,7 +45,7 @@ def test_rowcount(connection: db.Connection, table: str) -> None:
 
 
 def test_callproc_and_nextset_are_absent(connection: db.Connection) -> None:
-    """Both are optional: SQLite has no procedures, and one statement has one result."""
+    """Both are optional in PEP 249: SQLite has no procedures, and one statement has one result."""
     assert not hasattr(connection.cursor(), "callproc")
     assert not hasattr(connection.cursor(), "nextset")
 
@@ -115,7 +115,7 @@ def test_values_that_cannot_be_stored(connection: db.Connection) -> None:
 
 
 def test_executemany(connection: db.Connection, table: str) -> None:
-    """Any sequence of parameters, or an iterator of them; no result; nothing for an empty one."""
+    """It accepts any sequence or iterator of parameters, has no result, and does nothing for an empty sequence."""
     cursor = connection.cursor()
     cursor.executemany(f"INSERT INTO {table}(id) VALUES (?)", ((number,) for number in range(2500)))
     assert cursor.rowcount == 2500
@@ -183,7 +183,7 @@ def test_fetched_result_survives_delete_and_rollback(
 
 
 def test_iteration_and_rownumber(connection: db.Connection, table: str) -> None:
-    """Optional extensions: a cursor is its own iterator, and knows its place."""
+    """Optional extensions of PEP 249: a cursor is its own iterator, and has the number of its row."""
     fill(connection, table, 3)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     assert iter(cursor) is cursor
@@ -208,7 +208,9 @@ def test_connection_attribute(connection: db.Connection) -> None:
 
 
 def test_lastrowid(connection: db.Connection, table: str) -> None:
-    """Optional extension: the row inserted last by this cursor's execute; other statements leave it alone."""
+    """Optional extension of PEP 249: the last row that this cursor's execute inserted; other statements do not change
+    it.
+    """
     cursor = connection.cursor()
     assert cursor.lastrowid is None
     cursor.execute(f"INSERT INTO {table}(id, name) VALUES (41, 'a')")
@@ -227,7 +229,7 @@ def test_lastrowid(connection: db.Connection, table: str) -> None:
 
 
 def test_lastrowid_of_an_upsert_that_updates_is_the_connections(connection: db.Connection, table: str) -> None:
-    """As in sqlite3, whose cursors take SQLite's value after each INSERT, also one that has inserted nothing."""
+    """In sqlite3, too, a cursor takes SQLite's value after each INSERT, also after one that has inserted nothing."""
     connection.execute(f"CREATE UNIQUE INDEX {table}_name ON {table}(name)")
     upsert = f"INSERT INTO {table}(id, name) VALUES (5, 'z') ON CONFLICT (name) DO UPDATE SET id = 6"
     assert connection.execute(upsert).lastrowid
@@ -247,7 +249,7 @@ def test_one_statement_at_a_time(connection: db.Connection, table: str) -> None:
 
 
 def test_executescript(connection: db.Connection, table: str, other: db.Connection) -> None:
-    """The open transaction is committed first; later statements commit alone; an error leaves those before it."""
+    """The script commits the open transaction first, then each statement alone; an error keeps earlier statements."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.executescript(
         f"""

@@ -42,7 +42,7 @@ CREATE TRIGGER after AFTER DELETE ON b BEGIN
   UPDATE c SET n = n + 1 WHERE k = old.x; INSERT INTO l VALUES ('d', old.x);
 END;
 """
-# Each with the kinds of its values: see ``draw``.
+# Each statement with the kinds of its values; see ``draw``.
 STATEMENTS: Sequence[tuple[str, str]] = [
     ("INSERT INTO a(id, v, name) VALUES (?, ?, ?)", "kin"),
     ("INSERT INTO a(id, v) VALUES (:k, :i)", "named"),

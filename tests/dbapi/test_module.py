@@ -1,4 +1,4 @@
-"""PEP 249, "Module interface", "Exceptions" and "Type objects and constructors": what the module itself offers."""
+"""PEP 249, "Module interface", "Exceptions" and "Type objects and constructors": the names of the module."""
 
 import datetime
 import threading
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_globals_say_level_safety_and_style() -> None:
-    """The module tells by three variables which standard it keeps, what threads may share, how parameters look."""
+    """Three variables of the module give the standard, the thread safety and the style of parameters."""
     assert db.apilevel == "2.0"
     assert db.threadsafety == 2
     assert db.paramstyle == "qmark"
@@ -44,7 +44,7 @@ def test_connect_errors_name_the_mistake() -> None:
 
 
 def test_arguments_are_checked_after_connecting(url: str) -> None:
-    """Features of sqlite3 fail as they do there."""
+    """Unsupported arguments of sqlite3 fail as they do there."""
     for wrong in ({"isolation": "chaos"}, {"autocommit": 7}):
         with pytest.raises(db.ProgrammingError):
             db.connect(url, **wrong)
@@ -79,7 +79,7 @@ def declared_story(module: Any, connection: Any) -> list[Any]:
 
 
 def test_declared_types_are_converted_as_in_sqlite3(url: str) -> None:
-    """The same program on sqlite3 and here: what is declared decides, the first word of it, and NULL stays None."""
+    """The first word of the declared type selects the converter, here as in sqlite3, and NULL stays None."""
     import sqlite3
 
     both = db.PARSE_DECLTYPES | db.PARSE_COLNAMES

@@ -1,4 +1,6 @@
-"""Which statements open transactions, and which are repeated when a node dies between BEGIN and the first statement."""
+"""The statements that open transactions, and those that are repeated when a node dies between BEGIN and the first
+statement.
+"""
 
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRIT
 
 
 class Held:
-    """A transaction whose first statement fails as it is told to."""
+    """A transaction whose first statement fails with a given error."""
 
     def __init__(self, failure: BedrockishError | None) -> None:
         self.failure, self.is_open, self.rolled_back = failure, True, False

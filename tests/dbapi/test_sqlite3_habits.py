@@ -1,4 +1,4 @@
-"""The first lines of programs written for sqlite3: the same results, or an error that names the way out."""
+"""The first lines of programs written for sqlite3: the same results, or an error that names an alternative."""
 
 import contextlib
 import os
@@ -72,7 +72,7 @@ def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
     ],
 )
 def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragma: str, tells: object) -> None:
-    """They change nothing, and programs need no change because of them."""
+    """The PRAGMAs change nothing, and programs that use them run unchanged."""
     found = connection.execute(f"PRAGMA {pragma}").fetchone()
     assert (None if found is None else found[0]) == tells
     assert not connection.in_transaction
@@ -82,7 +82,7 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
     "pragma", ["trusted_schema=OFF", "ignore_check_constraints=ON", "legacy_alter_table=ON", "writable_schema=ON"]
 )
 def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db.Connection, pragma: str) -> None:
-    """Silence would let the program believe that the pragma took effect."""
+    """Without an error, the program would believe that the PRAGMA took effect."""
     with pytest.raises(db.NotSupportedError, match="would change this node only"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -135,7 +135,7 @@ def test_definitions_change_no_rows_beside_temporary_objects(made: db.Connection
 
 @BY_URL
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
-    """A function of a program is not at the nodes: a plugin, or a connection by path."""
+    """The nodes do not have a program's function: the error names a plugin, and a connection by path."""
     for sql in ("SELECT mine(1)", "SELECT 'a' COLLATE mine ORDER BY 1 COLLATE mine"):
         with pytest.raises(db.OperationalError, match="by a plugin, or connect by the path"):
             connection.execute(sql)
@@ -145,7 +145,7 @@ def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> N
 
 
 def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
-    """As programs on sqlite3 tell them apart."""
+    """Programs on sqlite3 tell errors apart by these."""
     with pytest.raises(db.IntegrityError) as unique:
         made.execute("INSERT INTO thing(a) VALUES (1)")
     assert unique.value.sqlite_errorname == "SQLITE_CONSTRAINT_UNIQUE"
@@ -178,7 +178,7 @@ def test_there_is_nothing_to_fetch_where_there_is_no_result(made: db.Connection)
 
 
 def test_a_begin_after_a_select_is_that_transaction(url: str) -> None:
-    """Programs whose driver has opened a transaction for a SELECT say BEGIN IMMEDIATE when they mean to write."""
+    """A program whose driver has opened a transaction for a SELECT sends BEGIN IMMEDIATE before it writes."""
     with db.connect(url, autocommit=False) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS after_select(x)")
         connection.commit()
@@ -192,7 +192,7 @@ def test_a_begin_after_a_select_is_that_transaction(url: str) -> None:
 
 
 def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathlib.Path) -> None:
-    """In sqlite3, from its statements; and backup() copies the rows."""
+    """The statements of the dump make the database again in sqlite3; and backup() copies the rows."""
     again = sqlite3.connect(":memory:")
     again.executescript("".join(f"{line}\n" for line in made.iterdump()))
     copied = sqlite3.connect(tmp_path / "copy.sqlite")
@@ -230,7 +230,7 @@ def test_iterdump_writes_a_table_of_many_columns(made: db.Connection) -> None:
 
 
 def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
-    """Each once, also where rowids have gaps and are negative."""
+    """Each row is dumped once, also if rowids have gaps or are negative."""
     made.executemany("INSERT INTO thing(id, a) VALUES (?, ?)", [(n * 7 - 5_000, n + 10) for n in range(2_500)])
     made.commit()
     lines = [line for line in made.iterdump() if line.startswith('INSERT INTO "thing"')]
@@ -238,7 +238,7 @@ def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
 
 
 def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
-    """With sqlite3's own errors."""
+    """Errors are sqlite3's own."""
     with made.blobopen("thing", "b", 1) as blob:
         assert (len(blob), blob.read(1), blob.tell(), blob[1], blob[-1], blob[:2]) == (
             3,
@@ -284,7 +284,7 @@ def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
 def test_unsupported_features_raise_typed_errors_with_a_way_out(
     connection: db.Connection, use: Callable[[Any], object]
 ) -> None:
-    """A typed error, no AttributeError in the middle of a program."""
+    """The program gets a typed error, and no AttributeError later."""
     with pytest.raises(db.NotSupportedError, match=r"\w+ \w+ \w+"):
         use(connection)
 
@@ -309,7 +309,7 @@ def test_progress_handler_is_refused(connection: db.Connection) -> None:
 def test_registered_functions_raise_in_statements_that_need_them(
     connection: db.Connection, register: Callable[[Any], object], sql: str, names: str
 ) -> None:
-    """MLflow, Airflow, Peewee and Pony register functions as soon as they have connected, and seldom use them."""
+    """MLflow, Airflow, Peewee and Pony register functions right after they connect, and seldom use them."""
     register(connection)
     assert connection.execute("SELECT power(2, 3)").fetchone() == (8,)
     with pytest.raises(db.NotSupportedError, match=names):
@@ -332,7 +332,7 @@ def test_like_tells_the_case_where_the_program_has_asked_for_it(url: str) -> Non
 
 
 def test_a_transaction_that_is_run_again_repeats_its_settings(url: str, table: str) -> None:
-    """At the same place: what came before the PRAGMA runs without it."""
+    """The PRAGMA is repeated at the same place: statements before it run without it."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one, closing(db.connect(url)) as other:
         one.execute(f"INSERT INTO {table}(id, name, amount) VALUES (1, 'a', 1), (2, 'B', 1)")
         one.execute("BEGIN")
@@ -368,7 +368,7 @@ def test_none_removes_a_callback(connection: db.Connection) -> None:
 
 
 def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connection: db.Connection) -> None:
-    """``OR ROLLBACK`` ends the transaction, as it says, and the next statement begins another."""
+    """``OR ROLLBACK`` ends the transaction, and the next statement begins another."""
     connection.execute("CREATE TABLE IF NOT EXISTS rolled(x UNIQUE)")
     connection.execute("DELETE FROM rolled")
     connection.execute("INSERT INTO rolled VALUES (1)")
@@ -425,7 +425,7 @@ def test_reentrant_use_of_a_cursor_raises(connection: db.Connection) -> None:
 
 
 def test_uninitialized_connection_raises(url: str) -> None:
-    """A derived class whose ``__init__`` does not call ours."""
+    """The ``__init__`` of a derived class does not call the base class."""
 
     class Forgetful(db.Connection):
         def __init__(self, url: str) -> None:
@@ -446,7 +446,7 @@ def test_uninitialized_connection_raises(url: str) -> None:
 
 
 def test_derived_connection_gets_the_arguments_of_connect(url: str) -> None:
-    """As ``sqlite3.connect`` hands its arguments on, by position and by name, and no others."""
+    """As ``sqlite3.connect`` does, pass on the given arguments, by position and by name, and no others."""
     got: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     class Mine(db.Connection):
@@ -471,7 +471,7 @@ def test_parameters_of_a_map_that_makes_them(connection: db.Connection) -> None:
 
 @pytest.mark.parametrize("name", ["notthere", '"'])
 def test_a_blob_of_no_column_is_an_error(connection: db.Connection, name: str) -> None:
-    """And not the name, which SQLite takes for a string where no column has it."""
+    """SQLite takes the name of an unknown column for a string; that string is not opened as a blob."""
     connection.execute("CREATE TABLE IF NOT EXISTS blobs(x)")
     connection.execute("INSERT INTO blobs(rowid, x) VALUES (1, x'00')")
     with pytest.raises(db.OperationalError):
@@ -498,9 +498,9 @@ def interrupted(connection: db.Connection, sql: str) -> tuple[db.OperationalErro
 
 
 def test_interrupt_ends_a_call_of_another_thread(url: str) -> None:
-    """A read did not happen; a write may have; an open transaction is to be rolled back. Then all goes on."""
+    """A read is not executed, a write may be, and an open transaction must be rolled back. Later calls succeed."""
     with closing(db.connect(url, 30, isolation_level=None)) as connection:
-        connection.interrupt()  # no call is under way, and later calls are not affected
+        connection.interrupt()  # outside a call, so later calls are not affected
         connection.execute("CREATE TABLE IF NOT EXISTS interrupted(x)")
         read, took_s = interrupted(connection, LONG)
         assert read.code == "deadline"
@@ -577,7 +577,7 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
 
 
 def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
-    """SQLite's transaction is open after a COMMIT that fails, so that programs say ROLLBACK: Peewee, for one."""
+    """SQLite keeps the transaction open after a COMMIT that fails, so programs, such as Peewee, send ROLLBACK."""
     with contextlib.closing(db.connect(url)) as other, contextlib.closing(db.connect(url)) as connection:
         other.executescript("CREATE TABLE uncommitted(n INT); INSERT INTO uncommitted VALUES (0)")
         connection.isolation_level = None
@@ -607,7 +607,7 @@ def test_replay_runs_a_lost_transaction_again_if_it_is_told_the_same(url: str) -
         setup.commit()
         connection.commit()
         assert setup.execute(read, (1,)).fetchone() == (2,)
-        # At a statement, too, and from a savepoint on.
+        # The replay also works at a statement, and from a savepoint on.
         assert connection.execute(read, (2,)).fetchone() == (0,)
         connection.execute("SAVEPOINT a")
         connection.execute(count)
@@ -617,7 +617,7 @@ def test_replay_runs_a_lost_transaction_again_if_it_is_told_the_same(url: str) -
         connection.execute("RELEASE a")
         connection.commit()
         assert setup.execute(read, (1,)).fetchone() == (5,)
-        # It was told a value that is another one by now.
+        # The program has read a value that has changed since.
         assert connection.execute(read, (1,)).fetchone() == (5,)
         setup.execute(count)
         setup.commit()

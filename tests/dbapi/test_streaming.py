@@ -39,7 +39,7 @@ def test_rows_come_as_they_are_fetched(cursor: db.Cursor) -> None:
 
 
 def test_it_is_a_cursor_like_any_other_in_all_else(cursor: db.Cursor, connection: db.Connection, table: str) -> None:
-    """Writes, open transactions with their own changes, factories, errors, and results not read to their end."""
+    """Writes, open transactions with their own changes, factories, errors, and results that are not read completely."""
     cursor.execute(f"INSERT INTO {table}(name) VALUES ('a'), ('b')")
     assert connection.in_transaction
     assert cursor.execute(f"SELECT count(*) FROM {table}").fetchone() == (2,)

@@ -1,4 +1,4 @@
-"""A program of PyPI for vectors, sqlite-vec-client, runs unchanged: it finds what a comparison of all vectors finds."""
+"""sqlite-vec-client, a program of PyPI for vectors, runs unchanged and finds the nearest vectors."""
 
 import random
 from math import hypot
@@ -33,7 +33,7 @@ def test_sqlite_vec_client_finds_the_nearest_texts(url: str, monkeypatch: pytest
 
         client.create_table(dim=8, distance="cosine", unique_text=True)
         metadata = [{"n": i % 4} for i in range(40)]
-        ids = client.add(  # by default it guesses the new ids
+        ids = client.add(  # by default the client guesses the new ids
             texts=texts, embeddings=[*vectors.values()], metadata=metadata, on_conflict="ignore"
         )
         check(vectors[texts[7]], 5)
@@ -47,5 +47,6 @@ def test_sqlite_vec_client_finds_the_nearest_texts(url: str, monkeypatch: pytest
             client.add(texts=["last"], embeddings=[[1.0] * 8])
         vectors["last"] = [1.0] * 8
         check([1.0] * 8, 2)
-        for table in ("documents_vec", "documents"):  # or no other test could dump the database into one of sqlite3
+        # otherwise other tests could not dump the database into one of sqlite3
+        for table in ("documents_vec", "documents"):
             client.connection.execute(f"DROP TABLE {table}")

@@ -1,6 +1,6 @@
 """The database features of Django, on a cluster: ``python -m tests.django_site.features URL``.
 
-Every line is a thing that Django does in SQL, with Python functions that the nodes have, or in transactions.
+Each line tests a feature that needs SQL, Python functions of the nodes, or transactions.
 """
 
 import datetime
@@ -131,7 +131,7 @@ def _transactions() -> None:
     def contended() -> None:
         user = User.objects.get(username="User3")
         tries.append(user.last_name)
-        if len(tries) == 1:  # another session takes the row in between
+        if len(tries) == 1:  # another session changes the row in between
             elsewhere("UPDATE auth_user SET last_name = 'other' WHERE username = 'User3'")
         user.last_name += "+mine"
         user.save()
@@ -141,7 +141,9 @@ def _transactions() -> None:
     held = []
 
     def holds() -> None:
-        """Only read, for update: a transaction that takes the row in between is in its way nevertheless."""
+        """The transaction only reads the row, for update; another one that changes the row in between still conflicts
+        with it.
+        """
         held.append(
             [one.last_name for one in User.objects.select_for_update().filter(username="User2").order_by("id")[:1]]
         )
@@ -160,7 +162,7 @@ def _transactions() -> None:
 
 
 def _raised(kind: type[Exception], use: Callable[[], object]) -> Any:
-    """Return what the database said when it refused something inside of a block."""
+    """Return the database's error for a statement that it refused in a block."""
     from django.db import transaction
 
     try:

@@ -13,7 +13,7 @@ from tests.engine.nodes import TestNode
 
 
 def begin(node: TestNode, entry: Entry) -> Build:
-    """Begin to build what a change of the schema makes that was decided."""
+    """Start the builds of a decided schema change."""
     node.save()
     plan = node.engine.builds.plan(entry.transaction)
     assert plan is not None
@@ -21,7 +21,7 @@ def begin(node: TestNode, entry: Entry) -> Build:
 
 
 def read_sound(node: TestNode) -> apsw.Connection:
-    """Check that SQLite finds no fault and nothing is left of the building; return a connection to look further."""
+    """Check that SQLite finds no fault and the build left no table; return a connection for further checks."""
     node.save()
     reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
     assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -30,13 +30,13 @@ def read_sound(node: TestNode) -> apsw.Connection:
 
 
 def rolled_back(node: TestNode) -> None:
-    """SQLite rolls all of the open batch back because of one request."""
+    """Let SQLite roll back the whole open batch because of one request."""
     with pytest.raises(ConstraintError):
         node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
 
 
 def follow(inline: TestNode, node: TestNode, entry: Entry, activated: int) -> None:
-    """Apply at another node what one has, and put the change in force in line, after so many entries."""
+    """Apply one node's entries at another, and put the change in force in order, after so many entries."""
     for number, made in enumerate(node.entries):
         if number == activated:
             assert inline.engine.activate(entry.txid) == ""

@@ -23,7 +23,7 @@ def request(*statements: Sql, command: str = "c") -> Request:
 
 
 class TestNode:
-    """An engine that commits what it executes in its own timeline at once."""
+    """An engine that commits its requests at once, in its own timeline."""
 
     __test__ = False
 
@@ -44,7 +44,7 @@ class TestNode:
         return self.engine.execute(request(*statements))
 
     def entry(self, prepared: Prepared, *, shared: bool = False) -> Entry:
-        """The entry that this would be as the next of the node's timeline; shared: with the commands that joined."""
+        """Return a request as the next entry of the node's timeline; shared: with the commands that joined."""
         self.tick += 1
         transaction = Transaction(
             Txid(self.tick, self.node),
@@ -91,7 +91,7 @@ class TestNode:
 
 
 def ids_like_sqlite(node: TestNode) -> TestNode:
-    """Let a node give every id as SQLite would, the highest in the table and one more, so that tables are the same."""
+    """Let a node assign ids as SQLite does, the highest of the table plus one, so that tables are equal."""
     ids = node.engine._ids
     begin = ids.begin
 
@@ -113,7 +113,7 @@ def contents(db: apsw.Connection) -> dict[str, list[tuple[Any, ...]]]:
     for name, without_rowid in listed:
         columns = "*" if without_rowid else "rowid, *"
         found[name] = sorted(db.execute(f'SELECT {columns} FROM "{name}"').fetchall(), key=repr)
-    # SQLite notes a sequence of 0 for a statement that might have inserted and did not; it means the same as no note.
+    # SQLite stores a sequence of 0 for a statement that could have inserted and did not; that equals no entry.
     found["sqlite_sequence"] = sorted(row[1:] for row in found.get("sqlite_sequence", []) if row[2] != 0)
     return found
 

@@ -11,7 +11,7 @@ from bedrockish.access_sets import access_set_of
 from bedrockish_journal.model.key_text import key_text
 
 JOIN = "SELECT c.name, p.total FROM purchase p JOIN customer c ON c.id = p.customer WHERE p.id = ?"
-MODULES_MAX = 300  # an import of the engine's executor may load so many, those of Python included
+MODULES_MAX = 300  # the number of modules that importing the engine's executor may load, Python's own included
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def shown(points: frozenset[bytes]) -> set[str]:
 
 
 def test_worked_example_matches_sqlite_and_the_analysis(shop: apsw.Connection) -> None:
-    """The head of the package shows a program and a read set: both are asked for here."""
+    """The head of the package shows a program and a read set; the test computes both."""
     text = bedrockish.access_sets.__doc__ or ""
     program = [f"{row[1]} {row[2]}" for row in shop.execute("EXPLAIN " + JOIN, (2,))]
     for instruction in ("OpenRead 0", "OpenRead 1", "Variable 1", "SeekRowid 0", "Column 0", "SeekRowid 1"):
@@ -54,7 +54,7 @@ def test_a_write_names_the_row_and_its_index_entries(shop: apsw.Connection) -> N
 
 
 def test_delete_of_all_rows_reports_each_row(shop: apsw.Connection) -> None:
-    """SQLite truncates a table without calling a hook when the statement was compiled before the hook was there."""
+    """SQLite truncates a table without calling the hook if the statement was compiled before the hook existed."""
     shop.execute("BEGIN; DELETE FROM purchase; ROLLBACK")
     found = access_set_of(shop, "DELETE FROM purchase")
     assert {f"t:purchase {number}" for number in (1, 2, 3)} <= shown(found.write_points)

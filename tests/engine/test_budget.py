@@ -97,7 +97,7 @@ def test_exhausted_budget_does_not_interrupt_the_engines_own_work(
 
 @pytest.mark.parametrize("why", ["changes", "memory"])
 def test_refused_request_does_not_interrupt_later_work(make_node: MakeNode, why: str) -> None:
-    """SQLite asks for the engine's own statements, too, and ending one of those would stop the node."""
+    """SQLite also asks about the engine's own statements; an interrupt of one of those would stop the node."""
     memory = Memory()
     node = make_node(limits=Limits(changes_bytes=2_000) if why == "changes" else Limits(memory=memory))
     node.run("CREATE TABLE t(v)")
@@ -114,7 +114,7 @@ def test_refused_request_does_not_interrupt_later_work(make_node: MakeNode, why:
 
 @pytest.mark.parametrize("text", ["DROP TABLE t", "drop index i", "DROP TABLE IF EXISTS found", "DROP/**/TABLE t"])
 def test_a_table_is_dropped_in_a_worker(node: TestNode, text: str) -> None:
-    """SQLite reads all of its pages in one step, which ends neither by itself nor by an interrupt."""
+    """SQLite reads all pages of the table in one step, which an interrupt cannot end."""
     node.run("CREATE TABLE t(v)", "CREATE INDEX i ON t(v)", "CREATE VIEW seen AS SELECT v FROM t")
     node.run("CREATE VIRTUAL TABLE found USING fts5(v, content='t')")
     node.run("CREATE TRIGGER r AFTER INSERT ON t BEGIN SELECT 1; END")

@@ -1,4 +1,4 @@
-"""Large transactions: bounded access sets that meet whatever single keys would meet, and a bound on all of it."""
+"""Large transactions: bounded access sets that conflict whenever single keys would, and a bound on their size."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_many_keys_of_one_object_become_the_range_from_the_first_to_the_last() -
 def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all indexes of their table; and it still reads the parents of each."""
+    """The statement writes all indexes of the table, too, and still reads the parents of each row."""
     monkeypatch.setattr(bulk, "ROWS_MAX", 5)
     node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a REFERENCES p(id))")
@@ -71,7 +71,7 @@ def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
 def test_where_others_write_an_index_and_are_not_in_its_way(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, statement: str, spans: set[str]
 ) -> None:
-    """In a UNIQUE one, two rows may want one value: there it must take none, which is known of columns alone."""
+    """Two rows may have the same value in a UNIQUE index, so there it must not write any; columns alone show that."""
     monkeypatch.setattr(bulk, "ROWS_MAX", 5)
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INT, c INT)")
     for index in ("INDEX plain ON t(b, c)", "UNIQUE INDEX one ON t(a)", "UNIQUE INDEX some ON t(a) WHERE b > 0",

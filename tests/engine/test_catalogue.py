@@ -1,4 +1,4 @@
-"""Which tables a client finds in the catalogue: the user's, and those of the node where it names them."""
+"""The tables that a client finds in the catalogue: the user's, and the node's if they are named."""
 
 import apsw
 import pytest

@@ -91,7 +91,7 @@ def test_images_statements_and_places(shop: TestNode) -> None:
 def test_filters_on_changes_are_looked_up(
     shop: TestNode, monkeypatch: pytest.MonkeyPatch, where: str, params: Any, most: int
 ) -> None:
-    """Filters give what reading it all and filtering would, without decoding it all."""
+    """Filters return the same rows as a scan, without decoding the whole journal."""
     shop.run("CREATE TABLE copied(clock INTEGER, transaction_id TEXT, op TEXT, table_name TEXT, row_key)")
     columns = "clock, transaction_id, op, table_name, row_key"
     everything = shop.rows(f"SELECT {columns} FROM bedrockish_changes WHERE clock < 6")
@@ -114,7 +114,7 @@ def test_a_command_that_shares_a_transaction_is_found_by_its_id(
     whose = {20: "ann", 21: "", 22: "bob"}
     requests = [replace(request(insert.format(n), command=f"c{n}"), user=user) for n, user in whose.items()]
     prepared = shop.engine.execute_together(requests, 3600.0)
-    shop.apply(shop.entry(prepared, shared=True))  # the transaction A6, whose first command is A6 in these tests
+    shop.apply(shop.entry(prepared, shared=True))  # A6 is both the transaction and the id of its first command
     assert shop.rows("SELECT count(*) FROM bedrockish_changes WHERE joined IS NOT NULL") == [(3,)]
     of = "SELECT transaction_id FROM bedrockish_changes WHERE joined IS NOT NULL"
     assert shop.rows(of) == [("A6",), ("c21",), ("c22",)]
@@ -162,7 +162,9 @@ def test_it_is_in_nobodys_schema_and_cannot_be_written(shop: TestNode) -> None:
 
 
 def test_a_change_of_the_schema_stands_where_it_came_into_force(shop: TestNode) -> None:
-    """After what was committed between its decision and that moment; one that the data forbade says nothing."""
+    """The change comes after the commits between its decision and that moment; a change that the data forbade is left
+    out.
+    """
     entry = decide(shop, "CREATE TABLE made(x)", "INSERT INTO made SELECT count(*) FROM item", after=1)
     shop.run("INSERT INTO note VALUES ('between')")
     query = "SELECT kind, op, table_name, statement FROM bedrockish_changes WHERE clock > ? ORDER BY clock, leader, seq"
@@ -183,4 +185,4 @@ def test_a_change_of_the_schema_stands_where_it_came_into_force(shop: TestNode) 
         (entry.txid.clock + 1,)
     ]
     plan = [row[3] for row in shop.rows(f"EXPLAIN QUERY PLAN {changes._QUERY.format('', '')}")]
-    assert sum("TEMP B-TREE" in line for line in plan) == 1  # of the few changes of the schema, not of the journal
+    assert sum("TEMP B-TREE" in line for line in plan) == 1  # a sort of the few schema changes, not of the journal

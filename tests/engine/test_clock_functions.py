@@ -29,7 +29,7 @@ def one(clocked: Iterator[TestNode]) -> TestNode:
 
 
 def execute(node: TestNode, *statements: Any, clock: int = 0, command: str = "order-1") -> Any:
-    """Run a request with a transaction clock, and apply what it writes; the rows of its last statement."""
+    """Execute a request with a transaction clock, and apply its writes; return the rows of its last statement."""
     prepared = node.engine.execute(request(*statements, command=command), clock=clock)
     if not prepared.readonly:
         node.apply(node.entry(prepared))

@@ -1,4 +1,4 @@
-"""Reads of some columns of a row, and changes of others: they do not conflict, unless the read could notice."""
+"""Reads of some columns and changes of others do not conflict, unless the read could notice the change."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_a_row_that_is_not_there_is_read_as_well(shop: TestNode) -> None:
         ("INSERT INTO log VALUES (1, 1)", "UPDATE branch SET name = 'x' WHERE id = 1", True),
         ("INSERT INTO visit VALUES (1, 'today', '')", TAKINGS, False),
         ("INSERT INTO visit VALUES (1, 'today', '')", "DELETE FROM branch WHERE id = 1", True),
-        # Statements other than reads of single rows by their ids read whole rows, as before.
+        # Only reads of single rows by their ids read by column; other statements read whole rows.
         ("SELECT name FROM branch", TAKINGS, True),
         ("SELECT count(*) FROM branch", TAKINGS, True),
         ("SELECT name FROM branch WHERE id < 5", TAKINGS, True),
@@ -121,7 +121,9 @@ def test_which_keys_are_read_and_written(shop: TestNode) -> None:
 
 
 def test_a_row_of_many_columns_is_read_by_column_up_to_some_of_them(shop: TestNode) -> None:
-    """A key for each of very many would cost more than it tells; so would one for each column but the id."""
+    """With very many columns, a key for each read column, or for each column except the id, would cost more than it
+    gains.
+    """
     shop.run(f"CREATE TABLE wide(id INTEGER PRIMARY KEY, {', '.join(f'c{number}' for number in range(40))})")
     for count in (8, 9):
         found = shop.prepare(f"SELECT {', '.join(f'c{number}' for number in range(count))} FROM wide WHERE id = 1")

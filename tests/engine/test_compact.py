@@ -30,7 +30,7 @@ def nothing(_db: apsw.Connection) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a node's file in which a person was, whose rows were deleted and whose entries were removed."""
+    """Return a node's file that contained a person's rows; these were deleted, and their entries removed."""
     world = World(tmp_path, 5, ("A",))
     world.begin()
     node = world.nodes["A"]
@@ -85,7 +85,7 @@ def test_rows_without_keys_keep_their_rowids(file: Path) -> None:
 
 
 def test_the_log_is_gone_with_the_old_file(file: Path) -> None:
-    """A node that was killed leaves frames behind, with all that it wrote."""
+    """A killed node leaves frames in its log, with everything that it wrote."""
     db = apsw.Connection(str(file))
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.execute("UPDATE note SET text = 'late' WHERE rowid = 6000")

@@ -79,7 +79,7 @@ class Three:
         engine = self.leader.engine if node == "A" else self.others[node]
         engine._db.execute("PRAGMA foreign_keys = 0")
         engine._db.execute(sql)
-        engine.batch._actions.append((lambda: None, ()))  # so that there is something to flush
+        engine.batch._actions.append((lambda: None, ()))  # an action to flush
         engine.flush()
 
     def ask(self, node: str) -> Callable[[Range, Vector | None], Awaitable[RangeDigest]]:
@@ -150,7 +150,7 @@ async def test_a_row_that_nobody_wrote_is_found(three: Three, sql: str, table: s
 
 
 async def test_a_majority_is_one_of_all_members(three: Three) -> None:
-    """Of two nodes that answer, none is right; nor of three that all say something else."""
+    """Of two nodes that differ, neither is right; nor is any of three that all differ."""
     three.damage("B", "UPDATE t SET v = 'b' WHERE id = 3")
     (one,) = (await three.compare("AB")).differences
     assert one.minority == ()
@@ -163,7 +163,7 @@ async def test_a_majority_is_one_of_all_members(three: Three) -> None:
 
 
 async def test_commits_applied_by_some_nodes_are_not_differences(three: Three) -> None:
-    """Nodes at different cuts: only rows without writes in between are compared, and a damaged row among them is
+    """Nodes are at different cuts: only rows without writes in between are compared, and a damaged one among them is
     found.
     """
     three.leader.run("UPDATE t SET v = 'new' WHERE id IN (5, 6)", "DELETE FROM p WHERE a = 'a1'")
@@ -181,7 +181,7 @@ async def test_commits_applied_by_some_nodes_are_not_differences(three: Three) -
 
 
 async def test_rows_that_are_written_meanwhile_are_compared_when_they_rest(three: Three) -> None:
-    """Each question finds another cut; what was open the first time is equal later."""
+    """Each question finds another cut; a row that was open the first time can be compared later."""
     three.leader.run("UPDATE t SET v = 'new' WHERE id = 5")
     three.save()
     three.before_asking = three.level
@@ -275,7 +275,7 @@ def test_a_question_that_is_none_is_refused() -> None:
 
 
 def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three) -> None:
-    """Their digests are those of their encoding, which would hold the interpreter; and of a range one is kept."""
+    """Encoding several long values at once would block the interpreter; a range keeps only their digests."""
     sizes = (row_digests.LONG_BYTES - 1, row_digests.LONG_BYTES, 300_000)
     values = [value for size in sizes for value in (b"x" * size, "ä" * size)]
     rows = [(1_000 + number, value, None) for number, value in enumerate(values)]
@@ -304,7 +304,7 @@ def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three)
 async def test_a_node_with_a_page_that_cannot_be_read_is_told_and_the_others_are_compared_to_the_end(
     three: Three, node: str
 ) -> None:
-    """Also the node that makes the ranges; without a next range no node is asked for the following ones one by one."""
+    """This holds also for the node that makes the ranges; without it no node would get the following ranges."""
     three.unreadable[node] = "t"
     other = "B" if node == "A" else "A"
     three.damage(other, "UPDATE t SET v = 'tExt 39' WHERE id = 39")

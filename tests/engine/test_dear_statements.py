@@ -1,4 +1,4 @@
-"""Statements each of whose steps is dear: the loop gives them up in time, and nothing of them is left."""
+"""Statements with expensive steps: the loop gives them up in time, and no change of them is left."""
 
 import json
 import time
@@ -77,11 +77,12 @@ def fill(node: TestNode) -> None:
 def test_loop_gives_up_expensive_statements_in_time(make_node: MakeNode, sql: Sql) -> None:
     node = make_node()
     fill(node)
-    node.engine.set_meta("clock_ceiling", 17)  # in the batch, which SQLite rolls back with an interrupted write
+    node.engine.set_meta("clock_ceiling", 17)  # a write in the batch, which SQLite rolls back with an interrupted write
     began = time.thread_time()
     with pytest.raises(TakesLongError):
         node.engine.execute(request(sql), 0.01)
-    assert time.thread_time() - began < 0.5  # a second and more, up to minutes, without the watchdog and the lengths
+    # without the watchdog and the limits of lengths it takes a second to minutes
+    assert time.thread_time() - began < 0.5
     assert node.engine.get_meta("clock_ceiling") == {"clock_ceiling": 17}
     assert node.rows("SELECT * FROM t") == [(-1, 1)]
     node.run("INSERT INTO t VALUES (-2, 2)")
@@ -91,7 +92,7 @@ def test_loop_gives_up_expensive_statements_in_time(make_node: MakeNode, sql: Sq
 
 @pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
 def test_an_open_transaction_leaves_the_loop_in_time(tmp_path: Path, sql: str) -> None:
-    """On its snapshot, after its own writes, and as one; it goes on with its state."""
+    """The transaction moves to a worker on its snapshot, with its own writes, and goes on there."""
     desk = Desk(tmp_path / "A.db")
     fill(desk.node)
     desk.node.save()
@@ -206,7 +207,7 @@ def test_uninterruptible_statement_is_refused_in_a_worker(make_node: MakeNode, s
 
 
 def test_long_cheap_statement_needs_no_thread(make_node: MakeNode) -> None:
-    """The lengths do not send away what a program does every day."""
+    """The limits of lengths do not send everyday statements to a worker."""
     node = make_node()
     node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, title, body, at DEFAULT (datetime('now')))")
     body = "words and words " * 3_000
@@ -222,7 +223,7 @@ def test_long_cheap_statement_needs_no_thread(make_node: MakeNode) -> None:
 
 
 def test_interrupt_hits_only_the_late_statement(make_node: MakeNode) -> None:
-    """Between two statements, and in the node's own, there is nothing to interrupt, whenever the watchdog looks."""
+    """The watchdog interrupts neither between two statements nor a statement of the node's own."""
     node = make_node()
     fill(node)
     for number in range(200):
@@ -260,7 +261,7 @@ WATCHED: tuple[Sql, ...] = (
 def test_only_potentially_long_statements_are_watched(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, sql: Sql
 ) -> None:
-    """Looking after what goes nowhere twice, every five milliseconds, took a twentieth of a node's time."""
+    """Watching brief statements every five milliseconds took a twentieth of a node's time."""
     node = make_node()
     fill(node)
     begin, begun = Interrupter.begin, list[apsw.Connection]()
@@ -310,7 +311,7 @@ def test_longest_taken_call_ends_in_seconds(make_node: MakeNode, sql: Sql) -> No
     began = time.thread_time()
     with suppress(TooLargeError):
         workspace.execute(request(sql))
-    assert time.thread_time() - began < 8  # about 2 on the machine that the lengths were measured on
+    assert time.thread_time() - began < 8  # about 2 on the machine where the limits were measured
     workspace.end()
     workspace.close()
 
@@ -335,7 +336,7 @@ GREEDY: dict[str, Sql] = {
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
-    """Return a node for all greedy statements, which change nothing."""
+    """Return a node for all expensive statements, which change nothing."""
     node = TestNode(tmp_path_factory.mktemp("greedy") / "A.db")
     node.run("CREATE TABLE long(id INTEGER PRIMARY KEY, text)", ("INSERT INTO long VALUES (7, ?)", (BIG,)))
     node.run(
@@ -351,7 +352,7 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
 
 @pytest.mark.parametrize("sql", GREEDY.values(), ids=GREEDY)
 def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql) -> None:
-    """No interrupt and no account of memory comes between the columns of a row: gigabytes, and half a minute."""
+    """SQLite builds a row in one step, without an interrupt or a memory limit: gigabytes, in half a minute."""
     node = greedy
     workspace = Workspace(node.engine.beside())
     workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)

@@ -1,4 +1,4 @@
-"""After a change of the schema only what has changed is described again, and the description is that of everything."""
+"""After a schema change only the changed tables are described again, and the result equals a full description."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def _table(some: random.Random) -> str:
 
 
 def statement(some: random.Random) -> str:
-    """Some statement that may change the schema, if it fits."""
+    """Return a random statement that may change the schema."""
     name, other = quote(some.choice(NAMES)), quote(some.choice(NAMES))
     shouted = name.upper() if name.isascii() else name
     column, number = some.choice(COLUMNS), some.randrange(6)
@@ -123,7 +123,7 @@ def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: in
             with suppress(apsw.SQLError, apsw.ConstraintError):
                 db.execute(statement(some))
                 done += 1
-        if some.random() < 0.7:  # else several changes at once
+        if some.random() < 0.7:  # otherwise several changes at once
             known, schema = check(db, known, schema)
     assert done > 80
     assert len(known.by_name) > 0
@@ -233,7 +233,7 @@ def test_a_change_that_was_rolled_back_leaves_nothing_known_of_it(node: TestNode
 def test_with_many_tables_a_change_is_tried_where_it_holds_up_nobody(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rolled back in the loop, it has SQLite read the whole schema again there."""
+    """A rollback in the loop would make SQLite read the whole schema again there."""
     in_loop, db = node.engine._limits.budget_s, node.engine._db
     create = request("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.save()
@@ -256,7 +256,7 @@ def test_until_a_changed_schema_is_committed_it_is_read_again_after_each_request
     for _ in range(2):
         engine.execute(look)
         assert engine._db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == 0
-    assert not engine.is_slow_to_roll_back  # it is a small one
+    assert not engine.is_slow_to_roll_back  # a small schema
     monkeypatch.setattr(definitions, "_MANY", 3)
     assert engine.is_slow_to_roll_back
     node.save()
@@ -266,7 +266,7 @@ def test_until_a_changed_schema_is_committed_it_is_read_again_after_each_request
 
 
 def test_a_workspace_reads_the_schema_in_its_thread(node: TestNode) -> None:
-    """The loop only lets its transaction begin, which fixes the moment."""
+    """The loop only begins the workspace's transaction, which fixes its snapshot."""
     engine = node.engine
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.run("INSERT INTO t VALUES (1)")

@@ -1,4 +1,4 @@
-"""Reads that depend on rows read before: just the keys that these rows name, or the whole object, and never less."""
+"""Reads that depend on earlier rows: exactly the keys in these rows, or the whole object, and never less."""
 
 from itertools import islice
 
@@ -134,7 +134,7 @@ def test_a_trigger_reads_where_the_new_row_points(db: apsw.Connection) -> None:
 
 
 def test_a_number_and_a_text_of_it_are_looked_for_as_sqlite_would(db: apsw.Connection) -> None:
-    """As numbers 1 and 1.0 are one, as texts they are two."""
+    """As numbers, 1 and 1.0 are equal; as texts, they are not."""
     db.execute("INSERT INTO loose VALUES (1), (1.0)")
     _, ranges = reads(db, "SELECT * FROM loose l CROSS JOIN texts t ON t.k = +l.k")
     assert ranges >= entries("sqlite_autoindex_texts_1", "1", "1.0")
@@ -250,10 +250,11 @@ def test_a_loop_that_goes_backward_reads_down_to_there(queue: apsw.Connection) -
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 5",  # there are four
+        "SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 5",  # there are only four rows
         "SELECT id FROM jobs WHERE state = 'new' AND due % 7 = 5 ORDER BY id LIMIT 1",  # not understood
         "SELECT id FROM jobs WHERE state = 'new' AND (due = 20 OR due = 30) ORDER BY id LIMIT 1",
-        "SELECT id FROM jobs INDEXED BY by_state WHERE state = 'new' ORDER BY due LIMIT 1",  # all are sorted first
+        # SQLite sorts all rows first
+        "SELECT id FROM jobs INDEXED BY by_state WHERE state = 'new' ORDER BY due LIMIT 1",
         "UPDATE jobs SET due = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) WHERE state = 'new'",
     ],
 )
@@ -282,7 +283,7 @@ INSERT INTO orders VALUES (40, 9, 5), (41, 1, 5), (42, NULL, 5), (43, 2, 5), (44
 @pytest.mark.parametrize(
     ("sql", "last", "customers"),
     [
-        # 40 and 42 have no customer
+        # orders 40 and 42 have no customer
         ("SELECT o.id, c.name FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 ORDER BY o.id "
          "LIMIT 2", 43, {9, 1, 2}),
         ("SELECT o.id, c.name FROM orders o LEFT JOIN customers c ON c.id = o.customer WHERE o.total = 5 ORDER BY o.id "
@@ -329,7 +330,7 @@ def test_join_with_indexed_conditions_reads_up_to_the_last_match(db: apsw.Connec
 
 
 def test_conditions_on_the_second_looked_up_row_count(db: apsw.Connection) -> None:
-    """A table with the name that the auxiliary query gives to another one changes nothing."""
+    """The auxiliary query renames a table; a table that already has that name has no effect."""
     db.execute("ALTER TABLE customers RENAME TO rp0")
     db.execute("ALTER TABLE orders RENAME TO r")
     sql = (
@@ -389,7 +390,7 @@ def test_trigger_on_a_view_reads_rows_by_the_views_values(db: apsw.Connection) -
     ],
 )
 def test_a_constant_of_64_bits_is_not_taken_for_many_registers(db: apsw.Connection, sql: str) -> None:
-    """One half of it stands where other instructions have the number of a register."""
+    """One half of the constant is in the field where other instructions have the number of a register."""
     for op in program_of(db, sql, 0):
         assert len(list(islice(_written(op), 100))) < 100
     assert object_range("t:orders") not in reads(db, sql)[1]

@@ -1,4 +1,4 @@
-"""Open transactions that change the schema: on a private copy, with everything they were told noted."""
+"""Open transactions that change the schema: on a private copy, with a record of all answers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,7 +53,7 @@ class Desk:
         self.boundary.reach()
 
     async def run(self, session: Session, sql: Sql) -> Result:
-        """Run one text, as ``Transactions`` does."""
+        """Run one text, in the way of ``Transactions``."""
         statement = request(sql).statements[0]
         control = parse_control(statement.sql)
         if control is not None:
@@ -73,7 +73,7 @@ class Desk:
         raise AssertionError(sql)
 
     async def commit(self, session: Session) -> str:
-        """Commit it, come into force, and return the failure."""
+        """Commit the transaction, put it in force, and return its failure."""
         prepared = await self.schema_transactions.finish(session)
         self.interactive.end(session)
         entry = self.node.entry(prepared)
@@ -101,7 +101,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_path: Path) -> None:
-    """Rows written before the first schema statement keep the ids that they were given; failures are done again."""
+    """Rows written before the first schema statement keep their ids, and failed statements are repeated."""
     session = Session(serializable=True)
     given = (await desk.run(session, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
     with pytest.raises(ConstraintError):
@@ -127,7 +127,7 @@ async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_pat
 
 
 async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(desk: Desk) -> None:
-    """The failed rows left their rowid in the answer of the next statement, which the private copy did not repeat."""
+    """The failed rows left their rowid in the answer of the next statement; the private copy must repeat that."""
     desk.node.run("CREATE TABLE shape(id INTEGER PRIMARY KEY, a, double AS (a * 2) VIRTUAL UNIQUE)")
     desk.node.run("CREATE TABLE plain(k PRIMARY KEY) WITHOUT ROWID")
     session = Session(serializable=True)
@@ -141,7 +141,7 @@ async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(d
 
 
 async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
-    """A statement that takes the highest id under another name, and rolls that back, gets it again."""
+    """A statement that takes the highest id under another name, and rolls that back, gets the same id again."""
     session = Session(serializable=True)
     await desk.run(session, "ALTER TABLE t ADD COLUMN w")
     highest = f"INSERT INTO t(id, v) VALUES ({2**63 - 1}, 'last')"
@@ -151,7 +151,7 @@ async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
         await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
     assert (await desk.run(session, "SELECT v FROM t ORDER BY id")).rows == [("a",), ("b",), ("last",)]
     await desk.run(session, "DELETE FROM t WHERE v = 'last'")
-    await desk.run(session, "ALTER TABLE t ADD COLUMN more")  # after which the tables are looked at again
+    await desk.run(session, "ALTER TABLE t ADD COLUMN more")  # after this statement the tables are compared again
     await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
     assert await desk.commit(session) == ""
     assert desk.node.rows("SELECT id, v FROM t ORDER BY id") == [(1, "a"), (2, "b"), (3, "x"), (4, "y")]
@@ -167,7 +167,7 @@ async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
     ],
 )
 async def test_earlier_answers_must_still_hold(desk: Desk, before: str, between: str) -> None:
-    """At the first schema statement, and again when it comes into force."""
+    """The check is made at the first schema statement, and again when the change comes into force."""
     late = Session(serializable=True)
     await desk.run(late, before)
     await desk.run(late, "CREATE TABLE u(x)")
@@ -200,7 +200,7 @@ async def test_another_change_of_the_schema_ends_it(desk: Desk) -> None:
 
 
 async def test_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too much before it, too many at once, and too much memory: each is told, and nothing of it remains."""
+    """Too many statements before it, too many transactions, too much memory: each is refused, and leaves nothing."""
     session = Session(serializable=True)
     for _ in range(LOG_MAX + 1):
         session.note(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))

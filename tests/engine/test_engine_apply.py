@@ -1,6 +1,4 @@
-"""A prepared transaction of one node applies on any: the tables equal those of plain SQLite after the same
-statements.
-"""
+"""A transaction that one node has prepared applies at any: tables equal those of plain SQLite."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -244,7 +242,7 @@ def test_preparing_a_schema_change_leaves_no_trace(node: TestNode) -> None:
     prepared = node.prepare("CREATE TABLE u(y)", "ALTER TABLE t ADD COLUMN z; CREATE INDEX tz ON t(z)")
 
     assert prepared.kind == "schema"
-    assert prepared.access_set == AccessSet()  # it reads and writes only what the core adds: it runs at its activation
+    assert prepared.access_set == AccessSet()  # the core adds the keys; the statement runs at its activation
     assert set(node.tables()) == {"t", "sqlite_sequence"}
     assert node.rows("SELECT * FROM t") == []
     node.apply(node.entry(prepared))
@@ -272,7 +270,7 @@ def test_a_rollback_clause_cannot_take_the_batch_away(pair: tuple[TestNode, Test
     leader.engine.set_meta("clock_ceiling", 77)
     vote = Vote(Txid(9, "B"), None, promised=1)
     leader.engine.votes.save(vote)
-    vote.promised = 2  # the core goes on with its own
+    vote.promised = 2  # the core changes its own vote later
     before = leader.tables()
 
     for sql in ("INSERT OR ROLLBACK INTO parent VALUES (1, 'b', 0)", "INSERT INTO made(x) VALUES ('stop')"):
@@ -296,7 +294,7 @@ def test_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:
 
 
 def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> None:
-    """More than a piece of them, of several tables and kinds, of which some undo what others have just done."""
+    """More rows than one piece, of several tables and kinds; some undo the effect of earlier ones."""
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {PIECE + 200})"
@@ -311,7 +309,7 @@ def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> No
     )
     leader.run("CREATE TABLE s(id INTEGER PRIMARY KEY, a, b)")
     leader.run("INSERT INTO s SELECT id, 0, 0 FROM t LIMIT 20")
-    leader.run("UPDATE s SET a = 1, b = 1", "UPDATE s SET a = 2")  # by different statements, on the same rows
+    leader.run("UPDATE s SET a = 1, b = 1", "UPDATE s SET a = 2")  # different statements on the same rows
     for entry in leader.entries:
         follower.apply(entry)
 
@@ -324,7 +322,7 @@ def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> No
 def test_rows_of_several_tables_are_applied_table_by_table(
     make_node: MakeNode, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each table's rows go together at the followers, before others' that came in between, and refer to each other."""
+    """Followers apply each table's rows together, before others in between; the rows refer to each other."""
     leader, follower = make_node(), make_node("B")
     leader.run(
         "CREATE TABLE parent(id INTEGER PRIMARY KEY, n)",
@@ -347,7 +345,7 @@ def test_rows_of_several_tables_are_applied_table_by_table(
             for sql in (
                 "UPDATE child SET u = -1 - u WHERE id = {0}",
                 "UPDATE parent SET n = n + 1 WHERE id = {0}",
-                "INSERT INTO child VALUES ({0} + 1000, {0}, {0})",  # with a value that the first has given up
+                "INSERT INTO child VALUES ({0} + 1000, {0}, {0})",  # with a value that the first row has given up
                 "DELETE FROM parent WHERE id = {0} AND id % 3 = 0",
             )
         )
@@ -372,7 +370,7 @@ def test_rows_of_several_tables_are_applied_table_by_table(
 
 @pytest.mark.parametrize("rows", [2, 30])
 def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_node: MakeNode, rows: int) -> None:
-    """Without a savepoint: the batch is written again, and the entries before and after it are as they were."""
+    """Without a savepoint: the batch is written again, and the earlier and later entries stay as they were."""
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
     leader.run(*(f"INSERT INTO t VALUES ({number}, 0)" for number in range(rows)))
@@ -401,7 +399,7 @@ def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_n
 def test_of_many_rows_the_one_that_does_not_fit_is_named(
     pair: tuple[TestNode, TestNode], place: int, is_missing: bool
 ) -> None:
-    """One that meets no row, and one that SQLite refuses."""
+    """The row is missing, or SQLite refuses it."""
     leader, _ = pair
     columns = ("id", "what")
     changes = [Change("auto", columns, INSERT, number, number, None, (number, "x")) for number in range(100, 150)]
@@ -418,7 +416,7 @@ def test_of_many_rows_the_one_that_does_not_fit_is_named(
 
 
 def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(tmp_path: Path) -> None:
-    """At a node that has applied its base: the same rows, or words for the first that is another one."""
+    """A node that has applied the base finds the same rows, or names the first that differs."""
     leader, voter = TestNode(tmp_path / "A.db", "A"), TestNode(tmp_path / "B.db", "B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT COLLATE NOCASE, n REAL)")
     leader.run("CREATE TABLE p(a TEXT COLLATE NOCASE, b INT, c, PRIMARY KEY(a, b)) WITHOUT ROWID")
@@ -447,7 +445,7 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
     )
     assert why_rows_differ(*several) == ""
     assert why_rows_differ("INSERT INTO t VALUES (50, 'ghost', 0)") == ""
-    voter.engine._db.execute("UPDATE t SET v = 'Text' WHERE id = 1")  # equal for its collation, and yet another one
+    voter.engine._db.execute("UPDATE t SET v = 'Text' WHERE id = 1")  # equal by its collation, but another value
     voter.engine._db.execute("UPDATE p SET c = 0")
     assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 0") == ""
     assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 1") == "row (1,) of t is another one here"
@@ -472,7 +470,7 @@ def test_changes_that_a_check_has_decoded_are_not_decoded_again_to_be_applied(
 
 
 def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The voter decodes them to compare its rows, and keeps them for the commit; of undecided ones it keeps few."""
+    """The voter decodes the changes to compare the rows, and keeps them for the commit, but few of undecided ones."""
     leader, voter = TestNode(tmp_path / "A.db", "A"), TestNode(tmp_path / "B.db", "B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     voter.apply(leader.entries[-1])
@@ -555,7 +553,7 @@ def test_generated_column_that_reads_a_document_is_stored(make_node: MakeNode, t
     ],
 )
 def test_unique_key_on_a_function_of_documents_is_refused(make_node: MakeNode, sql: str) -> None:
-    """SQLite's own index lacks such a row then, by its integrity check."""
+    """SQLite's own index would lack such a row, by its integrity check."""
     node = make_node()
     node.run("CREATE TABLE doc(id INTEGER PRIMARY KEY, a)")
     with pytest.raises(UnsupportedError, match="in a STORED column, and make that UNIQUE"):

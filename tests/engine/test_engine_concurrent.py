@@ -1,5 +1,5 @@
-"""Two transactions on one snapshot whose access sets do not meet: they apply in either order, and a serial run of plain
-SQLite gives the same tables. This holds the access sets, the capture and the application against each other.
+"""Two transactions on one snapshot with disjoint access sets apply in either order, and plain SQLite, one after the
+other, gives the same tables. This tests access sets, capture and application against each other.
 """
 
 import shutil
@@ -78,7 +78,8 @@ def test_transactions_without_conflict_commute(
         for entry in reversed(entries):
             right.apply(entry)
         assert left.tables() == right.tables()
-        # Where one gives a rowid and the other has SQLite give one, only one of the two orders gives the same.
+        # If one statement names a rowid and SQLite chooses the other's, only one of the two orders gives the same
+        # tables.
         if left.tables() != in_turn(place / "plain.db", first, second):
             assert left.tables() == in_turn(place / "turned.db", second, first)
     finally:

@@ -227,7 +227,7 @@ def test_a_statement_that_runs_too_long_is_stopped(make_node: Any) -> None:
 def of_one_text(luck: Random) -> list[Sql]:
     """Return a request with runs of statements of one text, some of which fail, and others between them.
 
-    No id of a row equals one that a node gives: those are others when a request runs again.
+    No row's id equals one that a node assigns, because a repeated execution assigns others.
     """
     kinds: list[tuple[str, Callable[[], Any]]] = [
         ("INSERT INTO t VALUES (?, ?, ?)", lambda: (16 * luck.randrange(300) + 5, f"m{luck.random()}", 0)),
@@ -253,7 +253,7 @@ def done_with(table: TestNode, statements: list[Sql], monkeypatch: pytest.Monkey
 
 
 def done(table: TestNode, statements: list[Sql]) -> Any:
-    table.engine._ids._highest.clear()  # so that both ways are given the same ids
+    table.engine._ids._highest.clear()  # both ways shall get the same ids
     try:
         return table.prepare(*statements)
     except BedrockishError as error:
@@ -264,7 +264,7 @@ def done(table: TestNode, statements: list[Sql]) -> Any:
 def test_statements_at_once_equal_statements_one_by_one(
     table: TestNode, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """The same results, row changes, access set and errors; and the batch is as it was."""
+    """Results, row changes, access set and errors are equal, and the batch is unchanged."""
     table.run("CREATE TABLE v(id INTEGER PRIMARY KEY, a, twice AS (a * 2) VIRTUAL)")
     luck = Random(seed)
     before = table.tables()

@@ -1,4 +1,4 @@
-"""The file of a node: what a power cut leaves, what a kill leaves, and that the WAL stays small."""
+"""The file of a node after a power cut and after a kill, and the bounded size of the WAL."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def batches_in(path: Path) -> tuple[int, int]:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         rows = db.execute("SELECT count(*), max(id) FROM t").fetchone() if applied else (0, None)
         assert rows is not None
-        assert rows[0] == max(0, applied - 1)  # one row for each entry after the table's own: data and journal agree
+        assert rows[0] == max(0, applied - 1)  # one row for each entry after the first: rows and journal agree
         return engine.batches, applied
     finally:
         engine.close()
@@ -87,7 +87,7 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
     written = 32 + node.engine.wal_frames * FRAME_BYTES
     wal = wal_of(node.path).read_bytes()
     found = set()
-    # A WAL that has started over since the last sync holds nothing that was synced: the database file does.
+    # A WAL that has restarted since the last sync has no synced frame: these are in the database file.
     low = synced_size if written > synced_size else 0
     assert low or checkpointed
 
@@ -218,7 +218,7 @@ def test_stopped_program_that_holds_the_wal_is_named(make_node: MakeNode) -> Non
 def test_large_transaction_is_checkpointed_in_the_background(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The background copies it, and the end of a later batch the rest; if the background does not come to it, all."""
+    """The background copies the pages, and the end of a later batch the rest; without the background, all of them."""
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
     wal, finished = node.engine._wal, list[int]()
     finish = wal.finish
@@ -380,7 +380,7 @@ def test_a_snapshot_is_a_node_file_with_the_same_rows(node: TestNode, make_node:
 
 
 def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
-    """Its pieces are saved before it, and it names them; one that is missing is damage, and is said to be."""
+    """The pieces are saved before the vote that names them. A missing piece is damage, and is reported."""
     node = make_node()
     body = Transaction(Txid(9, "B"), {}, 0, 0, 0, "c", "snapshot", "rows", AccessSet(), encode_changes([]), b"x" * 500)
     names = [(sha256(body.body[at : at + 100]).digest(), 100) for at in (100, 200)]
@@ -403,7 +403,7 @@ def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
 
 
 def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
-    """The change feed names rows by them, and a reader that starts from an export continues with the feed."""
+    """The change feed names rows by rowid, and a reader that starts from an export continues with the feed."""
     node.run("CREATE TABLE log(text)")
     node.run("INSERT INTO log VALUES ('a'), ('b'), ('c')")
     node.run("DELETE FROM log WHERE text = 'b'")
@@ -421,8 +421,8 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNode, held: bool) -> None:
-    """A batch's end copies the rest of the WAL and truncates it, which takes a tenth of a second. A reader of an old
-    snapshot makes this impossible: each batch stays short then, however long the WAL is.
+    """The end of a batch copies the rest of the WAL and truncates it, which takes a tenth of a second. If a reader of
+    an old snapshot prevents that, each batch stays short, however long the WAL is.
     """
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=BATCH_FRAMES + 60))
     engine = node.engine
@@ -481,7 +481,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
 def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot that lasts holds back all that is written: when it is gone, no batch's end copies that much."""
+    """A long snapshot holds back all later pages; after it no batch's end copies that many."""
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
     wal, left = node.engine._wal, list[int]()
     finish = wal.finish

@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_so(make_node: MakeNode) -> None:
         node.prepare("INSERT INTO t(filler) VALUES (zeroblob(100000))")
 
     db.pragma("max_page_count", 1 << 30)
-    node.run("INSERT INTO t(filler) VALUES ('x')")  # and the batch is whole
+    node.run("INSERT INTO t(filler) VALUES ('x')")  # and the batch is complete
     assert node.rows("SELECT filler FROM t") == [("x",)]
 
 

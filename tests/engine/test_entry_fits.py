@@ -1,4 +1,4 @@
-"""An entry is applied whole, to the rows that it was made of, or not at all; and a decided entry applies."""
+"""An entry is applied completely, to the rows from which it was made, or not at all; a decided entry applies."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def damage(node: TestNode, sql: str) -> None:
     node.engine.batch.write(write)
 
 
-DAMAGES = (  # what happened to the follower's row, what is led, and the table, key and columns that are named
+DAMAGES = (  # the damage of the follower's row, the led statement, and the table, key and columns in the error
     ("UPDATE t SET name = 'ONE' WHERE id = 1", "UPDATE t SET n = 7 WHERE id = 1", "t", "1", {"name"}),
     ("UPDATE t SET b = x'00' WHERE id = 1", "UPDATE t SET name = 'x' WHERE id = 1", "t", "1", {"b"}),
     ("UPDATE t SET r = 1.5, n = 2 WHERE id = 1", "DELETE FROM t WHERE id = 1", "t", "1", {"r", "n"}),
@@ -128,7 +128,7 @@ def test_of_many_rows_none_is_applied(pair: Pair) -> None:
 
 
 def test_misfit_entry_leaves_the_batch_unchanged(pair: Pair, tmp_path: Path) -> None:
-    """The node can go on: what it had applied is committed, and once its row is right, so is the entry."""
+    """The node can go on: its earlier entries are committed, and after the repair of the row it applies the entry."""
     leader, follower = pair
     follower.save()
     leader.run("INSERT INTO t(id) VALUES (50)")
@@ -170,7 +170,7 @@ CHECKED = "CREATE TABLE c(id INTEGER PRIMARY KEY, n INT CHECK (is_fine(n)), m)"
 
 
 def with_check(make_node: MakeNode, answers: dict[str, int], **options: Any) -> Pair:
-    """Two nodes at which the function of a CHECK says what ``answers`` holds at the moment."""
+    """Return two nodes at which the function of a CHECK returns the present value of ``answers``."""
 
     def prepare(node: str) -> Any:
         return lambda db: db.create_scalar_function("is_fine", lambda _: answers[node], 1, deterministic=True)

@@ -1,4 +1,4 @@
-"""Definitions and statements that double with each name: refused by their size before SQLite writes them out."""
+"""Definitions and statements that double with each name: refused by their size before SQLite expands them."""
 
 import time
 from collections.abc import Sequence

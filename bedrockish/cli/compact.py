@@ -15,7 +15,6 @@ def compact_file(file: Path, plugins: tuple[str, ...]) -> None:
     """Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.
 
     The file keeps its rows, its journal and its name. Nodes can be compacted one after the other, as for an upgrade.
-    'bedrockish leftovers' shows whether data of a person is left.
     """
     done = compact(file, load_plugins(plugins))
     click.echo(f"{file}: {done.before} bytes before, {done.after} now")

@@ -126,11 +126,6 @@ COMMANDS = {
         "compact_file",
         "Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.",
     ),
-    "leftovers": (
-        "bedrockish.cli.leftovers",
-        "leftovers_of",
-        "Look for values in PATHS: nodes' files, backups, exports, and directories of them.",
-    ),
 }
 
 
@@ -138,7 +133,7 @@ GROUPS = {
     "Start": ("init", "serve", "join"),
     "Use": ("sql", "explain", "import", "export", "schema"),
     "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
-    "Data": ("backup", "restore", "changes", "export-journal", "compact", "leftovers"),
+    "Data": ("backup", "restore", "changes", "export-journal", "compact"),
     "Audit": ("journal", "audit", "anchor"),
 }
 """The commands as the help lists them."""

@@ -86,8 +86,6 @@ MAY_IMPORT = {
     "bedrockish/sqlalchemy": "bedrockish.api bedrockish.common bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
-    "bedrockish/transfer/leftovers.py": "bedrockish.errors bedrockish_journal apsw",
-    "bedrockish/transfer/parquet_rows.py": "pyarrow",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
@@ -98,12 +96,12 @@ MAY_IMPORT = {
         "rich sortedcontainers sqlalchemy trio trustme xdist yaml "
         "sqlite_utils"
     ),
+    "tests/compliance/test_programs.py": (
+        "tools.compliance pytest sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
+    ),
     "tests/django_site": "bedrockish tests.django_site django",
     "tools": "bedrockish bedrockish_journal bedrockish_net tools apsw cbor2 click rich trio",
     "tools/checker": "tools.checker networkx",
-    "tools/compliance/programs_run.py": (
-        "tools.compliance sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
-    ),
     "tools/compliance/django_runner.py": "tools.compliance django",
     "tools/bootstrap.py": "tools.java",
     "tools/java.py": "",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compliance import cpython_suite, programs_suite
+from tools.compliance import cpython_suite
 from tools.compliance.outcomes import count, differences, part_of, path_of, read_expected
 from tools.compliance.suites import SUITES
 
@@ -22,15 +22,6 @@ def test_a_part_of_cpythons_tests(tmp_path: Path) -> None:
     found = cpython_suite.run_ours(tmp_path, CPYTHON_PART)
     assert count(found)["passed"] > 40
     assert [*differences(part_of(expected, found), found)] == []
-
-
-def test_programs_on_libraries_of_others(tmp_path: Path) -> None:
-    """The quick ones; --slow runs all."""
-    if why := programs_suite.missing():
-        pytest.skip(why)
-    found = programs_suite.run_ours(tmp_path, ["sqlmodel", "flask_sqlalchemy", "pandas", "dataset", "records"])
-    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set()
-    assert len(found) == 5
 
 
 def test_nine_of_ten_of_cpythons_tests_pass() -> None:

@@ -10,17 +10,13 @@ from tools.cluster import LocalCluster
 
 
 @contextmanager
-def three_nodes(
-    directory: Path, plugins: Sequence[str] = (), *, http: bool = False, names: str = "ABC"
-) -> Iterator[LocalCluster]:
+def three_nodes(directory: Path, plugins: Sequence[str] = (), *, names: str = "ABC") -> Iterator[LocalCluster]:
     """Start nodes that answer, and stop them at the end of the block.
 
     Raises:
         DemoError: they do not answer in time.
     """
     cluster = LocalCluster(directory, tuple(names))
-    if http:
-        cluster.add_http()
     cluster.write_files()
     if plugins:
         line = f"plugins = [{', '.join(repr(name) for name in plugins)}]"

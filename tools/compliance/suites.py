@@ -8,7 +8,6 @@ from pathlib import Path
 from tools.compliance import (
     cpython_suite,
     django_suite,
-    programs_suite,
     sqlalchemy_suite,
 )
 from tools.compliance.outcomes import Outcomes
@@ -96,16 +95,6 @@ SUITES = {
             django_suite.run_ours,
             django_suite.run_plain,
             selection=f"{len(' '.join(django_suite.CHOSEN).split())} packages of tests that a database decides most",
-        ),
-        Suite(
-            "programs",
-            "Programs",
-            "Small programs on SQLModel, Flask-SQLAlchemy, pandas, dataset, records and Celery, and on a node's file "
-            "with sqlite-utils and Datasette, in `tools/compliance/programs_run.py`",
-            programs_suite.release,
-            programs_suite.run_ours,
-            programs_suite.run_plain,
-            programs_suite.missing,
         ),
     )
 }

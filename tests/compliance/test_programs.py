@@ -1,20 +1,19 @@
-"""Small programs on libraries of other projects that do not know bedrockish; each is a test.
+"""Small programs on libraries of other projects that do not know bedrockish: on three nodes, and on plain SQLite."""
 
-``python -m tools.compliance.programs_run RECORD --url URL --file FILE``: with the URL of a cluster and the file of one
-of its nodes, or, for plain SQLite, ``sqlite:///FILE`` and that file.
-"""
-
-import argparse
+import importlib.util
 import json
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tools.compliance.outcomes import FAILED, PASSED, Outcomes
+import pytest
+
+from tools.compliance.nodes import three_nodes
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+PLAIN, NODES = "plain SQLite", "three nodes"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ def check(found: object, wanted: object) -> None:
 def sqlmodel(place: Place) -> None:
     """A model that is a Pydantic one as well."""
     from sqlmodel import Field, Session, SQLModel, create_engine, select
+
+    SQLModel.metadata.clear()  # of the run at the other place
 
     class Hero(SQLModel, table=True):
         id: int | None = Field(default=None, primary_key=True)
@@ -195,45 +196,24 @@ def _some_rows(place: Place) -> None:
     engine.dispose()
 
 
-PROGRAMS: tuple[Callable[[Place], None], ...] = (
-    sqlmodel,
-    flask_sqlalchemy,
-    pandas,
-    dataset,
-    records,
-    celery,
-    sqlite_utils,
-    datasette,
-)
+QUICK = (sqlmodel, flask_sqlalchemy, pandas, dataset, records)
+LONG = (celery, sqlite_utils, datasette)
 
 
-def run(place: Place, only: list[str]) -> Outcomes:
-    """Run the programs; return the outcome of each."""
-    found: Outcomes = {}
-    for program in PROGRAMS:
-        if only and program.__name__ not in only:
-            continue
-        try:
-            program(place)
-        except Exception as error:
-            text = (str(error) or "no text").splitlines()[0]
-            found[program.__name__] = FAILED, f"{type(error).__name__}: {text[:300]}"
-        else:
-            found[program.__name__] = PASSED, ""
-    return found
+@pytest.fixture(scope="module", params=[NODES, PLAIN])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("programs")
+    if request.param == PLAIN:
+        yield Place(f"sqlite:///{folder / 'plain.sqlite'}", folder / "plain.sqlite")
+        return
+    with three_nodes(folder / "cluster") as cluster:
+        first, *others = (f"127.0.0.1:{node.port}" for node in cluster.nodes)
+        hosts = "&".join(f"host={other}" for other in others)
+        yield Place(f"bedrockish://{first}/?{hosts}", cluster.nodes[0].database)
 
 
-def main() -> None:
-    """Run the programs of the command line, and record their outcomes."""
-    parser = argparse.ArgumentParser(prog="python -m tools.compliance.programs_run", description=__doc__)
-    parser.add_argument("record", type=Path, help="a file for what became of each program, as JSON")
-    parser.add_argument("--url", required=True, help="for SQLAlchemy")
-    parser.add_argument("--file", type=Path, required=True, help="the SQLite file of a node")
-    parser.add_argument("--only", nargs="*", default=[], help="names of programs")
-    asked: Any = parser.parse_args()
-    warnings.simplefilter("ignore")
-    asked.record.write_text(json.dumps(run(Place(asked.url, asked.file), asked.only), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("program", [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)])
+def test_program_of_others_runs_unchanged(program: Callable[[Place], None], place: Place) -> None:
+    if importlib.util.find_spec(program.__name__) is None:
+        pytest.skip(f"{program.__name__} is not installed; pip install 'bedrockish[programs]'")
+    program(place)

@@ -1,4 +1,4 @@
-"""Statements that cost a node more than they cost SQLite are interrupted, told coarsely, or moved to a worker."""
+"""Statements that cost a node more than SQLite are interrupted, get coarse keys, or move to a worker."""
 
 import time
 from dataclasses import replace
@@ -27,7 +27,7 @@ FEED = (
 
 
 class Interrupting:
-    """A thread's clock that passes the budget at its n-th look."""
+    """A thread's clock that exceeds the budget at its n-th reading."""
 
     def __init__(self) -> None:
         self.looks, self.last = 0, 1 << 60
@@ -57,7 +57,7 @@ def test_interrupted_window_function_moves_to_a_worker(
             ended.add("answered")
     assert "moved" in ended
     clock.last = 1 << 60
-    with pytest.raises(SqlError, match="no such column"):  # an error of the statement's own stays one
+    with pytest.raises(SqlError, match="no such column"):  # the statement's own error is still reported
         node.engine.execute(request("SELECT missing FROM t"), 0.01)
 
 
@@ -77,7 +77,7 @@ def test_analysis_in_the_loop_ends_with_the_budget(node: TestNode, sql: str) -> 
     began = time.thread_time()
     with pytest.raises(TakesLongError):
         node.engine.execute(request(sql), 0.01)
-    assert time.thread_time() - began < 0.2  # a machine differs from another
+    assert time.thread_time() - began < 0.2  # the limit for a slow machine
 
 
 def test_long_list_is_told_as_the_whole_table(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,8 @@ def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.M
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
     monkeypatch.setattr(analysis_module, "PLANS_BYTES", 3_000_000)
     analysis: Analysis = node.engine._executor.analysis
-    monkeypatch.setattr(analysis, "patience", lambda _sql: unlimited)  # out of time, it would make small, coarse plans
+    # without time left the plans would be small and coarse
+    monkeypatch.setattr(analysis, "patience", lambda _sql: unlimited)
     for number in range(20):
         node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(map(str, range(number, 1_000 + number)))})")
         assert 0 < analysis._weight <= 3_000_000
@@ -112,7 +113,9 @@ def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["recursive_triggers", "foreign_keys", "query_only"])
 def test_blanks_in_a_pragma_are_read_once(name: str) -> None:
-    """Several parts of a pattern that could share 1,600 blanks took 20 seconds in the node's loop; here are 100,000."""
+    """A pattern whose parts could all match blanks took 20 seconds in the node's loop for 1,600 blanks; here are
+    100,000.
+    """
     blanks = " " * 100_000
     for sql in (f"PRAGMA {name}={blanks}(", f"PRAGMA {name}({blanks}(", f"{blanks}PRAGMA {name}{blanks}x"):
         assert first_setting(sql) is None
@@ -121,7 +124,7 @@ def test_blanks_in_a_pragma_are_read_once(name: str) -> None:
 
 
 def test_comments_behind_as_are_read_once(node: TestNode) -> None:
-    """Each of forty comments could end at its own end or at a later one's, which made 2 to the 40th ways to read on."""
+    """Each of forty comments could end at its own end or at a later one's, which gave 2 to the 40th ways to match."""
     with pytest.raises(SqlError, match="syntax error"):
         node.prepare(f"SELECT 1 AS {'/**/' * 40} ?x ?")
     assert node.rows(f"SELECT 1 AS {'/**/' * 40} n") == [(1,)]

@@ -84,7 +84,7 @@ def finish(node: TestNode, build: Build) -> None:
 
 
 def sound(node: TestNode, *, index: bool = True) -> None:
-    """Nothing is left, and SQLite finds no fault."""
+    """Check that the build left no table, and SQLite finds no fault."""
     reader = read_sound(node)
     names = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema")}
     assert ("made" in names) == index
@@ -142,7 +142,7 @@ class Changes:
                 )
             case 6:
                 node.run(("DELETE FROM t WHERE _rowid_ BETWEEN ? AND ?", (rowid, rowid + luck.randrange(3))))
-            case 7:  # the id of a row is another one
+            case 7:  # a row gets another id
                 node.run(("UPDATE OR IGNORE t SET _rowid_ = _rowid_ + 7 WHERE _rowid_ = ?", (rowid,)))
             case 8:  # two rows exchange what they have: under a unique index only in the right order
                 one, other = rowid, luck.choice(there)
@@ -164,7 +164,7 @@ def filled(node: TestNode, table: str, changes: Changes) -> None:
 
 @pytest.mark.parametrize(("table", "index"), FITS)
 def test_built_index_equals_the_one_of_sqlite(make_node: MakeNode, tmp_path: Path, table: str, index: str) -> None:
-    """Rows change before and behind what is built, batches are written again, and the entries are the same."""
+    """Rows before and behind the build's position change, batches are written again, and the entries are equal."""
     for seed in range(2):
         places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
         node, inline, changes = make_node("A", places[0]), make_node("B", places[1]), Changes(seed, table)
@@ -210,8 +210,8 @@ def test_an_index_is_moved_and_not_built_again(node: TestNode, monkeypatch: pyte
 def test_one_that_is_not_ready_when_its_time_comes(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, loaded: int, slices_max: int, is_finished: bool
 ) -> None:
-    """With most rows of its snapshot it is finished then, if the others are not too many for the memory; with fewer it
-    is given up, and SQLite builds it.
+    """A build that has most rows of its snapshot is finished then, if the others fit into memory; otherwise it is given
+    up, and SQLite builds the index.
     """
     monkeypatch.setattr(index_build, "LEFT_MAX", slices_max)
     changes = Changes(2, "plain")
@@ -232,7 +232,7 @@ def test_one_that_is_not_ready_when_its_time_comes(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_duplicate_that_comes_meanwhile_fails_the_change_alone(node: TestNode, late: bool) -> None:
-    """Before the index is built or after it: SQLite says so when it comes into force, as of any schema statement."""
+    """SQLite reports the duplicate when the change comes into force, also if the index is built before."""
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3), (4, NULL), (5, NULL)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     build = begin(node, entry)
@@ -267,7 +267,7 @@ def test_a_duplicate_that_goes_again_is_no_failure_of_the_change(node: TestNode)
 @pytest.mark.parametrize(
     "fault",
     [
-        f"DELETE FROM {STAND_IN}",  # the entries with it
+        f"DELETE FROM {STAND_IN}",  # removes its entries, too
         f"INSERT INTO {STAND_IN} SELECT id, n FROM t",  # is empty always
         f"DROP TABLE {STAND_IN}",
     ],
@@ -277,7 +277,7 @@ def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     finish(node, begin(node, entry))
     db = node.engine._db
-    db.preupdate_hook(None)  # with a hook SQLite removes row by row
+    db.preupdate_hook(None)  # with the hook SQLite deletes row by row
     with suppress(apsw.ConstraintError):
         db.execute(fault, can_cache=False)
     db.preupdate_hook(node.engine._capture._hook)
@@ -310,9 +310,9 @@ def test_rows_that_cannot_be_read_here_or_are_large(node: TestNode, text: bytes 
 
 
 def test_one_that_was_given_up_is_forgotten_before_the_next_one(make_node: MakeNode) -> None:
-    """The writer knows the stand-in by two names, and both are gone before its root page is another table's.
+    """The writer caches the stand-in under two names, and must drop both before its root page belongs to another table.
 
-    At a node that only follows: who leads a change tries it, after which SQLite reads its schema again.
+    This matters only at a follower: a leader tries the change, after which SQLite reads its schema again.
     """
     leads, follows = make_node(), make_node("B")
     count = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT 40)"
@@ -358,7 +358,7 @@ def test_one_that_was_given_up_is_forgotten_before_the_next_one(make_node: MakeN
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
-    """A copy of the file at any moment is what a process that was killed leaves behind."""
+    """A copy of the file at any moment equals the file of a process that was killed then."""
     filled(node, "plain", Changes(3, "plain"))
     entry = decide(node, INDEXES["several"])
     build = begin(node, entry)
@@ -446,7 +446,7 @@ def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statemen
 
 
 def test_other_changes_are_tried_meanwhile(node: TestNode) -> None:
-    """The hidden index does not count: a schema change that is tried now is not taken for one that names it."""
+    """The hidden index does not count: another schema change that is tried during the build does not see it."""
     node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
     build = begin(node, decide(node, "CREATE INDEX made ON t(n)"))
     assert node.prepare("CREATE TABLE x(y)").kind == "schema"
@@ -459,7 +459,7 @@ def test_a_node_that_ends_waits_for_nobody(node: TestNode) -> None:
     build = begin(node, decide(node, INDEXES["several"]))
     build.fetch()
     node.engine.close()
-    build.fetch()  # of a thread that comes late
+    build.fetch()  # by a thread that comes late
     assert build.phase is Phase.FAILED
 
 

@@ -1,4 +1,4 @@
-"""Every kind of index is looked at, and none that is whole is said to lack something."""
+"""The check covers every kind of index, and reports no intact one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ LACKING = [
     ("t", "made", T_ROW, "606"),
     ("t", 'with "quotes" (and ON)', T_ROW, "606"),
     ("t", "sqlite_autoindex_t_1", T_ROW, "606"),
-    ("t", "plain", "id = 1000", "1000"),  # which is one of many that are NULL there
+    ("t", "plain", "id = 1000", "1000"),  # one of many rows with NULL there
     ("w", "value", "x = 700", "700, 'B700'"),
     ("w", "half", "x = 700", "700, 'B700'"),
     ("k", "sqlite_autoindex_k_1", "id = 606", "1201"),  # under a new rowid
@@ -100,7 +100,7 @@ def move(path: Path, index: str, root: int) -> int:
 
 
 def forget(path: Path, table: str, index: str, where: str) -> None:
-    """Take rows out of one index: they are put in again while it seems to be another one, which is empty."""
+    """Take rows out of one index: insert them again while the schema points to another, empty one."""
     columns = ", ".join(COLUMNS.get(table, ("*",)))
     with apsw.Connection(str(path)) as db:
         db.execute(f'CREATE TABLE kept AS SELECT {columns} FROM "{table}" WHERE {where}')

@@ -1,4 +1,4 @@
-"""Open transactions against plain SQLite: whatever happens in between, they are as if run at once when they commit."""
+"""Open transactions against plain SQLite: each commits as if it ran completely at that moment."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -265,7 +265,7 @@ class Race:
         self.remember()
 
     def commit(self, session: Session) -> None:
-        """Commit; what the transaction was told must be what plain SQLite says to all of it in one go."""
+        """Commit; the transaction's answers must be those of plain SQLite for all its statements at that moment."""
         steps, said = zip(*self.open[session], strict=True) if self.open[session] else ((), ())
         try:
             self.desk.commit(session)
@@ -304,7 +304,9 @@ class Race:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_interleavings_equal_plain_sqlite(tmp_path: Path, seed: int) -> None:
-    """Each transaction that commits is as if run then, in one go; one that only read, as if run at its snapshot."""
+    """Each committed transaction equals one that ran at its commit; a read-only one equals one that ran at its
+    snapshot.
+    """
     race = Race(tmp_path / "A.sqlite", seed)
     for _ in range(150):
         race.step()
@@ -326,7 +328,7 @@ def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
     ways = desk.begin(), desk.begin()
     told: list[list[Any]] = [[], []]
     for session, said in zip(ways, told, strict=True):
-        desk.node.engine._ids._highest.clear()  # so that both are given the same ids
+        desk.node.engine._ids._highest.clear()  # both ways shall get the same ids
         for sql, many in texts.items():
             said += [desk.run(session, (sql, many[0])), session.lastrowid]
             if session is ways[0]:
@@ -354,7 +356,7 @@ def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
     ids=["taken key", "too few values", "no value of SQLite", "rolls everything back"],
 )
 def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, many: list[Any]) -> None:
-    """The rows from before stay, and the transaction goes on as if nothing had been tried."""
+    """The earlier rows stay, and the transaction goes on as before the batch."""
     plain(desk)
     session = desk.begin()
     desk.run(session, ("INSERT INTO account VALUES (60, 0, ?)", ("first",)))
@@ -368,7 +370,9 @@ def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, 
 
 
 def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
-    """Those that read, loop, return rows, fire triggers or were not run yet; and a row that the hook cannot show."""
+    """These are statements that read, loop, return rows, fire triggers or run for the first time, and rows that the
+    hook cannot show.
+    """
     plain(desk)
     session = desk.begin()
     texts: list[tuple[str, Any]] = [
@@ -395,7 +399,7 @@ def _draw(luck: Random) -> Step:
 
 
 def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
-    """As long as it only reads, it sees what it saw first, also at serializable."""
+    """Until it writes, it sees its first snapshot, also at serializable."""
     plain(desk)
     session = desk.begin()
     assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
@@ -407,7 +411,7 @@ def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
 
 
 def test_first_write_detects_changes_of_earlier_reads(desk: Desk) -> None:
-    """And another that read something else goes on."""
+    """A transaction that has read other rows goes on."""
     plain(desk)
     lost, fine = desk.begin(), desk.begin()
     desk.run(lost, "SELECT v FROM account WHERE id = 1")
@@ -422,7 +426,7 @@ def test_first_write_detects_changes_of_earlier_reads(desk: Desk) -> None:
 
 
 def test_uncommitted_changes_are_invisible(desk: Desk) -> None:
-    """Neither another open transaction, nor a request, nor the file."""
+    """Another open transaction, a request and the file do not show them."""
     plain(desk)
     writer, reader = desk.begin(), desk.begin()
     desk.run(writer, "UPDATE account SET v = 99 WHERE id = 1")
@@ -434,7 +438,7 @@ def test_uncommitted_changes_are_invisible(desk: Desk) -> None:
 
 
 def test_it_stays_swapped_in_until_somebody_needs_the_writer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand inserts in a row are done once each, not again and again."""
+    """A thousand inserts in a row are executed once each, without repeats."""
     plain(desk)
     redone: list[int] = []
     applier = desk.interactive.parts.applier
@@ -456,7 +460,7 @@ def test_it_stays_swapped_in_until_somebody_needs_the_writer(desk: Desk, monkeyp
 
 
 def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
-    """Too large is said of the statement that goes over it; the others stay."""
+    """The statement that exceeds the limit fails; the earlier ones stay."""
     desk = Desk(tmp_path / "A.sqlite", changes_bytes=10_000)
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
     session = desk.begin()
@@ -474,7 +478,7 @@ def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
 
 
 def test_or_rollback_ends_it_and_harms_nobody_else(desk: Desk) -> None:
-    """SQLite rolls back the whole batch then; the engine puts back what others decided."""
+    """SQLite then rolls back the whole batch; the engine writes the decided entries again."""
     plain(desk)
     desk.node.run("UPDATE account SET v = 77 WHERE id = 3")
     session = desk.begin()
@@ -486,7 +490,7 @@ def test_or_rollback_ends_it_and_harms_nobody_else(desk: Desk) -> None:
 
 
 def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> None:
-    """Write skew is what it admits; a lost update it does not."""
+    """The snapshot level allows write skew, but no lost update."""
     plain(desk)
     one, two = desk.begin(serializable=False), desk.begin(serializable=False)
     for session in (one, two):
@@ -520,7 +524,7 @@ def test_schema_change_ends_open_transactions(desk: Desk) -> None:
 
 
 def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(desk: Desk) -> None:
-    """SQLite reports it at the check; here that is at COMMIT, for a broken key whose count was lost before."""
+    """SQLite reports it when it checks the key. Here that is COMMIT, for a violated key that the count had missed."""
     desk.node.run(
         "CREATE TABLE p(id INTEGER PRIMARY KEY)",
         "CREATE TABLE x(id INT, p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
@@ -535,8 +539,9 @@ def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(
 
 
 def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> None:
-    """SQLite rolls back the open batch with a write that it interrupts. Doing that again may take long: it must not end
-    for the budget of the statement, which is over."""
+    """SQLite rolls back the open batch together with an interrupted write. Writing the batch again may take long, and
+    must not end because the statement's budget is over.
+    """
     clocks = Clocks()
     desk = Desk(tmp_path / "A.sqlite", seconds=clocks.seconds, busy=clocks.busy)
     node = desk.node
@@ -559,7 +564,7 @@ def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, seed: int) -> None:
-    """A key that is no longer written counts as read."""
+    """A key that is no longer written still counts as read."""
     luck = Random(seed)
     desk.node.run(SCHEMA)
     session = desk.begin()

@@ -33,7 +33,7 @@ _db = apsw.Connection(":memory:")
 
 
 def compare(left: object, right: object, collation: str) -> int:
-    """-1, 0 or 1, as SQLite's ORDER BY sees it; IS makes NULL equal to NULL."""
+    """Return -1, 0 or 1 by SQLite's ORDER BY; IS makes NULL equal to NULL."""
     sql = (
         f"WITH v(a, b) AS (SELECT ?, ?) SELECT a IS b COLLATE {collation}, "
         "(SELECT n FROM (SELECT 1 n, a x FROM v UNION ALL SELECT 2, b FROM v) "

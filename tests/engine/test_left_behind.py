@@ -1,4 +1,4 @@
-"""A request that was refused, stopped or slow leaves nothing behind that ends, delays or changes what others do."""
+"""A refused, stopped or slow request leaves nothing behind that ends, delays or changes another one."""
 
 import threading
 from functools import partial
@@ -33,7 +33,9 @@ def run(transactions: Interactive, session: Session, sql: str) -> list[tuple[obj
 
 
 def test_a_stream_that_is_stopped_as_its_batch_ends_interrupts_nobody_on_its_connection(make_node: MakeNode) -> None:
-    """Its client has gone while it was encoded; then a large transaction is compared there, and the node stopped."""
+    """The client left while the batch was encoded; then a large transaction is compared on that connection, and the
+    node stopped.
+    """
     node = make_node()
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", ROWS)
     update = node.prepare("UPDATE t SET v = v + 1")
@@ -73,7 +75,7 @@ def test_a_write_that_was_too_large_is_nobody_elses_error(make_node: MakeNode, i
 
 @pytest.mark.parametrize("how", ["stream", "explain", "transaction", "together", "request"])
 def test_a_pragma_is_set_for_its_own_request_only(make_node: MakeNode, how: str) -> None:
-    """SQLite sets this one when it is compiled; who only compiles it has not set it."""
+    """SQLite sets this PRAGMA at compile time; compiling it alone, without running it, has no effect."""
     node = make_node()
     node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)", "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id))")
     transactions = interactive(node)
@@ -108,13 +110,13 @@ def test_within_a_request_another_pragma_takes_nothing_back(make_node: MakeNode)
 
 
 class StoppedError(BaseException):
-    """Raised in a thread, between any two of its steps."""
+    """Raised in a thread between any two steps."""
 
 
 def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here where it does most harm: in the middle of tidying up after a statement."""
+    """The worst place is the cleanup after a statement."""
     memory = Memory()
     node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))
     node.engine.flush()

@@ -1,4 +1,4 @@
-"""SQLite gives up the open batch with a read that fails: nothing of it may be missing when the next entry is there."""
+"""SQLite rolls back the open batch when a read fails: before the next entry, the engine must write it again."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -50,7 +50,7 @@ def test_the_next_entry_comes_after_those_of_the_batch(node: TestNode) -> None:
 
 
 def test_an_entry_from_elsewhere_does_too(node: TestNode) -> None:
-    """One that is only applied, and was executed before the read failed."""
+    """The entry is only applied, and was written before the read failed."""
     prepared = node.prepare("INSERT INTO t VALUES (2, 'two')")
     fail_a_read(node.engine)
     node.apply(node.entry(prepared))
@@ -59,7 +59,7 @@ def test_an_entry_from_elsewhere_does_too(node: TestNode) -> None:
 
 
 def test_an_empty_batch_is_begun_again(node: TestNode) -> None:
-    """Or the next entry would be in the file before anybody has committed it."""
+    """Otherwise the next entry would be in the file before a commit of the batch."""
     node.save()
     fail_a_read(node.engine)
     node.run("INSERT INTO t VALUES (2, 'two')")
@@ -104,7 +104,7 @@ def test_second_disk_failure_stops_the_node_with_its_durable_state(
 
 
 def test_an_open_transaction_goes_on(tmp_path: Path) -> None:
-    """Its rows are in memory, and are put in again upon the batch."""
+    """The transaction's rows are in memory, and are written again after the batch."""
     desk = Desk(tmp_path / "A.db")
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     desk.node.save()

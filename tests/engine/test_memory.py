@@ -34,7 +34,7 @@ def test_the_newest_does_without() -> None:
     used[0] = 60
     memory.hold("a client", 50)
     assert (memory.is_too_much(old), memory.is_too_much(new)) == (False, True)
-    memory.check()  # what is small may take a little more
+    memory.check()  # a small request may exceed the limit a little
     with pytest.raises(MemoryFullError, match="memory_max"):
         memory.check_large()
     memory.note(old, 30)
@@ -85,7 +85,7 @@ def test_a_statement_that_takes_too_much_is_ended(make_node: MakeNode, sql: str)
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_rows_that_are_found_by_key_are_counted_if_they_are_large(make_node: MakeNode, is_open: bool) -> None:
-    """A statement that goes nowhere twice has no account of its own until then."""
+    """A brief statement has no memory account before that."""
     memory = Memory()
     node = make_node(limits=replace(Limits(), memory=memory, result_bytes=4 << 20))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")

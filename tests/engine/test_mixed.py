@@ -1,4 +1,4 @@
-"""Rows and schema changes in one transaction: tried at once, run for good at the same cut everywhere."""
+"""Rows and schema changes in one transaction: tried at once, and executed at the same cut by all nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def same_in_replays(node: TestNode, directory: Path) -> None:
 
 
 def test_a_table_is_made_anew_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
-    """Rows that came between the decision and the activation are copied, too; children keep their rows."""
+    """Rows committed between the decision and the activation are copied, too; children keep their rows."""
     entry = decide(shop, *REMAKE)
     assert decode_statements(entry.transaction.changes) == [
         *REMAKE[:6],
@@ -83,7 +83,7 @@ def test_the_answers_are_those_of_the_statements(shop: TestNode) -> None:
         (["SELECT name FROM item WHERE id = 1"], "UPDATE item SET name = 'z' WHERE id = 2", False),
         (["SELECT id FROM item ORDER BY name"], "UPDATE item SET name = 'z' WHERE id = 1", True),
         (["UPDATE item SET name = 'x' WHERE id = 2"], "DELETE FROM item WHERE id = 2", True),
-        (["UPDATE item SET name = 'x'"], "DELETE FROM item WHERE id = 2", True),  # two became one
+        (["UPDATE item SET name = 'x'"], "DELETE FROM item WHERE id = 2", True),  # two rows became one
         (["UPDATE item SET name = 'x'"], "INSERT INTO item VALUES (3, 'c')", False),  # many stay many
         (["INSERT INTO item(name) VALUES ('c')"], "INSERT INTO item VALUES (3, 'z')", True),  # another id
         (["INSERT INTO item(name) VALUES ('c') RETURNING id"], "INSERT INTO item VALUES (3, 'z')", True),
@@ -105,7 +105,7 @@ def test_earlier_answers_must_still_hold_at_activation(
 
 
 def test_a_constraint_that_the_data_breaks_meanwhile(shop: TestNode, tmp_path: Path) -> None:
-    """A change that was reported as done and cannot be is a conflict; otherwise the error is the constraint's."""
+    """If a change was tried with success and fails later, the error is a conflict; otherwise it is the constraint's."""
     entry = decide(shop, "CREATE TABLE other(name UNIQUE)", "INSERT INTO other SELECT name FROM item")
     shop.run("INSERT INTO item VALUES (3, 'a')")
     failure = force(shop, entry)
@@ -233,7 +233,7 @@ def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any
 
 
 def test_long_statement_is_remembered_by_its_sent_text(shop: TestNode) -> None:
-    """The node then runs it in a worker; it does not use the text with the inserted values."""
+    """The node then executes the text in a worker; it ignores the text with the inserted values."""
     many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO u SELECT i FROM k"
     asked = request("CREATE TABLE u(x)", (many, [10_000_000]))
     with pytest.raises(TakesLongError) as caught:
@@ -279,13 +279,13 @@ DRAWS = {
 
 @pytest.mark.parametrize("statements", DRAWS.values(), ids=DRAWS)
 def test_no_id_is_drawn(shop: TestNode, statements: list[str]) -> None:
-    """With the highest id taken, SQLite draws further ones: each node others, and their tables were not the same."""
+    """If the highest id is taken, SQLite draws random ids: each node drew others, and their tables differed."""
     with pytest.raises(UnsupportedError, match="draw ids at random"):
         shop.prepare("CREATE TABLE big(id INTEGER PRIMARY KEY, x UNIQUE)", *statements)
 
 
 def test_no_id_is_drawn_at_the_cut(shop: TestNode, tmp_path: Path) -> None:
-    """The highest id may be taken after the change was tried: then the change fails, on every node alike."""
+    """If the highest id is taken after the trial, the change fails on all nodes alike."""
     entry = decide(shop, "ALTER TABLE item ADD COLUMN w", "INSERT INTO item(name) VALUES ('x'), ('y')")
     shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")
     failure = force(shop, entry)

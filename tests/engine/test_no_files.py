@@ -1,4 +1,4 @@
-"""Too many open files, or a disk that fails, at each statement of the engine's: no data are wrong, and it goes on."""
+"""Too many open files, or a failing disk, at each statement of the engine: no data are wrong, and it goes on."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -97,7 +97,7 @@ def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: 
 def test_failed_request_rollback_does_not_commit_its_changes(
     make_node: Callable[..., TestNode], begins: str, number: int
 ) -> None:
-    """The first of them is a part of running it: the rows are read before and after, because of the computed column."""
+    """The first read belongs to the execution: rows with a computed column are read before and after."""
     node = make_node()
     node.run(*SCHEMA)
     node.engine.flush()
@@ -132,7 +132,7 @@ def test_failed_swap_out_does_not_commit_the_open_transaction(
 def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(
     make_node: Callable[..., TestNode],
 ) -> None:
-    """A statement that rolls back everything, others' decided commits with it, and no file for doing them again."""
+    """The statement rolls back the batch with its decided commits, and no file can be opened to write it again."""
     node = make_node()
     node.run(*SCHEMA)
     node.engine.flush()

@@ -1,4 +1,4 @@
-"""The file that is not there, over plain SQLite: whatever becomes of the WAL, it shows the moment that is pinned."""
+"""The overlay's file, over plain SQLite: whatever happens to the WAL, it shows the pinned snapshot."""
 
 import os
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
-    """All of it was in the database file when the snapshot was taken, so the snapshot does not keep it."""
+    """All frames were in the database file when the snapshot was taken, so the snapshot does not pin the WAL."""
     for late in (False, True):
         bench.write("UPDATE t SET n = n + 1")
         assert bench.checkpoint()
@@ -110,7 +110,7 @@ def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
 
 
 def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:
-    """A snapshot in the middle of the WAL, read before and after others go on."""
+    """A snapshot in the middle of the WAL is read before and after later commits."""
     for number in range(5):
         bench.write("UPDATE t SET n = n + 1 WHERE id % 3 = 0")
         moment = bench.begin()
@@ -130,7 +130,7 @@ def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copi
         "CREATE TABLE gone AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
         "SELECT i AS n, printf('%500d', i) AS note FROM n"
     )
-    bench.write("UPDATE t SET n = 2")  # its pages lie behind those of the other one
+    bench.write("UPDATE t SET n = 2")  # the pages of t lie behind those of the other table
     if copied:
         assert bench.checkpoint()
     size = bench.path.stat().st_size
@@ -160,7 +160,7 @@ def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copi
 
 
 def test_overlay_writes_are_gone_at_the_next_moment(bench: Bench) -> None:
-    """Also pages that SQLite had to write because its cache was full, and put back when it rolled back."""
+    """This holds also for pages that SQLite wrote because its cache was full, and restored at the rollback."""
     moment = bench.begin()
     db = bench.look(moment)
     db.pragma("cache_size", 10)
@@ -179,7 +179,7 @@ def test_overlay_writes_are_gone_at_the_next_moment(bench: Bench) -> None:
 def test_much_that_is_written_is_not_kept_in_memory(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither new pages nor old ones; the folder has no extra file, and the rows equal those of plain SQLite."""
+    """Neither new nor old pages stay in memory; the folder has no extra file, and rows equal those of SQLite."""
     room = 40_000
     monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", room)
     plain = apsw.Connection(":memory:")
@@ -225,7 +225,7 @@ def test_much_that_is_written_is_not_kept_in_memory(
 
 
 def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is SQLite's own, and the place can be used again."""
+    """The error is SQLite's own, and the workspace can be used again."""
     monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", 0)
 
     def full(*_: object) -> int:

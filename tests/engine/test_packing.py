@@ -1,4 +1,4 @@
-"""A node's own old entries in packs: what it answers of them, and when it packs them."""
+"""Packs of a node's own old entries: the answers from them, and the time of packing."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -90,7 +90,7 @@ def test_a_file_with_packs_is_opened_again(make_node: MakeNode) -> None:
 
 
 def test_packing_is_done_again_when_a_request_takes_the_batch_with_it(old: TestNode) -> None:
-    """SQLite may roll back all that is not committed; the engine writes it again."""
+    """SQLite may roll back the open batch; the engine then writes it again."""
     old.save()
     before = old.rows(ALL)
     pack(old.engine)
@@ -151,7 +151,7 @@ def test_packs_are_readable_only_through_the_journal(old: TestNode, sql: str) ->
     ],
 )
 def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
-    """On a node's connections it is a view; what is said of that must not depend on it."""
+    """On a node's connections the journal is a view; errors about it must not depend on that."""
     with pytest.raises(UnsupportedError, match=r"belongs? to the database itself"):
         node.run(sql)
     assert node.rows(ALL) == []
@@ -159,7 +159,7 @@ def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
 
 @pytest.mark.parametrize("column", ["label", "body", "prev", "hash", "HASH"])
 def test_views_and_triggers_cannot_read_packed_entries(old: TestNode, column: str) -> None:
-    """A view or a trigger of the schema means the table in the file, where a packed entry has nothing."""
+    """A view or a trigger of the schema reads the table in the file, where a packed entry is empty."""
     old.run(f"CREATE VIEW peek AS SELECT tick, {column} AS bytes FROM bedrockish_journal")
     old.run("CREATE TABLE u(v)")
     old.run(
@@ -201,7 +201,7 @@ def test_nothing_can_be_hung_on_it(node: TestNode, sql: str) -> None:
 
 
 class Core:
-    """As much of a node as packing asks."""
+    """The part of a node that packing needs."""
 
     def __init__(self, safe: int, *, follows: bool = True, alarm: str = "") -> None:
         self.state = SimpleNamespace(
@@ -232,7 +232,7 @@ def upkeep(engine: Engine, core: Core) -> Upkeep:
     ids=["old", "young", "no time", "no room", "some"],
 )
 def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks here are 1, 2, 3, …, so all of it is of the first millisecond."""
+    """The clocks here are 1, 2, 3, …, so all entries are of the first millisecond."""
     monkeypatch.setattr(retention, "PACK_REST", 0.0)
     assert not trio.run(upkeep(old.engine, core).pack)
     assert packed(old) == made * ENTRIES_MAX

@@ -47,11 +47,11 @@ def test_checks_may_be_put_off_for_one_request(family: TestNode) -> None:
     defer = "PRAGMA defer_foreign_keys = ON"
     with pytest.raises(ConstraintError):
         family.run(CHILD, PARENT)
-    for _ in range(3):  # compiled, and from the list of known texts
+    for _ in range(3):  # once compiled, and then from the list of known texts
         with pytest.raises(ConstraintError, match="deferred"):
             family.run(defer, CHILD)
         assert family.prepare(defer, CHILD, PARENT).kind == ROWS
-        with pytest.raises(ConstraintError):  # of the request before nothing is left
+        with pytest.raises(ConstraintError):  # the earlier request has no effect any more
             family.run(CHILD, PARENT)
     with pytest.raises(ConstraintError):
         family.run(defer, "PRAGMA defer_foreign_keys = OFF", CHILD, PARENT)

@@ -233,7 +233,9 @@ def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: py
 
 
 def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) -> None:
-    """SQLite prints it as malformed text: in a statement it does not matter, in a definition it does for all."""
+    """SQLite prints such a blob as malformed text. In a statement that is harmless; in a definition it would break the
+    schema.
+    """
     points, ranges = reads(db, "SELECT x'ff00', balance FROM accounts WHERE id = 5")
     assert (set(points), ranges) == ({row_key(5), column_key(row_key(5), "balance")}, [])
     deleted = "DELETE FROM accounts WHERE 1 AND id = 5 RETURNING X'FE'"

@@ -1,4 +1,4 @@
-"""A damaged file is filled again: the data of a copy that has all of its commits, and all that the node promised."""
+"""A damaged file is filled again with the data of a copy that has all of its commits, and keeps the node's promises."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +30,7 @@ def plain(_db: apsw.Connection) -> None:
 
 
 class Pair:
-    """A, which is sound, and B, which has applied some of A's commits and is damaged."""
+    """A, which is sound, and B, which is damaged and has applied some of A's commits."""
 
     def __init__(self, folder: Path, lacks: int = 1) -> None:
         self.source = TestNode(folder / "A.db", "A")
@@ -114,7 +114,7 @@ def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> Non
 
 
 def test_a_copy_that_lacks_a_commit_is_not_taken(pair: Pair) -> None:
-    """The node would give the ticks of its timeline away again."""
+    """Otherwise the node would give the ticks of its timeline a second time."""
     pair.fetch()
     pair.engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)
     pair.source.run("INSERT INTO t VALUES (50, 'later')")
@@ -155,7 +155,7 @@ def test_a_copy_with_a_page_that_cannot_be_read_is_refused(pair: Pair) -> None:
 
 
 def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
-    """Without any other node; everything else is as it was."""
+    """No other node is needed, and everything else stays unchanged."""
     assert not refill.fits_journal(pair.path, plain)
     target = refill.refill_path(pair.path)
     refill.replay_own(pair.path, target, plain)
@@ -169,7 +169,7 @@ def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
     assert rows == [("text 3",)]
     assert engine._db.execute("SELECT id FROM t WHERE v = 'text 3'").fetchall() == [(3,)]
     assert [vote.txid for vote in engine.recover().votes] == [Txid(900, "A"), Txid(901, "C"), HELD]
-    engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)  # it goes on where it was
+    engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)  # the next entry can be applied
     engine.close()
 
 
@@ -202,7 +202,7 @@ def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, mon
 def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is not damage; and an interruption ends it."""
+    """A full disk is not damage, and an interruption ends the comparison."""
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1), (2), (3)")
     node.save()

@@ -64,13 +64,13 @@ def needs(node: TestNode, sql: str) -> int:
     ],
 )
 def test_statement_needs_the_rights_of_its_tables(shop: TestNode, sql: str, role: int) -> None:
-    """Also the second time, after it was compiled for another user."""
+    """The same holds the second time, after the statement was compiled for another user."""
     assert needs(shop, sql) == role
     assert needs(shop, sql) == role
 
 
 def test_optimize_is_a_hint_that_only_an_owner_gives(node: TestNode) -> None:
-    """Programs end with it, and a reader's are refused nothing; ANALYZE is an order."""
+    """Programs run it at their end, so for a reader it does nothing; ANALYZE is an order, and is refused."""
     node.run("CREATE TABLE item(name)", "CREATE INDEX i ON item(name)")
     node.run("INSERT INTO item(name) VALUES ('x'), ('y')")
     node.engine.access.learn({name: UserSaid("", role, 1) for name, role in USERS.items()}, ["A"])
@@ -100,7 +100,7 @@ def test_logins_map_to_roles() -> None:
     access.learn({"will": UserSaid("", WRITER, 1), "gone": None}, ["A"])
     roles = {
         "will": WRITER,
-        "client:will": WRITER,  # a certificate
+        "client:will": WRITER,  # a client's certificate
         "certificate:will": -1,  # not made for a client of that name
         "node:A": ADMIN,
         "node:B": -1,
@@ -122,9 +122,7 @@ def test_logins_map_to_roles() -> None:
 
 
 def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
-    """A statement that was compiled and run before is refused when the right is gone, and by the error that names
-    it.
-    """
+    """A statement that ran before is refused after the right is gone, and the error names the right."""
     insert = replace(request("INSERT INTO item(name) VALUES ('x')"), user="writer")
     shop.engine.execute(insert)
     shop.engine.access.learn({"writer": UserSaid("", READER, 1)}, [])
@@ -137,7 +135,9 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
 
 
 def test_the_command_that_would_help_can_be_typed() -> None:
-    """Also for a login by certificate, which has a colon before the user's name, and for any table's name."""
+    """The command can also be typed for a login by certificate, whose user has a colon before the name, and for any
+    table's name.
+    """
     access = Access()
     access.learn({"app": UserSaid("", READER, 1), "una": UserSaid("", 0, 1, {"item": READER})}, [])
     by_password, by_certificate = access.of("app"), access.of("client:app")
@@ -159,7 +159,7 @@ GIVES = "an admin gives it with 'bedrockish user grant"
 
 @pytest.mark.parametrize("name", ["bedrockish_open_journal", '"bedrockish_open_meta"', "[BEDROCKISH_OPEN_META]"])
 def test_names_of_hidden_tables_cannot_be_reused(shop: TestNode, name: str) -> None:
-    """Else a CTE of that name could read what is secret, and SQLite would say that ours does."""
+    """Otherwise a CTE of that name could read secrets, and SQLite would report a read of the permitted table."""
     for user in ("reader", "admin"):
         with pytest.raises(UnsupportedError, match="belongs to the database itself"):
             list(shop.engine._executor.pieces(Statement(f"WITH {name} AS (SELECT 1) SELECT * FROM {name}"), user))
@@ -260,7 +260,7 @@ def test_a_role_for_all_and_one_for_a_table_add_up(ledger: TestNode) -> None:
 
 
 def test_a_name_is_folded_as_sqlite_does(node: TestNode) -> None:
-    """Which are two tables for SQLite are two here."""
+    """Two names that are two tables for SQLite are two here, too."""
     node.run('CREATE TABLE "é"(x)', 'CREATE TABLE "É"(x)', "CREATE TABLE Plain(x)")
     node.engine.access.learn({"ann": UserSaid("", 0, 1, {"é": READER, "PLAIN": READER})}, [])
     list(node.engine._executor.pieces(Statement('SELECT * FROM "é", plain'), "ann"))

@@ -123,7 +123,7 @@ def test_nodes_that_meet_divide_the_rows_for_a_while(desk: Desk) -> None:
         locks._left.clear()
     assert sorted(row for share in shares for row in share) == list(range(1, 41))
     assert all(shares)
-    # A skipped row is not left for ever.
+    # After a while a node also takes the skipped rows.
     known = locks.others = Known(place=(0, 3))
     assert [row for (row,) in desk.node.rows(NEXT.replace("LIMIT 1", "LIMIT 99"))] == shares[0]
     known.now += row_locks.LEFT_S + 0.1

@@ -32,7 +32,7 @@ def large(node: TestNode) -> None:
 
 
 def full(monkeypatch: pytest.MonkeyPatch, free: Any) -> None:
-    """Let the disk have so much room left, of a gigabyte."""
+    """Give the disk this much free room, of a gigabyte."""
     monkeypatch.setattr(scratch_files, "room_on_disk", lambda _path: {"free_bytes": free(), "total_bytes": 1 << 30})
 
 

@@ -1,4 +1,4 @@
-"""An FTS5 index that is built next to its table equals the one that SQLite rebuilds, under any concurrent changes."""
+"""An FTS5 index that is built next to its table equals one that SQLite rebuilds, under any concurrent changes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,7 +58,7 @@ def search(node: TestNode) -> list[Any]:
 def test_fts5_index_built_online_equals_one_that_sqlite_rebuilds(
     make_node: MakeNode, tmp_path: Path, table: str, index: str
 ) -> None:
-    """Rows change before and behind the rows that are indexed so far, and batches are written again."""
+    """Rows before and behind the build's position change, and batches are written again."""
     for seed in range(2):
         places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
         node, inline, changes = make_node("A", places[0]), make_node("B", places[1]), Changes(seed, table)
@@ -108,7 +108,7 @@ FOLLOWING = (
 
 
 def test_triggers_and_views_may_follow_the_index_in_its_change(make_node: MakeNode) -> None:
-    """The index is moved, and they are made after it, as at a node that has built nothing."""
+    """The index is moved into place first, and they are created after it, as at a node that has built nothing."""
     node, inline, changes = make_node("A"), make_node("B"), Changes(4, "plain")
     filled(node, "plain", changes)
     entry = decide(node, INDEXES["plain"], *FOLLOWING)
@@ -144,7 +144,7 @@ def test_a_change_whose_rest_fails_leaves_nothing_of_the_index(
         inline.apply(made)
 
     def forbidding(db: apsw.Connection, steps: list[Step]) -> str:
-        if len(steps) == 1:  # what follows the index, and is done before it turns out to be forbidden
+        if len(steps) == 1:  # a statement after the index, executed before the change turns out to be forbidden
             db.execute(steps[0].sql)
         return "the data forbids it"
 
@@ -185,7 +185,7 @@ def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
-    """A file at any moment has ordinary tables at most, which the next process drops before it builds again."""
+    """At most, the file then has ordinary tables, which the next process drops before it builds again."""
     filled(node, "plain", Changes(3, "plain"))
     entry = decide(node, INDEXES["plain"])
     build = begin(node, entry)
@@ -217,7 +217,9 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
 def test_one_that_is_not_ready_when_its_time_comes(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, slices_max: int, is_finished: bool
 ) -> None:
-    """It is finished then, unless the rest is too much for the memory: then it is given up, and leaves nothing."""
+    """A build is finished then, unless the rest is too large for memory; in that case it is given up, and leaves
+    nothing.
+    """
     monkeypatch.setattr(index_build, "LEFT_MAX", slices_max)
     filled(node, "plain", Changes(2, "plain"))
     entry = decide(node, INDEXES["plain"])

@@ -68,7 +68,9 @@ def like_statement(luck: random.Random) -> tuple[str, tuple[object, ...]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_like_tells_the_case_as_in_sqlite(node: TestNode, plain: apsw.Connection, seed: int) -> None:
-    """With an index and without, by a view and in a trigger, in turns with sessions that have not set it."""
+    """The result is the same with and without an index, by a view and in a trigger, in turn with sessions without the
+    setting.
+    """
     luck = random.Random(seed)
     schema = (
         "CREATE TABLE t(id INTEGER PRIMARY KEY, n TEXT COLLATE NOCASE, c TEXT, x)",
@@ -161,7 +163,7 @@ def test_triggers_fire_themselves_as_in_sqlite(make_node: MakeNode, plain: apsw.
 def test_without_triggers_nothing_is_switched(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A switch would make SQLite compile the other clients' statements again."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
-    monkeypatch.setattr("bedrockish.access_sets.settings_in_force.switch", None)  # calling it fails
+    monkeypatch.setattr("bedrockish.access_sets.settings_in_force.switch", None)  # a call would fail
     both = SENSITIVE | RECURSIVE
     node.run(with_settings("REPLACE INTO t VALUES (1, 'a')", both), with_settings("SELECT * FROM t", both))
     assert node.rows(with_settings("SELECT name FROM sqlite_schema", both)) == [("t",)]
@@ -188,7 +190,7 @@ def test_like_in_a_definition_is_the_same_for_all(node: TestNode, definition: st
 
 
 def test_a_statement_that_changes_the_schema_and_needs_a_setting_is_refused(node: TestNode) -> None:
-    """Every node runs it, and a node of a release before would not know the setting."""
+    """Every node executes such a statement, and a node of an earlier release would not know the setting."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "CREATE TRIGGER says AFTER DELETE ON t BEGIN SELECT 1; END")
     with pytest.raises(UnsupportedError, match="PRAGMA case_sensitive_like is the session's own"):
         node.run(with_settings("CREATE TABLE u AS SELECT * FROM t WHERE x LIKE 'a'", SENSITIVE))
@@ -217,7 +219,7 @@ def test_a_failed_statement_leaves_no_setting(node: TestNode) -> None:
 
 
 def test_a_setting_in_other_words_is_refused(node: TestNode) -> None:
-    """A session takes it in plain words only, and a node that accepted it would change nothing."""
+    """A session recognises the setting only in plain form, and a node that accepted another would do nothing."""
     for sql in ("PRAGMA temp.recursive_triggers = ON", "/* */ PRAGMA [recursive_triggers](1)"):
         with pytest.raises(UnsupportedError, match="a setting of a session"):
             node.run(sql)
@@ -236,7 +238,7 @@ def test_a_trigger_that_only_the_setting_fires_may_be_broken(node: TestNode) -> 
 
 
 def test_like_and_triggers_are_the_statements_alone(node: TestNode) -> None:
-    """Others of the same request run without, also a text that SQLite has compiled before."""
+    """Other statements of the request run without the setting, also a text that SQLite compiled before."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "CREATE TABLE said(x)")
     node.run("CREATE TRIGGER gone AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.id); END")
     like, write = "SELECT 'a' LIKE 'A'", "REPLACE INTO t VALUES (1)"
@@ -247,7 +249,7 @@ def test_like_and_triggers_are_the_statements_alone(node: TestNode) -> None:
 
 
 def test_many_statements_of_one_text_have_their_setting_each(node: TestNode) -> None:
-    """Also where their rows are returned, and where SQLite knows the text without the setting."""
+    """This holds also if rows are returned, and if SQLite has cached the text without the setting."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "CREATE TABLE said(x)", "INSERT INTO t VALUES (1, 0)")
     node.run("CREATE TRIGGER gone AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.x); END")
     for number, text in enumerate(("REPLACE INTO t VALUES (1, ?)", "REPLACE INTO t VALUES (1, ?) RETURNING x")):

@@ -47,7 +47,7 @@ FILL = (
 )
 STATEMENTS = (
     "UPDATE item SET r = r + 1",
-    "UPDATE item SET r = -r WHERE id < 20",  # the trigger's rows come between
+    "UPDATE item SET r = -r WHERE id < 20",  # rows of the trigger come in between
     "UPDATE item SET v = CASE id % 3 WHEN 0 THEN 1 WHEN 1 THEN 1.0 ELSE x'0061' END",
     "UPDATE item SET v = CASE typeof(v) WHEN 'real' THEN CAST(v AS INT) ELSE v END",
     "UPDATE item SET v = 0.0 WHERE id > 5",
@@ -97,7 +97,7 @@ def apply_unpacked(node: TestNode, entry: Entry) -> StagedChanges:
 
 
 def row_by_row(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the changes that are not made by one statement."""
+    """Record the changes that are applied row by row."""
     made: list[str] = []
     make, make_or_break = RowApplier._make, RowApplier.make_or_break
 
@@ -153,7 +153,7 @@ def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[T
         chosen = luck.sample(STATEMENTS[:13], luck.randint(1, 3))
         try:
             first.run(*chosen)
-        except Exception:  # what some do together is forbidden
+        except Exception:  # some combinations are forbidden
             continue
         entry = first.entries[-1]
         staged = unpacked(second, entry.transaction.changes)
@@ -204,12 +204,12 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
 def test_a_long_one_that_nobody_has_unpacked_ahead_is_unpacked_when_it_is_applied(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
-    """Such as at a node that only learns, catches up, or was too slow to vote."""
+    """A learner, a node that catches up, and one that was too slow to vote have not unpacked it."""
     first, second = pair
     made = row_by_row(monkeypatch)
     if is_long:
         monkeypatch.setattr(entry_applier, "LONG_BYTES", 0)
-    for number in range(KEPT_MAX + 1):  # more of them are not kept until the batch is committed
+    for number in range(KEPT_MAX + 1):  # more of them than the engine keeps before the batch is committed
         first.run(f"UPDATE item SET v = {number}")
         del made[:]
         second.apply(first.entries[-1])
@@ -340,12 +340,12 @@ def test_neither_is_a_table_without_rowid_or_one_of_other_columns(pair: tuple[Te
 
 
 def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -> None:
-    """Or every index of the table would be; what is equal and not the same is another value."""
+    """Otherwise every index would be written. An equal value that is not identical counts as another one."""
     node = pair[0]
     node.run("UPDATE item SET v = 0.0")
     for sql, written in (
         ("UPDATE item SET r = r + 1", {3}),
-        (("UPDATE item SET v = ?", (-0.0,)), {2, 4}),  # and values computed from it
+        (("UPDATE item SET v = ?", (-0.0,)), {2, 4}),  # the column, and those computed from it
         ("UPDATE item SET v = 0", {2, 4}),
         ("UPDATE item SET v = v", set[int]()),
     ):
@@ -355,9 +355,9 @@ def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -
         staged.close()
 
 
-RANGES = (  # what is deleted, what the other node's table has besides, and whether that is a range there
+RANGES = (  # the deleted rows, additional rows in the other node's table, and whether the deletion is one range there
     ("DELETE FROM bare WHERE n BETWEEN 5 AND 30", "", True),
-    ("DELETE FROM bare WHERE n BETWEEN 5 AND 30 AND n % 10", "", False),  # one in ten stays
+    ("DELETE FROM bare WHERE n BETWEEN 5 AND 30 AND n % 10", "", False),  # every tenth row stays
     ("DELETE FROM bare WHERE n > 40 OR n < 20", "", True),  # what was deleted before leaves no rows between
     ("DELETE FROM bare WHERE n % 2", "INSERT INTO bare(rowid, n) VALUES (1000, 1000)", False),
     ("DELETE FROM bare", "INSERT INTO bare(rowid, n) VALUES (50, 1000)", False),  # and that row stays
@@ -399,7 +399,7 @@ VOTE = Vote(Txid(77, "B"), None, promised=1)
 
 
 def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
-    """Have the second node apply and vote, and commit nothing of it; return its tables."""
+    """Let the second node apply entries and vote in an open batch; return its tables."""
     first, second = pair
     for sql in ("INSERT INTO noted VALUES ('first')", "UPDATE item SET v = 'taken'", "DELETE FROM bare WHERE n = 3"):
         first.run(sql)
@@ -428,7 +428,7 @@ def test_misfit_in_the_middle_leaves_the_batch_unchanged(
     entry = first.entry(prepared)
     assert [run.changes for run in apart(second, entry)] == [40, 39]
 
-    for _ in range(2):  # the second time, it is not even tried at once
+    for _ in range(2):  # the second time the run is not tried as a whole
         with pytest.raises(EntryMismatchError) as caught:
             apply_unpacked(second, entry)
         assert caught.value.details["table"] == "bare"
@@ -459,7 +459,7 @@ def apart(node: TestNode, entry: Entry) -> list[Run]:
 def test_rows_that_fit_in_their_order_only_are_applied_one_by_one(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run has them by rowid, and there a value is taken before its owner has given it up."""
+    """One run applies rows by rowid, and sets a value before its owner has released it."""
     first, second = pair
     with_an_open_batch(pair)
     first.run("UPDATE bare SET n = n + 1000 WHERE n > 20", "UPDATE bare SET n = n + 20 WHERE n <= 20")
@@ -536,10 +536,10 @@ def large(tmp_path: Path) -> tuple[Path, Entry, list[int]]:
 
 
 def end_amid(place: Path, entry: Entry, error: type[DamagedError], why: str) -> TestNode:
-    """Have an entry fail in the middle, when pages are written already, and return the node, begun again."""
+    """Let an entry fail in the middle, when pages are written already, and return the restarted node."""
     node = TestNode(place)
     node.engine._db.pragma("cache_size", 10)
-    node.engine.pages.is_wide = True  # and it stays so small
+    node.engine.pages.is_wide = True  # the cache stays small
     wal = Path(f"{place}-wal")
     assert wal.stat().st_size < 10_000
     with pytest.raises(error, match=why):
@@ -561,7 +561,7 @@ def test_a_disk_that_is_full_in_the_middle_ends_the_node_and_leaves_nothing_of_i
     limited(place.stat().st_size)
     again = end_amid(place, entry, NoRoomError, "the disk is full")
     limited(1 << 30)
-    apply_unpacked(again, entry)  # and with more room, it goes on
+    apply_unpacked(again, entry)  # with more room the node goes on
     again.save()
     assert again.rows("SELECT count(*) FROM big WHERE n = id") == [(5000,)]
     assert again.engine._db.pragma("integrity_check") == "ok"

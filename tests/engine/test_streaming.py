@@ -43,7 +43,7 @@ def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -
 
 
 def test_a_row_that_cannot_be_had(desk: Desk) -> None:
-    """SQLite's error, ours for an invalid text, and for a row that takes too long."""
+    """SQLite's own error, the node's for an invalid text, and the node's for a row that takes too long."""
     with pytest.raises(SqlError, match="overflow"):
         batches(desk, "SELECT abs(-9223372036854775808)").take()
     with pytest.raises(SqlError, match="UTF-8"):
@@ -68,7 +68,7 @@ def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
 
 
 def test_stream_declares_its_reads(desk: Desk) -> None:
-    """For a strict one, a majority is asked about it."""
+    """For a strict stream, a majority is asked about them."""
     parts = desk.interactive.parts
     _, params, plan = compile_read(parts.executor, Statement("SELECT v FROM t WHERE id = ?", (7,)))
     snapshot = desk.interactive.readers.take()

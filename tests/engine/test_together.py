@@ -63,7 +63,7 @@ def test_each_request_sees_the_changes_of_those_before(bank: TestNode) -> None:
 
 
 def test_changes_of_each_request_can_be_told_apart(bank: TestNode) -> None:
-    """Also where a trigger does it, and where one of them met no row."""
+    """The shares are known also if a trigger makes the change, or if one request changes no row."""
     prepared = together(
         bank,
         *named(
@@ -85,7 +85,7 @@ def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
 
 
 def test_a_text_is_known_to_write_when_it_was_run(bank: TestNode) -> None:
-    """And if it neither reads only, nor sets anything, nor asks for its transaction, nor changes the schema."""
+    """It must also be no query, set nothing, not ask for its transaction, and not change the schema."""
     insert = "INSERT INTO account(id, owner, balance) VALUES (?, ?, 0)"
     assert not bank.engine.only_writes([ADD])
     bank.prepare(ADD)
@@ -122,7 +122,7 @@ def test_joined_requests_equal_serial_execution(tmp_path: Path, seed: int) -> No
             texts = [[(each.sql, each.params) for each in single.statements] for single in requests]
             try:
                 prepared = together(one, *requests)
-            except ConstraintError:  # of the first, which stands alone, and fails alone
+            except ConstraintError:  # the first request stands alone, and fails alone
                 with pytest.raises(ConstraintError):
                     other.run(*texts[0])
                 requests = requests[1:]
@@ -176,7 +176,7 @@ def test_all_that_they_read_and_wrote_is_in_the_access_set(bank: TestNode) -> No
 
 
 def test_too_large_group_is_split(tmp_path: Path) -> None:
-    """Each is within the limit, and not all of them are."""
+    """Each request is within the limit, but their sum is not."""
     node = TestNode(tmp_path / "node.db", limits=Limits(changes_bytes=3000))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     requests = named(*((f"INSERT INTO t VALUES ({number}, zeroblob(900))", ()) for number in range(8)))

@@ -101,10 +101,12 @@ def test_a_replay_activates_where_the_nodes_did(shop: TestNode, tmp_path: Path) 
     entry = decide(shop, "CREATE TABLE log(text)", "ALTER TABLE item RENAME COLUMN name TO title")
     shop.run("INSERT INTO item VALUES (9, 'old schema')")
     shop.engine.flush()
-    assert replay([shop.path], tmp_path / "before.sqlite").digest == digest(shop.path)  # it waits in the replay, too
+    # in the replay the change waits, too
+    assert replay([shop.path], tmp_path / "before.sqlite").digest == digest(shop.path)
     shop.engine.versions.activate(entry.txid)
     shop.engine.flush()
-    assert replay([shop.path], tmp_path / "just.sqlite").digest == digest(shop.path)  # nothing has run on it yet
+    # no statement has run on the new schema yet
+    assert replay([shop.path], tmp_path / "just.sqlite").digest == digest(shop.path)
     shop.run("INSERT INTO item(id, title) VALUES (10, 'new schema')")
     shop.run("INSERT INTO log VALUES ('x')")
     shop.engine.flush()
@@ -115,11 +117,11 @@ def test_a_replay_activates_where_the_nodes_did(shop: TestNode, tmp_path: Path) 
 
 
 def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) -> None:
-    """A change that is decided is in force from its clock on, whether anything has run on it or not."""
+    """A decided change is in force from its clock on, even if no statement has run on it."""
     early, made = tmp_path / "early.sqlite", tmp_path / "made.sqlite"
 
     def restored(until: Moment | None) -> list[str]:
-        """From a backup in which the change waits, and back from the journal's end."""
+        """Restore from a backup in which the change waits, and backwards from the journal's end."""
         shop.engine.flush()
         found = []
         for backup in (early, shop.path):
@@ -148,7 +150,7 @@ def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) 
     assert restored(at_once) == restored(None) == [digest(shop.path)] * 2
     assert restored(earlier) == [before] * 2
     assert restored(just) == [after] * 2
-    restore(early, made, journals=[shop.path], until=less)  # what is left out belongs on the old schema
+    restore(early, made, journals=[shop.path], until=less)  # the omitted commits ran on the old schema
     assert apsw.Connection(str(made)).execute("SELECT * FROM item").fetchall() == [(1, "a"), (2, "b")]
 
 

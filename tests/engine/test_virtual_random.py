@@ -23,7 +23,7 @@ SCHEMA_CHANGES = (
     ("DROP INDEX by_title",),
     TRIGGERS,
     ("DROP TRIGGER docs_ai", "DROP TRIGGER docs_ad", "DROP TRIGGER docs_au"),
-    ("DROP TRIGGER docs_ad",),  # which leaves triggers that are wrong
+    ("DROP TRIGGER docs_ad",),  # the remaining triggers then contradict each other
     (
         "CREATE TABLE other(id INTEGER PRIMARY KEY, title, body, n)",
         "INSERT INTO other SELECT id + 100, title, body, n FROM docs",

@@ -1,4 +1,4 @@
-"""A change that meets no key of a statement on virtual tables leaves what the statement does as it was."""
+"""A change that has no common key with a statement on virtual tables does not change the statement's result."""
 
 import tempfile
 from collections.abc import Iterator
@@ -142,7 +142,7 @@ def test_change_without_a_common_key_changes_nothing(pairs: list[tuple[str, str,
 
 
 def missed(node: TestNode) -> Iterator[tuple[str, str]]:
-    """Yield the statements whose answer a change alters without a common key, each with the change."""
+    """Yield the statements whose answer a change alters although they share no key, each with the change."""
     for statement in STATEMENTS:
         before, rests_on = outcome(node, statement)
         for change in CHANGES:

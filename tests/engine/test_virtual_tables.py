@@ -59,7 +59,7 @@ def test_index_follows_few_many_and_staged_rows(pair: Pair, count: int) -> None:
     assert pair.query("SELECT count(*) FROM found WHERE found MATCH 'alpha'") == [(0,)]
     assert pair.query("SELECT count(*) FROM found WHERE found MATCH 'gamma'") == [(count,)]
     pair.check()
-    pair.run(0, "UPDATE docs SET n = 1")  # which the index does not have
+    pair.run(0, "UPDATE docs SET n = 1")  # the index does not have this column
     pair.run(0, "DELETE FROM docs WHERE id > 0")
     assert pair.query("SELECT count(*) FROM found WHERE found MATCH 'gamma'") == [(0,)]
 

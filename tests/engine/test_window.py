@@ -1,4 +1,4 @@
-"""At a start a bounded part of the journal is read for conflict tests; for the rest, the journal itself is asked."""
+"""A start reads a bounded part of the journal for conflict tests; queries of the journal answer for the rest."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_dropped_commits_are_still_compared(node: TestNode, row: int, base: Vect
 
 
 def test_commit_with_two_labels_is_covered_by_either(node: TestNode) -> None:
-    """B had adopted it, and has it as its first; its own label comes later."""
+    """B had adopted the transaction, and applied its own label first; the original label comes later."""
     entry = node.entries[14]
     places = node.engine.journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15})
     assert places is True
@@ -116,7 +116,7 @@ def test_incomparable_commits_are_reported(
 
 
 def test_received_but_unapplied_commit_cannot_be_compared(node: TestNode) -> None:
-    """It came too late for the window, and waits for its causes: the journal finds no conflict with it."""
+    """It arrived too late for the window, and waits for its causes, so the journal has no conflict with it."""
     state = start(node, COUNT).state
     state.commit_window.floor["A"] = COUNT + 1
     assert state.conflicts_outside(replace(asked(node, 15, {"A": COUNT}), access_set=AccessSet())) is None
@@ -139,7 +139,7 @@ def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> No
 def test_a_conflict_is_not_certain_if_a_place_of_the_commit_may_have_been_removed(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The base may have the commit under that place."""
+    """The base may include the commit by the removed place."""
     journal, entry = node.engine.journal, node.entries[14]
     assert journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15}) is True
     monkeypatch.setattr(journal, "horizon", entry.txid)

@@ -125,13 +125,13 @@ def in_thread(action: Callable[[], Any]) -> Any:
 def test_worker_returns_the_same_as_the_loop(
     node: TestNode, workspace: Workspace, statements: tuple[Sql, ...], isolation: str
 ) -> None:
-    """Results, changes, access set and errors are the same, and the next use knows nothing of it."""
+    """Results, changes, access set and errors are equal, and the next use of the workspace starts fresh."""
     wanted = replace(request(*statements), isolation=isolation)
     expected = outcome(lambda: node.engine.execute(wanted))
     before = node.tables()
     for _ in range(2):
         begin(node, workspace)
-        node.engine._ids._highest.clear()  # or ids would continue from unused ones
+        node.engine._ids._highest.clear()  # otherwise ids would continue after unused ones
         assert in_thread(lambda: workspace.execute(wanted)) == expected
         workspace.end()
     assert node.tables() == before
@@ -139,7 +139,7 @@ def test_worker_returns_the_same_as_the_loop(
 
 
 def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, workspace: Workspace) -> None:
-    """Under any changes of the file, both connections show the moment of ``begin``."""
+    """Both connections show the snapshot of ``begin``, however the file changes."""
     draw = random.Random(5)
     engine = node.engine
     question = "SELECT group_concat(id || name || age) FROM (SELECT * FROM person ORDER BY id)"
@@ -167,7 +167,7 @@ def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: 
 
 
 def test_a_change_larger_than_the_page_cache_is_rolled_back(node: TestNode, workspace: Workspace) -> None:
-    """Pages that SQLite writes before the end of a transaction are in memory, and gone afterwards."""
+    """Pages that SQLite writes before the end of a transaction are in memory, and are dropped afterwards."""
     node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x BLOB)")
     many = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500) "
@@ -183,7 +183,7 @@ def test_a_change_larger_than_the_page_cache_is_rolled_back(node: TestNode, work
 
 
 def test_the_loop_can_stop_it(node: TestNode, workspace: Workspace) -> None:
-    """A statement that would take for ever ends with the error that it was stopped with, and the place goes on."""
+    """An endless statement ends with the error of its interruption, and the workspace can be used again."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     writing = f"INSERT INTO word {endless.replace('count(*)', 'i, 1')}"
     for statements in ([endless], ["DELETE FROM word", endless], [writing]):
@@ -226,7 +226,7 @@ def test_a_statement_has_its_time(tmp_path: Path) -> None:
 
 
 def test_request_over_the_loops_budget_is_sent_to_a_worker(node: TestNode) -> None:
-    """One long statement, or many short ones, or those that change the schema; and the open batch survives it."""
+    """This holds for one long statement, many short ones, and schema changes; the open batch stays intact."""
     long = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
         "INSERT INTO word SELECT i, max(i) FROM n"
@@ -324,7 +324,7 @@ def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: 
 
 
 def test_works_read_set_is_that_of_its_statements(node: TestNode, workspace: Workspace) -> None:
-    """The same points and ranges as of a request with the same statements."""
+    """The points and ranges equal those of a request with the same statements."""
     texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
     begin(node, workspace)
     _, prepared = work(workspace, lambda desk: [desk.run(Statement(text)) for text in texts])
@@ -334,7 +334,7 @@ def test_works_read_set_is_that_of_its_statements(node: TestNode, workspace: Wor
 
 
 def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
-    """Not those of all together: work that reads a lot reads it piece by piece."""
+    """The limit holds for each statement, not for their sum: a command that reads much reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
     workspace = Workspace(node.engine.beside())
     begin(node, workspace)
@@ -363,7 +363,7 @@ def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
 
 
 def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) -> None:
-    """In loop, worker and replay; a node without them names them and stops, and goes on when it has them."""
+    """The functions work in loop, worker and replay. A node without them names them and stops; with them it goes on."""
     first = TestNode(tmp_path / "a.db", prepare=register)
     second = TestNode(tmp_path / "b.db", "B")
     first.run("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE)")

@@ -9,7 +9,7 @@ from tests.engine.test_workspace import begin, in_thread
 
 
 def test_worker_sees_the_wal_of_a_killed_node(tmp_path: Path) -> None:
-    """Before anything is committed after the start."""
+    """The worker runs before the first commit after the start."""
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     killed = TestNode(tmp_path / "old" / "a.db")

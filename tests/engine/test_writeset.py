@@ -47,7 +47,8 @@ def test_an_update_writes_old_and_new_entries_and_those_that_stay() -> None:
         table_key("people", 1),
         index_prefix("by_name", ["ann", 40, 1], NAME),
         index_prefix("by_name", ["ann", 41, 1], NAME),
-        index_prefix(EMAIL, ["a@b", 1], (Spec(), Spec())),  # who came to the row by its email must notice
+        # a reader that found the row by its email must notice the change
+        index_prefix(EMAIL, ["a@b", 1], (Spec(), Spec())),
         column_key(b"u:people\0" + encode(1), "age"),
     }
 
@@ -143,7 +144,7 @@ def test_a_computed_value_that_is_taken_and_one_that_is_left_are_written() -> No
 
 
 def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:
-    """A partial index computes it only for rows that it holds."""
+    """A partial index computes the value only for its own rows."""
     keys = keys_of("CREATE TABLE x(a); CREATE UNIQUE INDEX i ON x(a ->> '$.k') WHERE json_valid(a)")
     points, ranges = keys.keys("x", 4, 4, None, ('{"k": 5}',))
     assert (index_prefix("i", [5], (Spec(),)) in points, ranges) == (True, [])
@@ -219,7 +220,7 @@ def test_only_a_child_that_starts_to_point_somewhere_reads() -> None:
 def test_a_child_reads_every_parent_where_sqlites_two_ways_to_match_them_differ(
     child_type: str, parent_type: str, agree: bool
 ) -> None:
-    """SQLite lets a parent '2' become '2.0' under a child 2, which is an orphan when it is written the next time."""
+    """SQLite lets a parent '2' become '2.0' under a child 2, which then violates the key at its next write."""
     parents, children = f"id {parent_type} UNIQUE", f"id, p {child_type} REFERENCES parents(id)"
     keys = keys_of(f"CREATE TABLE parents({parents}); CREATE TABLE children({children})")
     assert keys.reads("children", 1, 1, None, (1, 2))[1] == ([] if agree else [object_range("t:parents")])
@@ -233,7 +234,7 @@ def test_a_parent_that_cannot_be_keyed_is_read_whole() -> None:
 
 @pytest.mark.parametrize("index", ["lower(name)", "low", "name COLLATE odd"])
 def test_that_a_computed_value_is_free_is_no_read_of_its_index(make_node: MakeNode, index: str) -> None:
-    """The keys of the new rows suffice: INSERTs of other values go on in parallel, at serializable, too."""
+    """The keys of the new rows suffice, so INSERTs of other values run in parallel, at serializable, too."""
     node = make_node(prepare=lambda db: db.create_collation("odd", lambda a, b: (a > b) - (a < b)))
     node.run(
         "CREATE TABLE x(id INTEGER PRIMARY KEY, name TEXT, low AS (lower(name)))",

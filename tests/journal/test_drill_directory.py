@@ -40,15 +40,15 @@ class Kept:
     def node(self) -> Path:
         return self.world.nodes["A"].path
 
-    def snapshot(self, *, anew: bool = False) -> Path:
-        """Make a snapshot and the segment after it; if ``anew``, the segment begins at the snapshot, after a gap."""
+    def snapshot(self, *, after_gap: bool = False) -> Path:
+        """Make a snapshot and the segment after it, which begins at the snapshot if ``after_gap`` is true."""
         self.number += 1
         path = copy(self.node, self.folder / f"snapshot-{self.number:06}.db")
         db = open_readonly(path)
         bootstrap = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'").get
         before = self.segment
-        heads = ends(db) if before is None or anew else before.heads
-        safe = self.world.clock if before is None or anew else before.safe
+        heads = ends(db) if before is None or after_gap else before.heads
+        safe = self.world.clock if before is None or after_gap else before.safe
         db.close()
         if before is not None:
             before.close(finish=True)
@@ -164,7 +164,7 @@ def test_gap_in_a_continuous_backup_is_not_a_fault(tmp_path: Path) -> None:
     kept.live()
     kept.follow()
     kept.live()
-    second = kept.snapshot(anew=True)
+    second = kept.snapshot(after_gap=True)
     kept.live()
     kept.follow()
     kept.close()

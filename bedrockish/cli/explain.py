@@ -1,7 +1,7 @@
 """``bedrockish explain``: the reads and writes of a statement, and so its possible conflicts."""
 
 import json
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from rich.console import Console
@@ -35,12 +35,7 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
     if as_json:
         click.echo(to_json(found))
         return
-    print_access_sets(found)
-
-
-def print_access_sets(found: list[dict[str, Any]], out: TextIO | None = None) -> None:
-    """Print the reads and writes of each statement."""
-    console = Console(file=out, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for one in found:
         console.print(Text(visible(one["sql"]), style="bold"))
         console.print(_table(one))

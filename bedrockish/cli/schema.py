@@ -1,8 +1,6 @@
 """``bedrockish schema``: the versions of the schema, and the trial of a change."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TextIO
 
 import click
 
@@ -10,7 +8,6 @@ from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
 from bedrockish.cli.url import UrlGroup
 from bedrockish.client.blocking import connect
-from bedrockish.client.questions import SchemaVersion
 from bedrockish.client.trio_client import URL_VARIABLE, target_of
 from bedrockish.errors import UsageError
 
@@ -30,19 +27,14 @@ def history(url: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(to_json([{**asdict(one), "at": one.at.isoformat()} for one in found]))
         return
-    print_versions(found)
-
-
-def print_versions(found: Sequence[SchemaVersion], out: TextIO | None = None) -> None:
-    """Print versions of the schema, each with its statements below it."""
     for one in found:
         since = one.at.isoformat(sep=" ", timespec="milliseconds")
         said = f": {one.failure}" if one.failure else ""
-        click.echo(f"version {one.version} since {since} led by {one.leader} {one.state}{visible(said)}", out)
+        click.echo(f"version {one.version} since {since} led by {one.leader} {one.state}{visible(said)}")
         for line in one.statements.splitlines():
-            click.echo(f"    {visible(line)}", out)
+            click.echo(f"    {visible(line)}")
     if not found:
-        click.echo("the schema was never changed", out)
+        click.echo("the schema was never changed")
 
 
 @schema.command("try")

@@ -76,15 +76,10 @@ def nodes(url: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
         return
-    print_nodes(found)
+    _print_facts(_console(), "node", found)
 
 
-def print_nodes(found: dict[str, Any], out: TextIO | None = None) -> None:
-    """Print the members of a cluster."""
-    _print_facts(_console(out), "node", found)
-
-
-def _console(out: TextIO | None) -> Console:
+def _console(out: TextIO | None = None) -> Console:
     """Return the console: lines fit a terminal, and have no bound where a program reads them."""
     return Console(file=out, soft_wrap=True, width=WIDE) if not is_terminal(out) else Console(file=out)
 

@@ -1,24 +1,19 @@
 """The dot-commands of the shell, with the names and habits of sqlite3's."""
 
 import os
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
 import trio
 
 from bedrockish.api.json_forms import pack_value, read_args, write_json
-from bedrockish.api.requests import READ_LEVELS, Rows
-from bedrockish.cli.explain import print_access_sets
+from bedrockish.api.requests import READ_LEVELS
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.schema import print_versions
 from bedrockish.cli.shell.dump import dump
 from bedrockish.cli.shell.session import Command, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
-from bedrockish.cli.status import print_nodes, print_status
 from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import UsageError
 
@@ -35,14 +30,7 @@ SCHEMA = (
     "SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL AND (?1 IS NULL OR tbl_name LIKE ?1 OR name LIKE ?1) "
     f"AND {OURS.format('tbl_name')} ORDER BY tbl_name, type <> 'table', name"
 )
-JOURNAL = (
-    "SELECT leader || tick AS place, strftime('%Y-%m-%d %H:%M:%f', applied_ms / 1000.0, 'unixepoch') AS applied, "
-    "kind, clock, origin, command, length(body) AS bytes FROM "
-    "(SELECT * FROM bedrockish_journal WHERE repeat = 0 ORDER BY seq DESC LIMIT ?1) ORDER BY seq"
-)
-JOURNAL_ENTRIES, JOURNAL_ENTRIES_MAX = 10, 100_000
 WRAP_MAX = 100_000
-WATCH_S, WATCH_S_MAX, POLL_S = 3.0, 3_600.0, 0.5
 
 
 def _names(sql: str) -> Callable[[Shell, list[str]], None]:
@@ -182,39 +170,6 @@ def _number(word: str, least: float, most: float) -> float:
     return value
 
 
-def _journal(shell: Shell, words: list[str]) -> None:
-    count = int(_number(words[0], 1, JOURNAL_ENTRIES_MAX)) if words else JOURNAL_ENTRIES
-    shell.print(shell.query(JOURNAL, [count]))
-
-
-def _conflicts(shell: Shell, words: list[str]) -> None:
-    """Print the rejects that the connected node sends or receives; a node records them only while it is watched."""
-    seconds = _number(words[0], 0, WATCH_S_MAX) if words else WATCH_S
-    until, last, seen = time.monotonic() + seconds, 0, 0
-    if shell.is_for_people:
-        shell.say(f"watching for {seconds:g} s; Ctrl-C ends it")
-    while True:
-        found = shell.connection.events(last)
-        last = found["last"]
-        rows = [
-            (
-                datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%H:%M:%S.%f")[:-3],
-                *(txid, more.get("other"), origin, more.get("reason"), more.get("object"), more.get("key")),
-            )
-            for _, wall_ms, kind, txid, origin, _, _, more in found["events"]
-            if kind == "reject"
-        ]
-        if rows:
-            seen += len(rows)
-            shell.print(Rows(("at", "loser", "against", "said_by", "reason", "object", "key"), rows))
-        left = until - time.monotonic()
-        if left <= 0:
-            break
-        time.sleep(min(POLL_S, left))
-    if not seen and shell.is_for_people:
-        shell.say("no conflict was seen at this node")
-
-
 def _read_level(shell: Shell, words: list[str]) -> None:
     if not words:
         shell.say(shell.read or "what the URL says")
@@ -224,29 +179,11 @@ def _read_level(shell: Shell, words: list[str]) -> None:
         shell.read = words[0]
 
 
-def _explain(shell: Shell, words: list[str]) -> None:
-    if words[0].lower() in ("on", "off", "auto"):
-        raise UsageError("EXPLAIN is printed like every result; .explain SQL tells what a statement reads and writes")
-    print_access_sets(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
-
-
 def _call(shell: Shell, words: list[str]) -> None:
     name, _, text = words[0].partition(" ")
     args = read_args(text.encode()) if text.strip() else []
     value = shell.connection.call(name, args, read=shell.read, timeout=shell.timeout)
     shell.say(write_json(pack_value(value)).decode())
-
-
-def _versions(shell: Shell, _: list[str]) -> None:
-    print_versions(shell.connection.schema_history(timeout=shell.timeout), shell.out)
-
-
-def _status(shell: Shell, _: list[str]) -> None:
-    print_status(shell.connection.status(timeout=shell.timeout), shell.out)
-
-
-def _nodes(shell: Shell, _: list[str]) -> None:
-    print_nodes(shell.connection.nodes(timeout=shell.timeout), shell.out)
 
 
 def _quit(_: Shell, __: list[str]) -> None:
@@ -264,7 +201,6 @@ def _help(shell: Shell, words: list[str]) -> None:
 COMMANDS = {
     "tables": Command("[PATTERN]", "names of tables and views", _names(TABLES), most=1),
     "schema": Command("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
-    "versions": Command("", "the versions of the schema, and since when each is in force", _versions),
     "indexes": Command("[TABLE]", "names of indexes", _names(INDEXES), most=1),
     "mode": Command("[MODE [TABLE | --wrap N]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=3),
     "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),
@@ -295,9 +231,6 @@ COMMANDS = {
         "FILE", "load the content of a SQLite file into the cluster, which must be empty", _restore_from, 1, 1
     ),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
-    "explain": Command(
-        "SQL", "the reads and writes of a statement, which decide its conflicts", _explain, 1, 1, raw=True
-    ),
     "call": Command(
         "NAME [JSON]",
         "call a command of the application, with an array or an object of arguments",
@@ -306,10 +239,6 @@ COMMANDS = {
         1,
         raw=True,
     ),
-    "nodes": Command("", "the members of the cluster", _nodes),
-    "status": Command("", "the status of the connected node", _status),
-    "journal": Command("[N]", f"the last transactions, {JOURNAL_ENTRIES} of them", _journal, most=1),
-    "conflicts": Command("[SECONDS]", "watch which transactions conflict, and at which key", _conflicts, most=1),
     "read-level": Command("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
     "help": Command("[NAME]", "this", _help, most=1),
     "quit": Command("", "leave; so does Ctrl-D", _quit),

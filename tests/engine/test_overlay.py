@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from bedrockish.engine.storage import overlay_vfs
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile, salt_of
 
 SUM = "SELECT count(*), sum(n), sum(id * n), sum(length(note)) FROM t"
@@ -107,6 +108,34 @@ def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
         assert db.execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
         assert db.pragma("integrity_check") == "ok"
         bench.end()
+
+
+def test_views_of_one_wal_read_the_header_of_each_frame_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the WAL began anew. Each view still has its own moment."""
+    heads, pread = list[int](), os.pread
+
+    def noted(file: int, count: int, at: int) -> bytes:
+        if file == bench.wal and count == 4:
+            heads.append(at)
+        return pread(file, count, at)
+
+    monkeypatch.setattr(os, "pread", noted)
+    for _ in range(2):
+        heads.clear()
+        bench.write("UPDATE t SET n = n + 1 WHERE id = 1")
+        old = bench.begin()
+        first, second = (overlay_vfs.Frames(bench.wal, 4096) for _ in range(2))
+        first.move(old)
+        bench.write("UPDATE t SET n = n + 1 WHERE id % 50 = 1")
+        new = Moment(bench.frames, salt_of(bench.wal), bench.commits)
+        second.move(new)
+        assert len(heads) == len(set(heads)) == new.frames
+        assert first._places != second._places
+        first.move(new)
+        assert first._places == second._places
+        assert len(heads) == new.frames
+        bench.end()
+        assert bench.checkpoint()
 
 
 def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:

@@ -14,6 +14,9 @@ import itertools
 import os
 import struct
 import tempfile
+import threading
+import weakref
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
@@ -35,6 +38,8 @@ _UNNAMED = (
 _FAR = 0x9E3779B1  # an odd number: its multiples are all different, and far from each other
 MEMORY_BYTES = 32 << 20  # bytes of changed pages that stay in memory
 _numbers = itertools.count(1)
+_lock = threading.Lock()
+_frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int, int], FramePages]" = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,47 @@ def salt_of(wal: int) -> bytes:
     return os.pread(wal, _SALT_BYTES, _SALT_AT)
 
 
+class FramePages:
+    """The page of each frame of one WAL, for all views of this process on it: each frame's header is read once.
+
+    Threads may share the object.
+    """
+
+    def __init__(self, page_bytes: int) -> None:
+        self._frame_bytes = _FRAME_HEADER + page_bytes
+        self._lock = threading.Lock()
+        self._salt = b""
+        self._pages = array("I")
+
+    def between(self, wal: int, salt: bytes, first: int, end: int) -> "array[int]":
+        """Return the pages of the frames from ``first`` to before ``end`` of the WAL with this salt.
+
+        The number of a page is 0 if the WAL was truncated, see ``Frames.page``.
+        """
+        with self._lock:
+            if salt != self._salt:
+                self._salt, self._pages = salt, array("I")
+            for number in range(len(self._pages), end):
+                head = os.pread(wal, 4, _WAL_HEADER + number * self._frame_bytes)
+                self._pages.append(int.from_bytes(head, "big") if len(head) == 4 else 0)
+            return self._pages[first:end]
+
+
+def frame_pages(wal: int, page_bytes: int) -> FramePages:
+    """Return the object for a WAL, by a descriptor; the same for all descriptors of one file in this process."""
+    found = os.fstat(wal)
+    # With the process: a lock that another thread held during a fork would stay locked in the child.
+    key = os.getpid(), found.st_dev, found.st_ino, page_bytes
+    with _lock:
+        return _frame_pages.setdefault(key, FramePages(page_bytes))
+
+
 class Frames:
     """The places of the newest version of each page in the WAL, as of a moment that only moves forward."""
 
     def __init__(self, wal: int, page_bytes: int) -> None:
         self._wal, self._page_bytes = wal, page_bytes
+        self._frame_pages = frame_pages(wal, page_bytes)
         self._salt = b""
         self._count = 0
         self._places: dict[int, int] = {}  # page -> offset of its content
@@ -71,11 +112,10 @@ class Frames:
         if moment.salt != self._salt or moment.frames < self._count:
             self._salt, self._count = moment.salt, 0
             self._places.clear()
-        for number in range(self._count, moment.frames):
-            at = _WAL_HEADER + number * (_FRAME_HEADER + self._page_bytes)
-            head = os.pread(self._wal, 4, at)
-            if len(head) == 4:  # else the WAL was truncated, see ``page``
-                self._places[int.from_bytes(head, "big")] = at + _FRAME_HEADER
+        pages = self._frame_pages.between(self._wal, moment.salt, self._count, moment.frames)
+        step = _FRAME_HEADER + self._page_bytes
+        start = _WAL_HEADER + _FRAME_HEADER + self._count * step
+        self._places.update(zip(pages, itertools.count(start, step)))  # of a page with several frames, the last counts
         self._count = moment.frames
 
     def page(self, number: int) -> bytes | None:

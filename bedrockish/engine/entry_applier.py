@@ -1,6 +1,6 @@
 """The application of entries: an entry's rows and its row in the journal are written together, or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import apsw
 
@@ -12,7 +12,7 @@ from bedrockish.engine.storage.row_applier import RowApplier, unreadable
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.errors import DamagedError
-from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces
+from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces, encode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction
@@ -69,11 +69,26 @@ class EntryApplier:
             EntryMalformedError: the bytes are not a list of changes.
         """
         changes = decode_changes(data)
+        self._keep(data, changes)
+        return changes
+
+    def _keep(self, data: bytes, changes: list[Change]) -> None:
         if len(data) <= KEPT_BYTES:
             self._kept[data] = changes
             if len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
-        return changes
+
+    def join(self, each: Sequence[bytes]) -> tuple[bytes, tuple[int, ...]]:
+        """Join the changes of transactions, in order; return the encoded list, and the number of changes of each.
+
+        Raises:
+            EntryMalformedError: the bytes are not lists of changes.
+        """
+        lists = [self._kept.pop(data) if data in self._kept else decode_changes(data) for data in each]
+        changes = [change for one in lists for change in one]
+        data = encode_changes(changes)
+        self._keep(data, changes)
+        return data, tuple(map(len, lists))
 
     def why_rows_differ(self, transaction: Transaction) -> str:
         """Return how the old rows of a transaction's changes differ from this node's rows; empty if they do not.

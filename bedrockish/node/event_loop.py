@@ -175,11 +175,13 @@ class Runtime:
         prepare: Prepare | None = None,
         *,
         once: bool = False,
+        shares: bool = False,
         owner: object = None,
     ) -> None:
         """Run a command to its end, and call ``done``, which must not block or raise, with the answer.
 
-        ``owner``: the request's owner; the queue serves owners in turn. By default, the owner has no other request.
+        ``once`` and ``shares`` are those of ``submit``. ``owner`` is the request's owner; the queue serves owners in
+        turn. By default, the owner has no other request.
         """
         try:
             self.engine.memory.check()
@@ -195,16 +197,25 @@ class Runtime:
         # A read does not overtake queued requests of its owner.
         if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done, owner):
             return
-        self._enqueue(request, done, prepare, once=once, owner=owner)
+        self._enqueue(request, done, prepare, once=once, shares=shares, owner=owner)
 
     async def _begin_when_heard(self, request: Request, done: Done, owner: object) -> None:
         await hear_the_living(self.core, self.clock)
         self._enqueue(request, done, None, once=False, owner=owner)
 
-    def _enqueue(self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object) -> None:
+    def _enqueue(
+        self,
+        request: Request,
+        done: Done,
+        prepare: Prepare | None,
+        *,
+        once: bool,
+        owner: object,
+        shares: bool = False,
+    ) -> None:
         self._requests += 1
         request = as_part_of_trace(request)
-        self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare)
+        self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare, shares=shares)
         asked = Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
@@ -237,13 +248,16 @@ class Runtime:
         """Have the core answer a strict read."""
         self._enqueue(read.request, read.done, None, once=False, owner=read.owner)
 
-    async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
+    async def submit(
+        self, request: Request, prepare: Prepare | None = None, *, once: bool = False, shares: bool = False
+    ) -> Answer:
         """Run a command to its end, and return its answer.
 
         Args:
             request: the command.
             prepare: executes the command in place of the engine, if it is given.
             once: whether the command cannot be executed again, because ``prepare`` returns the same each time.
+            shares: whether what ``prepare`` returns may be merged with the transactions of other commands.
         """
         found, over = list[Answer | BedrockishError](), trio.Event()
 
@@ -251,7 +265,7 @@ class Runtime:
             found.append(answer)
             over.set()
 
-        self.begin(request, done, prepare, once=once)
+        self.begin(request, done, prepare, once=once, shares=shares)
         if not found:  # a read may be answered already; no checkpoint is needed, because its caller waits for its link
             await over.wait()
         if isinstance(found[0], BedrockishError):

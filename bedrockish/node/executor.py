@@ -11,6 +11,7 @@ from bedrockish import commands
 from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Rows, Statement, encode_results, plain
 from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
+from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import (
     ClockWanted,
@@ -25,6 +26,7 @@ from bedrockish.core.protocol.events import (
 )
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.merging import merge
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -99,7 +101,7 @@ class Executions:
         try:
             entry = find_command(node.engine, request)
             if entry is None:
-                prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
+                prepared = self._prepare(request_id, waiter, clock, self._others(waiter, group) if group else [])
                 if prepared is not None:
                     self.check_modules(prepared)
                     node.waiters.count_prepared(request_id, prepared)
@@ -144,7 +146,7 @@ class Executions:
         first = asked.take()
         others: list[tuple[int, Request]] = []
         while asked.count and len(others) < self._node.core.coordinator.together.size - 1:
-            if asked.peek().request.isolation != first.request.isolation:
+            if (asked.peek().request.isolation, asked.peek().once) != (first.request.isolation, first.once):
                 break
             other = asked.take()
             others.append((other.request_id, other.request))
@@ -154,6 +156,8 @@ class Executions:
     def is_short_write(self, event: Submitted) -> bool:
         """Return whether a request is known to only write rows, and usually does not take long."""
         request, waiter = event.request, self._node.waiters.open.get(event.request_id)
+        if waiter is not None and waiter.shares:
+            return True
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
         if request.read_only or request.call is not None or request.change is not None or is_bulky(request):
@@ -164,24 +168,30 @@ class Executions:
         """Return whether a request usually takes long, or has a long text."""
         return self._node.workers.expects(*request.texts)
 
-    def _others(self, group: tuple[int, ...]) -> list[Request]:
+    def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:
         """Return the requests of a group before the first request that has to be executed on its own."""
         node = self._node
-        found: list[Request] = []
+        found: list[Waiter] = []
         for number in group:
             waiter = node.waiters.open.get(number)
-            if waiter is None or waiter.prepare is not None or self._takes_long(waiter.request):
+            if waiter is None or (waiter.prepare is None) != (first.prepare is None) or waiter.shares != first.shares:
+                break
+            if (waiter.prepare is not None and not waiter.shares) or self._takes_long(waiter.request):
                 break
             if node.engine.journal.command_txid(waiter.request.command) is not None:
                 break
-            found.append(waiter.request)
+            found.append(waiter)
         return found
 
-    def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
+    def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Waiter]) -> Prepared | None:
         """Execute a request, and ``others`` with it if it is short; return the result, None if a worker delivers it."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
-            return _checked(request, waiter.prepare())
+            prepared = _checked(request, waiter.prepare())
+            if not others:
+                return prepared
+            each = [(other.request, other.prepare) for other in others if other.prepare is not None]
+            return merge((request, prepared), each, partial(moved_up, node.core.state), node.engine.entries.join)
         if request.change is not None:
             check_change(node.engine.access, request.change, request.user)
             return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
@@ -194,7 +204,8 @@ class Executions:
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
                 if others:
-                    return _checked(request, node.engine.execute_together([request, *others], budget_s))
+                    together = [request, *(other.request for other in others)]
+                    return _checked(request, node.engine.execute_together(together, budget_s))
                 prepared = node.engine.execute(request, budget_s, clock)
                 if node.workers.long_texts:
                     node.workers.was_short(*request.texts)

@@ -2,14 +2,17 @@
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Execute, Reply, Send, SendEntries
 from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Begin, Entries, Message, Rollback
 from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
 from bedrockish.core.state.settings import Settings
+from bedrockish.engine.execution.merging import merge
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
@@ -45,6 +48,7 @@ class Trio:
         self.cut: set[str] = set()
         self.answers: dict[int, Answer | BedrockishError] = {}
         self.executes: dict[int, Prepared] = {}
+        self.requests: dict[int, Request] = {}
         self.executions: dict[int, int] = {}
         self.journals: dict[str, list[Entry]] = {name: [] for name in NODES}
         self.count = 0
@@ -68,9 +72,9 @@ class Trio:
             match effect:
                 case Send(peer, message):
                     self.under_way.append((name, peer, message))
-                case Execute(request_id):
+                case Execute(request_id, _, group):
                     self.executions[request_id] = self.executions.get(request_id, 0) + 1
-                    self.step(name, Executed(request_id, self.executes[request_id]))
+                    self.step(name, Executed(request_id, self.merged(name, request_id, group)))
                 case Reply(request_id, answer):
                     self.answers[request_id] = answer
                 case Apply(entry):
@@ -81,6 +85,12 @@ class Trio:
                     self.under_way.append((name, peer, Entries(packed, self.nodes[name].state.clock.value)))
                 case _:
                     pass
+
+    def merged(self, name: str, number: int, group: tuple[int, ...]) -> Prepared:
+        """Return a transaction that was executed before, with those of the group that can be merged with it."""
+        others = [(self.requests[other], partial(self.executes.__getitem__, other)) for other in group]
+        first = self.requests[number], self.executes[number]
+        return merge(first, others, partial(moved_up, self.nodes[name].state), lambda each: (each[0], ()))
 
     def deliver(self) -> None:
         """Deliver everything that can arrive; the rest is lost."""
@@ -100,11 +110,21 @@ class Trio:
         self.deliver()
 
     def submit(self, name: str, what: Prepared, *, once: bool = True, command: str = "", read: str = "session") -> int:
+        number, request = self.ask(what, command, read)
+        self.step(name, Submitted(number, request, once))
+        return number
+
+    def ask(self, what: Prepared, command: str = "", read: str = "session") -> tuple[int, Request]:
         self.count += 1
         self.executes[self.count] = what
         request = Request(command or f"c{self.count}", (), read=read, timeout_s=10.0)
-        self.step(name, Submitted(self.count, request, once))
-        return self.count
+        self.requests[self.count] = request
+        return self.count, request
+
+    def submit_together(self, name: str, *each: Prepared) -> list[int]:
+        (first, request), *others = map(self.ask, each)
+        self.step(name, Submitted(first, request, True, tuple(others)))
+        return [first, *(number for number, _ in others)]
 
     def base(self, name: str) -> dict[str, int]:
         return dict(self.nodes[name].state.timelines.applied)
@@ -185,6 +205,62 @@ def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
         world.step(other, Received("B", Rollback(next(iter(world.nodes["A"].state.votes.pending.transactions)), 0)))
     world.run(0.5)
     assert isinstance(world.answers[number], Answer)
+
+
+def test_those_that_come_together_share_a_transaction() -> None:
+    """Each with the answer of its own, and on the newest commits, though their snapshots differ."""
+    world = Trio()
+    old = world.base("A")
+    world.commit("B", writes="z")
+    numbers = world.submit_together("A", prepared(old, "x", "x"), prepared(world.base("A"), "z", "y"))
+    world.run(0.2)
+    answers = [world.answers[number] for number in numbers]
+    assert [one.place for one in answers if isinstance(one, Answer)] == [("A", 1)] * 2
+    (led,) = (entry for entry in world.journals["C"] if entry.leader == "A")
+    assert led.transaction.commands == ("c2", "c3")
+    assert led.transaction.base == {"B": 1}
+
+
+def test_an_overtaken_one_is_lost_alone() -> None:
+    """Those that came together with it are led, whichever of them it is."""
+    for place in range(3):
+        world = Trio()
+        old = world.base("A")
+        world.commit("B", writes="x")
+        each = [prepared(world.base("A"), writes="y"), prepared(world.base("A"), writes="z")]
+        each.insert(place, prepared(old, "x", ""))
+        each[place] = replace(each[place], readonly=False)
+        numbers = world.submit_together("A", *each)
+        world.run(0.2)
+        assert isinstance(world.answers[numbers.pop(place)], ConflictError)
+        assert all(isinstance(world.answers[number], Answer) for number in numbers)
+
+
+def test_two_with_one_key_that_come_together_are_not_merged() -> None:
+    """The one that has read what the other one wrote is lost; a third one is not."""
+    world = Trio()
+    base = world.base("A")
+    numbers = world.submit_together("A", prepared(base, "x", "x"), prepared(base, "x", "x"), prepared(base, writes="y"))
+    world.run(0.5)
+    first, second, third = (world.answers[number] for number in numbers)
+    assert isinstance(first, Answer)
+    assert isinstance(second, ConflictError)
+    assert isinstance(third, Answer)
+
+
+def test_a_rejected_group_is_led_one_by_one() -> None:
+    """B and C hold a transaction of B on a key of the first: the second is committed, the first waits."""
+    world = Trio()
+    base = world.base("A")
+    world.submit("B", prepared(world.base("B"), writes="x"), once=False)
+    begin = next(entry[2] for entry in world.under_way if isinstance(entry[2], Begin))
+    world.under_way.clear()
+    world.step("C", Received("B", begin))
+    world.under_way.clear()  # C's approval is lost
+    one, other = world.submit_together("A", prepared(base, "x", "x"), prepared(base, "y", "y"))
+    world.run(0.5)
+    assert isinstance(world.answers[other], Answer)
+    assert one not in world.answers
 
 
 def test_a_rejected_one_begins_again_as_it_is() -> None:

@@ -111,7 +111,7 @@ def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
 
 
 def test_views_of_one_wal_read_the_header_of_each_frame_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after the WAL began anew. Each view still has its own moment."""
+    """Also after the WAL has restarted. Each view still has its own moment."""
     heads, pread = list[int](), os.pread
 
     def noted(file: int, count: int, at: int) -> bytes:

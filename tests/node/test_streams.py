@@ -34,7 +34,12 @@ class Majority:
     asked: list[dict[str, int]] = field(default_factory=list)
 
     async def __call__(
-        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+        self,
+        request: Request,
+        prepare: Callable[[], Prepared] | None = None,
+        *,
+        once: bool = False,
+        shares: bool = False,
     ) -> Answer:
         assert prepare is not None
         read = prepare()

@@ -273,6 +273,12 @@ def result_of(outcome: Outcome, schema: int) -> bytes:
     return cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
 
 
+def join(each: Sequence[bytes]) -> tuple[bytes, tuple[int, ...]]:
+    """Join the changes of transactions, in order; return the encoded list, and the number of changes of each."""
+    lists = [cbor2.loads(changes) for changes in each]
+    return cbor2.dumps([change for one in lists for change in one]), tuple(map(len, lists))
+
+
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:
     """Apply the changes of a committed transaction to the rows.
 

@@ -9,6 +9,7 @@ from bedrockish.core.coordinator import revalidation as once
 from bedrockish.core.replica import apply_queue, safe_time
 from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import membership, roster, state
+from bedrockish.engine.execution import merging
 from bedrockish.node.cluster import incarnations
 from tools.sim import machine
 from tools.sim.editing import Fault, fault
@@ -34,6 +35,11 @@ _LARGE = {
     **{"talks": 0.0, "alter": 0.0, "load_s": 2.0, "dead": 0, "faults": ()},
 }
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
+_MERGED = {
+    **{"talks": 1.0, "gather_ms": 20.0, "clients": 16, "keys": 8, "hot": 0.0, "voters": 3, "dead": 0, "wander": 0.0},
+    **{"delay_ms": 1.0, "sync_ms": 1.0, "alter": 0.0, "faults": (), "changes_every_s": 0.0, "suspect_every_s": 0.0},
+    **{"load_s": 2.0, "timeout_s": 5.0, "lose": 0.0, "flip_every_s": 0.0, "sweeps": 0.0, "suspicion_ms": 1_000},
+}
 _COMPARED = {
     **{"compare_ms": 100.0, "voters": 3, "dead": 0, "clients": 6, "think_ms": 20.0, "delay_ms": 1.0, "sync_ms": 0.5},
     **{"hot": 0.0, "keys": 40, "closing_lag_ms": 50, "heartbeat_ms": 20, "load_s": 3.0, "timeout_s": 5.0, "alter": 0.0},
@@ -186,6 +192,16 @@ USES: dict[str, Fault] = {
             "found = None",
         ),
         **_TALKS,
+    ),
+    "merged although they conflict": fault(
+        "transactions that programs have executed are merged only if none reads or writes what another one writes",
+        (merging._Merger, "add", " or self._conflicts(keys)", ""),
+        **_MERGED,
+    ),
+    "merged on an old base": fault(
+        "a transaction is merged only if no commit outside its base has changed what it rests on",
+        (once, "moved_up", "prepared.spans, config) is not None", "prepared.spans, config) == ()"),
+        **_MERGED,
     ),
     "kept, whatever others did": fault(
         "what is large is begun again only if it would do the same now",

@@ -7,10 +7,12 @@ messages and answers leave when this batch and all earlier ones are durable.
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import Answer, Request
+from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
@@ -20,6 +22,7 @@ from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import change_members
+from bedrockish.engine.execution.merging import merge
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError
 from bedrockish.node.cluster.incarnations import OLDER_FILE, PREFIX, Incarnations, Refusal
@@ -28,7 +31,7 @@ from bedrockish.node.cluster.starts import STARTS
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import MEMBERS, Txid
 from tools.sim.damage import Care
-from tools.sim.database import DivergedError, execute, only_writes
+from tools.sim.database import DivergedError, execute, join, only_writes
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.newer import NewerQuestions
 from tools.sim.talks import NOTHING, Talks
@@ -75,7 +78,7 @@ class Machine:
         self.boot = 0
         self.let_in: set[str] = set()  # peers with which it has had a link since it started
         self.inbox: deque[Event] = deque()
-        self.gathered: list[tuple[int, Request]] = []  # requests that came while the node was busy
+        self.gathered: list[tuple[int, Request, bool]] = []  # requests that came while the node was busy
         self.waiters: dict[int, Waiter] = {}
         self.requests = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
@@ -213,10 +216,12 @@ class Machine:
         *,
         once: bool = False,
         alone: bool = False,
+        shares: bool = False,
     ) -> bool:
         """Accept a client's request; return False if the node is down.
 
-        With ``alone``, a strict read does not share its question to a quorum with other reads.
+        With ``alone``, a strict read does not share its question to a quorum with other reads. With ``shares``, what
+        ``prepare`` returns may be merged with the transactions of other requests.
         """
         if self.node is None:
             return False
@@ -224,27 +229,29 @@ class Machine:
             self._turn_soon(self.luck.expovariate(1 / 50e-6))
             return True
         self.requests += 1
-        self.waiters[self.requests] = Waiter(request, answer, prepare)
+        self.waiters[self.requests] = Waiter(request, answer, prepare, shares)
         gather_ms = self.world.options.gather_ms
-        if gather_ms and not once and prepare is None and only_writes(request):
+        if gather_ms and (shares or (not once and prepare is None and only_writes(request))):
             if not self.gathered:
                 boot = self.boot
                 self.world.after(self.luck.expovariate(1000 / gather_ms), lambda: self._submit_gathered(boot))
-            self.gathered.append((self.requests, request))
+            self.gathered.append((self.requests, request, once))
         else:
             self.post(on.Submitted(self.requests, request, once))
         return True
 
     def _submit_gathered(self, boot: int) -> None:
-        """Post the gathered requests to the core, as one event for all requests with the same isolation."""
+        """Post the gathered requests to the core, as one event for all that can share a transaction."""
         if boot == self.boot:
             asked, self.gathered = self.gathered, []
             while asked:
-                isolation = asked[0][1].isolation
-                (request_id, request), *others = [one for one in asked if one[1].isolation == isolation]
-                asked = [one for one in asked if one[1].isolation != isolation]
+                isolation, once = asked[0][1].isolation, asked[0][2]
+                alike = [one for one in asked if (one[1].isolation, one[2]) == (isolation, once)]
+                asked = [one for one in asked if one not in alike]
+                (request_id, request, _), *others = alike
                 self.world.counts["came together"] += len(others)
-                self.post(on.Submitted(request_id, request, others=tuple(others)), boot)
+                each = tuple((number, other) for number, other, _ in others)
+                self.post(on.Submitted(request_id, request, once, each), boot)
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
         """Send an answer once all present writes are durable."""
@@ -415,7 +422,7 @@ class Machine:
                 following.append(on.MovedToWorker(request_id))
             return
         try:
-            prepared = self._prepare(waiter, clock, self._others(group))
+            prepared = self._prepare(waiter, clock, self._others(waiter, group))
         except ClockNeededError:
             following.append(on.ClockWanted(request_id))
             return
@@ -452,24 +459,31 @@ class Machine:
     def _find_places(self, txid: Txid) -> list[tuple[str, int]]:
         return self.disk.seen.find_places(txid)
 
-    def _others(self, group: tuple[int, ...]) -> list[Request]:
-        others: list[Request] = []
+    def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:
+        others: list[Waiter] = []
         for number in group:
             waiter = self.waiters.get(number)
-            if waiter is None or waiter.prepare is not None or waiter.request.statements[0].sql == "alter":
+            if waiter is None or (waiter.prepare is None) != (first.prepare is None) or waiter.shares != first.shares:
+                break
+            if waiter.prepare is not None and not waiter.shares:
+                break
+            if waiter.prepare is None and waiter.request.statements[0].sql == "alter":
                 break
             if waiter.request.command in self.disk.seen.commands:
                 break
-            others.append(waiter.request)
+            others.append(waiter)
         return others
 
-    def _prepare(self, waiter: Waiter, clock: int, others: list[Request]) -> Prepared:
+    def _prepare(self, waiter: Waiter, clock: int, others: list[Waiter]) -> Prepared:
         node, request, image = self.node, waiter.request, self.disk.seen
         assert node is not None
         if waiter.prepare is not None:
-            return waiter.prepare()
+            each = [(other.request, other.prepare) for other in others if other.prepare is not None]
+            prepared = merge((request, waiter.prepare()), each, partial(moved_up, node.state), join)
+            self.world.counts["merged"] += len(prepared.joined)
+            return prepared
         if request.change is None:
-            return self.execute(request, clock, others)
+            return self.execute(request, clock, [other.request for other in others])
         known = facts(node, self.known.stores, self.now())
         changes = encode_membership(change_members(node.state.roster.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, AccessSet(), changes, NOTHING)

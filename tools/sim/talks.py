@@ -75,7 +75,8 @@ class Talks:
             token = Token(prepared.base, state.clock.read())
             machine.answer_when_durable(answer, Answer(prepared.result, token))
             return True
-        return machine.submit(replace(request, statements=()), answer, lambda: prepared, once=True)
+        shares, last = not prepared.readonly, replace(request, statements=())
+        return machine.submit(last, answer, lambda: prepared, once=True, shares=shares)
 
     def settle(self, request: Request, answer: Answerer) -> bool:
         """Make sure that a command has happened or never will. Return False if the node is down."""

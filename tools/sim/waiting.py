@@ -16,11 +16,15 @@ Answerer = Callable[[Answer | BedrockishError], object]
 
 @dataclass
 class Waiter:
-    """A caller that waits for the answer to a request; ``prepare``, if given, executes the request."""
+    """A caller that waits for the answer to a request; ``prepare``, if given, executes the request.
+
+    ``shares``: whether the result of ``prepare`` may be merged with those of other requests.
+    """
 
     request: Request
     answer: Answerer
     prepare: Callable[[], Prepared] | None = None
+    shares: bool = False
 
 
 def answer_of(entry: Entry, request: Request) -> Answer:

@@ -278,6 +278,9 @@ class Coordinator:
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
+                if prepared.joined:  # a commit since then may concern any of the requests that share the transaction
+                    self._goes_alone(inflight, prepared)
+                    return self._take_up(inflight)
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):

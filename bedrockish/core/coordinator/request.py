@@ -150,12 +150,10 @@ class InFlight:
     lost: Conflict | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the request has only statements, and writes, so that others can share its transaction."""
+    def can_share(self) -> bool:
+        """Whether the request has only statements, and writes, so that others like it can share its transaction."""
         request = self.request
-        return self.writes and not (
-            self.once or self.wants_clock or request.read_only or request.call or request.change
-        )
+        return self.writes and not (self.wants_clock or request.read_only or request.call or request.change)
 
     def move(self, stage: Stage) -> None:
         """Enter another stage; ``MOVES`` must allow it after the present one."""

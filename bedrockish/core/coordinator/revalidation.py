@@ -129,15 +129,36 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         return ConflictError(
             "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
         )
+    access_set, config = _rests_on(command, prepared, 0 if prepared.readonly else state.clock.read())
+    return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
+
+
+def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, int]:
+    """Return the keys that no commit outside an execution's base may touch, and ``config`` as of ``overtaken``.
+
+    ``now`` is a present clock; not needed if the execution only read.
+    """
     access_set = prepared.access_set
     if not prepared.readonly:
-        now = state.clock.read()
         # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
         # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
     # A change of the members rests on the membership in its base: committed after another change, it would undo that.
-    config = KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
-    return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
+    return access_set, KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
+
+
+def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
+    """Return an execution on the newest commits, as ``move``; None if it may have another result now.
+
+    Nothing is counted or noted, and the clock is not read: a driver calls this between two steps of the core, and the
+    core's own check follows.
+    """
+    if prepared.schema != state.schema.version or state.commit_window.has_dropped(prepared.base):
+        return None
+    access_set, config = _rests_on(command, prepared, LAST_CLOCK)  # any change of the schema counts, also a later one
+    if first_conflict(state.commit_window, access_set, prepared.base, prepared.spans, config) is not None:
+        return None
+    return replace(prepared, base=dict(state.timelines.applied))
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:

@@ -224,8 +224,8 @@ class WaitQueue:
 
     def group(self, inflight: InFlight) -> tuple[int, ...]:
         """Return the numbers of the requests behind a request that may share its transaction, in order."""
-        # No request can be executed on top of one that runs only once, asks for a clock, or changes the schema.
-        if not inflight.behind or not inflight.is_plain:
+        # No request can be executed on top of one that asks for a clock, or changes the schema.
+        if not inflight.behind or not inflight.can_share:
             return ()
         group: list[int] = []
         commands = {inflight.request.command}
@@ -234,7 +234,9 @@ class WaitQueue:
             if (
                 other is not None
                 and other.stage is Stage.WAITING
-                and other.is_plain
+                and other.can_share
+                # Requests that programs have executed are merged, and others are executed on top of each other.
+                and other.once == inflight.once
                 # A transaction is certified with all its reads, or with none.
                 and other.request.isolation == inflight.request.isolation
                 # A command that was sent twice would happen twice in one transaction, which its id cannot prevent.

@@ -14,7 +14,6 @@ import itertools
 import os
 import struct
 import tempfile
-import threading
 import weakref
 from array import array
 from collections.abc import Callable
@@ -38,8 +37,7 @@ _UNNAMED = (
 _FAR = 0x9E3779B1  # an odd number: its multiples are all different, and far from each other
 MEMORY_BYTES = 32 << 20  # bytes of changed pages that stay in memory
 _numbers = itertools.count(1)
-_lock = threading.Lock()
-_frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int, int], FramePages]" = weakref.WeakValueDictionary()
+_frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int], FramePages]" = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +63,33 @@ def salt_of(wal: int) -> bytes:
 class FramePages:
     """The page of each frame of one WAL, for all views of this process on it: each frame's header is read once.
 
-    Threads may share the object.
+    Threads may share the object: what is known is replaced as a whole. If two threads do so at the same moment, the
+    headers that the first one has read are read again later.
     """
 
     def __init__(self, page_bytes: int) -> None:
         self._frame_bytes = _FRAME_HEADER + page_bytes
-        self._lock = threading.Lock()
-        self._salt = b""
-        self._pages = array("I")
+        self._known = b"", array("I")  # the salt of the WAL, and the pages of its frames
 
     def between(self, wal: int, salt: bytes, first: int, end: int) -> "array[int]":
         """Return the pages of the frames from ``first`` to before ``end`` of the WAL with this salt.
 
         The number of a page is 0 if the WAL was truncated, see ``Frames.page``.
         """
-        with self._lock:
-            if salt != self._salt:
-                self._salt, self._pages = salt, array("I")
-            for number in range(len(self._pages), end):
-                head = os.pread(wal, 4, _WAL_HEADER + number * self._frame_bytes)
-                self._pages.append(int.from_bytes(head, "big") if len(head) == 4 else 0)
-            return self._pages[first:end]
+        of, pages = self._known
+        if of != salt:
+            pages = array("I")
+        if len(pages) < end:
+            heads = [os.pread(wal, 4, _WAL_HEADER + at * self._frame_bytes) for at in range(len(pages), end)]
+            pages = pages + array("I", [int.from_bytes(head, "big") if len(head) == 4 else 0 for head in heads])
+            self._known = salt, pages
+        return pages[first:end]
 
 
 def frame_pages(wal: int, page_bytes: int) -> FramePages:
     """Return the object for a WAL, by a descriptor; the same for all descriptors of one file in this process."""
     found = os.fstat(wal)
-    # With the process: a lock that another thread held during a fork would stay locked in the child.
-    key = os.getpid(), found.st_dev, found.st_ino, page_bytes
-    with _lock:
-        return _frame_pages.setdefault(key, FramePages(page_bytes))
+    return _frame_pages.setdefault((found.st_dev, found.st_ino, page_bytes), FramePages(page_bytes))
 
 
 class Frames:

@@ -33,9 +33,18 @@ class Submit(Protocol):
     """Runs a request to its end; see ``Runtime.submit``."""
 
     def __call__(
-        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+        self,
+        request: Request,
+        prepare: Callable[[], Prepared] | None = None,
+        *,
+        once: bool = False,
+        shares: bool = False,
     ) -> Awaitable[Answer]:
-        """Return the answer; ``prepare`` executes it, ``once`` if always with the same result."""
+        """Return the answer.
+
+        ``prepare`` executes the request, ``once`` if always with the same result, which then can be merged with those
+        of other requests if it ``shares`` its transaction.
+        """
 
 
 @dataclass(slots=True)
@@ -43,7 +52,8 @@ class Waiter:
     """The waiter for a request, with the answer once it is there.
 
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
-    ``held``: the bytes of a large request's effects and answer.
+    ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
+    large request's effects and answer.
     """
 
     request_id: int
@@ -53,6 +63,7 @@ class Waiter:
     answer: Answer | BedrockishError | None = None
     began: float = field(default_factory=time.monotonic)
     held: int = 0
+    shares: bool = False
 
 
 @dataclass(slots=True)

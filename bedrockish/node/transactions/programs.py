@@ -22,6 +22,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.merging import MERGED_BYTES
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
@@ -154,7 +155,8 @@ class Programs:
         last = replace(request, statements=(), digest=OPEN)
         prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
-        return (yield from steps.wait(partial(self._submit, last, execute, once=True)))
+        shares = not prepared.readonly and len(prepared.changes) <= MERGED_BYTES
+        return (yield from steps.wait(partial(self._submit, last, execute, once=True, shares=shares)))
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine

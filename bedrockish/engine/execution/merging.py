@@ -1,0 +1,124 @@
+"""Transactions that programs have executed, led as one: each was executed by itself, and none conflicts with another.
+
+A round of votes costs every node nearly the same, whether it decides one transaction or ten. Two transactions that do
+not conflict have the same effect in either order, one after the other or as one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from bedrockish.api.requests import Request, digest_of
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.access_set import AccessSet, conflict
+from bedrockish_journal.model.transaction import ROWS
+
+MERGED_BYTES = 24 << 10  # the most bytes of changes and results that are merged, so that no group travels in pieces
+MoveUp = Callable[[str, Prepared], Prepared | None]
+Join = Callable[[Sequence[bytes]], tuple[bytes, tuple[int, ...]]]
+
+
+def merge(
+    first: tuple[Request, Prepared],
+    others: Iterable[tuple[Request, Callable[[], Prepared]]],
+    move_up: MoveUp,
+    join: Join,
+) -> Prepared:
+    """Merge transactions that programs have executed; those that cannot be merged are left out.
+
+    Args:
+        first: the request and the transaction that the others join; it is returned as it is if none of them can.
+        others: further requests of the same isolation, each with a function that returns its transaction.
+        move_up: returns a command's transaction with the newest commits as its base; None if it has lost to one.
+        join: joins encoded changes, and counts the changes of each transaction.
+    """
+    request, prepared = first
+    moved = move_up(request.command, prepared)
+    if moved is None:
+        return prepared  # its program is told that it has lost
+    merger = _Merger(request, moved)
+    for other, prepare in others:
+        try:
+            one = move_up(other.command, prepare())
+        except BedrockishError:
+            continue  # its program is told the error when it goes on alone
+        if one is not None:
+            merger.add(other, one)
+    return merger.merged(join) if merger.is_several else prepared
+
+
+class _Merger:
+    """Transactions that are merged, the first one among them from the beginning."""
+
+    def __init__(self, request: Request, prepared: Prepared) -> None:
+        self._requests, self._parts = [request], [prepared]
+        keys = prepared.access_set
+        self._reads, self._writes = set(keys.read_points), set(keys.write_points)
+        self._with_ranges = [keys] if keys.has_ranges else []
+        self._bytes = _size(prepared)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether any transaction has joined the first one."""
+        return len(self._parts) > 1
+
+    def add(self, request: Request, prepared: Prepared) -> None:
+        """Add a transaction, unless it cannot be merged or conflicts with one of those before."""
+        first, keys, size = self._parts[0], prepared.access_set, _size(prepared)
+        if self._bytes + size > MERGED_BYTES or not (_can_merge(first) and _can_merge(prepared)):
+            return
+        if (prepared.base, prepared.schema, prepared.config) != (first.base, first.schema, first.config):
+            return
+        # A command that was sent twice would happen twice in one transaction, which its id cannot prevent.
+        if any(request.command == one.command for one in self._requests) or self._conflicts(keys):
+            return
+        self._requests.append(request)
+        self._parts.append(prepared)
+        self._bytes += size
+        self._reads |= keys.read_points
+        self._writes |= keys.write_points
+        if keys.has_ranges:
+            self._with_ranges.append(keys)
+
+    def _conflicts(self, keys: AccessSet) -> bool:
+        """Return whether a transaction conflicts with one of those before."""
+        writes = self._writes
+        if not (writes.isdisjoint(keys.write_points) and writes.isdisjoint(keys.read_points)):
+            return True
+        if not self._reads.isdisjoint(keys.write_points):
+            return True
+        others = [one.access_set for one in self._parts] if keys.has_ranges else self._with_ranges
+        return any(conflict(keys, other) is not None for other in others)
+
+    def merged(self, join: Join) -> Prepared:
+        """Return the one transaction; see ``merge`` for ``join``."""
+        first, *others = self._parts
+        changes, shares = join([one.changes for one in self._parts])
+        sets = [one.access_set for one in self._parts]
+        keys = AccessSet(
+            frozenset(self._reads),
+            tuple(one for keys in sets for one in keys.read_ranges),
+            frozenset(self._writes),
+            tuple(one for keys in sets for one in keys.write_ranges),
+        )
+        users = tuple(one.user for one in self._requests)
+        return replace(
+            first,
+            access_set=keys,
+            changes=changes,
+            joined=tuple((one.command, part.result) for one, part in zip(self._requests[1:], others, strict=True)),
+            shares=shares,
+            users=users if any(users) else (),
+            digests=tuple(map(digest_of, self._requests)),
+        )
+
+
+def _can_merge(prepared: Prepared) -> bool:
+    """Return whether a transaction only changes rows, and has no value of the clock."""
+    return prepared.kind == ROWS and not (
+        prepared.readonly or prepared.clock or prepared.spans or prepared.joined or prepared.delay_ms
+    )
+
+
+def _size(prepared: Prepared) -> int:
+    return len(prepared.changes) + len(prepared.result)

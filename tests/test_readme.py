@@ -31,7 +31,8 @@ def commands() -> list[str]:
 # How each command of the README is tried. A new one must be put here, or the test below fails.
 HELP = {
     "tools/test": ["tools/test", "--help"],
-    "tools/demo --seconds 20": [sys.executable, "-m", "tools.chaos", "--help"],
+    "tools/demo": [sys.executable, "-m", "tools.demonstration.cluster", "--help"],
+    "tools/demo your.sqlite": [sys.executable, "-m", "tools.demonstration.cluster", "--help"],
     "pip install .": [sys.executable, "-m", "pip", "install", "--help"],  # tools/test has done it, or nothing would run
     "tools/bench": [sys.executable, "-m", "tools.bench", "--help"],
     "tools/bench peers": [sys.executable, "-m", "tools.bench", "peers", "--help"],
@@ -108,6 +109,27 @@ def test_configuration_and_example_work(tmp_path: Path) -> None:
             with contextlib.redirect_stdout(said):
                 exec(text, {})
             assert said.getvalue() == "[(1, 70), (2, 30)]\n"
+
+
+@pytest.mark.cluster
+def test_demo_in_short(tmp_path: Path) -> None:
+    """The demo keeps every promise, with a node killed and started again, in a few seconds and without Spark."""
+    place = str(tmp_path / "demo")
+    done = run(
+        sys.executable, "-m", "tools.demonstration.cluster", "--seconds", "5", "--no-audit", "--dir", place, limit_s=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promises kept" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.spark
+def test_demo_in_full(tmp_path: Path) -> None:
+    """The demo as people see it, with the audit in Spark."""
+    done = run(sys.executable, "-m", "tools.demonstration.cluster", "--dir", str(tmp_path / "demo"), limit_s=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promises kept" in done.stdout
 
 
 @pytest.mark.slow

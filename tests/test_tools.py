@@ -1,5 +1,6 @@
-"""The project's own tools: the lock, the search for Java, the clusters and the benchmark."""
+"""The project's own tools: the lock, the search for Java, the data, and the judge of the demo, who must see a lie."""
 
+import random
 import re
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock, wanted_groups
 from tools.cluster import DemoError, LocalCluster, clean_environment
+from tools.demonstration.check import Check, check_file
+from tools.demonstration.cluster import DATABASE
+from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.lock import markers
 from tools.scenarios import etcd, galera
@@ -97,7 +102,7 @@ def test_the_oldest_python_is_the_same_everywhere() -> None:
 def test_every_scenario_imports_only_installed_packages() -> None:
     """``tools/bench NAME`` starts on a fresh machine."""
     names = list(scenarios())
-    groups = wanted_groups("bench")
+    groups = wanted_groups("bench", [names[0], "--help"])
     assert names
     there = {line.partition("==")[0] for group in groups for line in read_lock()[group]}
     absent = {line.partition("==")[0] for lines in read_lock().values() for line in lines} - there
@@ -126,6 +131,20 @@ def test_java_is_judged_by_its_version(said: str, good: bool, tmp_path: Path, mo
     path, found = find_java()
     assert (path is not None) is good
     assert str(java) in found
+
+
+def test_demo_data_is_sound() -> None:
+    """The database that comes with the demo holds together, is small, and is what its page says."""
+    assert DATABASE.stat().st_size < 1_000_000
+    page = (DATABASE.parent / "README.md").read_text()
+    with closing(sqlite3.connect(DATABASE)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+        for table in ("country", "zone", "zone_country", "clock_change"):
+            count = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            assert f"| `{table}` | {count} |" in page
+        berlin = "SELECT at, offset_before, offset_after FROM clock_change WHERE zone = 'Europe/Berlin' LIMIT 1"
+        assert db.execute(berlin).fetchone() == ("2020-03-29T01:00:00Z", 3600, 7200)
 
 
 def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
@@ -166,7 +185,7 @@ def test_unloadable_source_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    """A cluster removes what an earlier one left, and nothing else."""
+    """The demo removes what an earlier demo left, and nothing else."""
     cluster = LocalCluster(tmp_path)
     cluster.write_files()
     cluster.nodes[0].database.write_text("old")
@@ -176,6 +195,70 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"thesis\.txt"):
         cluster.write_files()
     assert (tmp_path / "A.toml").exists()
+
+
+@pytest.fixture
+def books() -> Iterator[tuple[sqlite3.Connection, Tally]]:
+    """Return a file as a node would leave it after twenty transfers, and the answers to the clients."""
+    db, tally, luck = sqlite3.connect(":memory:"), Tally(), random.Random(5)
+    tables = (
+        "CREATE TABLE bedrockish_journal(command TEXT, repeat INTEGER)",
+        "CREATE TABLE bedrockish_joined(command)",
+    )
+    for sql in (*SCHEMA, *tables):
+        db.execute(sql)
+    db.executemany(OPEN, ((i, "Alice", OPENING_BALANCE) for i in range(1, ACCOUNTS + 1)))
+    for number in range(20):
+        transfer = draw(f"t{number}", luck)
+        perform(db, transfer)
+        tally.promised[transfer.id] = transfer
+    yield db, tally
+    db.close()
+
+
+def perform(db: sqlite3.Connection, transfer: Transfer) -> None:
+    db.execute(TAKE, (transfer.amount, transfer.payer))
+    db.execute(GIVE, (transfer.amount, transfer.payee))
+    db.execute(NOTE, (transfer.id, transfer.payer, transfer.payee, transfer.amount))
+    alone = transfer.payer % 2  # or it shares the transaction of another one
+    db.execute(
+        f"INSERT INTO {'bedrockish_journal VALUES (?, 0)' if alone else 'bedrockish_joined VALUES (?)'}", (transfer.id,)
+    )
+
+
+def broken(checks: list[Check]) -> set[str]:
+    return {check.promise for check in checks if not check.kept}
+
+
+def test_the_judge_finds_nothing_wrong_with_true_books(books: tuple[sqlite3.Connection, Tally]) -> None:
+    """Every promise is kept when every promise is kept; a transfer whose answer never came may be there or not."""
+    db, tally = books
+    assert broken(check_file("A", db, tally)) == set()
+    for number in (20, 21):
+        tally.unknown[f"t{number}"] = draw(f"t{number}", random.Random(number))
+    perform(db, tally.unknown["t20"])
+    assert broken(check_file("A", db, tally)) == set()
+
+
+@pytest.mark.parametrize(
+    ("lie", "found"),
+    [
+        ("DELETE FROM demo_transfer WHERE id = 't3'", "every promised transfer is there"),
+        ("UPDATE demo_account SET balance = balance + 1 WHERE id = 7", "no money was made or lost"),
+        ("UPDATE demo_account SET balance = balance + 1 WHERE id = 7", "the balances follow from the ledger"),
+        ("INSERT INTO demo_transfer VALUES ('t99', 1, 2, 3)", "no refused or unasked transfer is there"),
+        ("UPDATE demo_transfer SET amount = amount + 1 WHERE id = 't3'", "no refused or unasked transfer is there"),
+        ("INSERT INTO bedrockish_journal VALUES ('t3', 0)", "the journal has each promise once"),
+        ("INSERT INTO bedrockish_joined VALUES ('t3')", "the journal has each promise once"),
+        ("DELETE FROM bedrockish_journal", "the journal has each promise once"),
+        ("DELETE FROM bedrockish_joined", "the journal has each promise once"),
+    ],
+)
+def test_the_judge_sees_a_lie(books: tuple[sqlite3.Connection, Tally], lie: str, found: str) -> None:
+    """A lost, doubled, altered or invented transfer, and money from nowhere, are all found."""
+    db, tally = books
+    db.execute(lie)
+    assert found in broken(check_file("A", db, tally))
 
 
 def test_quantiles() -> None:

@@ -24,7 +24,7 @@ LOCK = ROOT / "tools" / "requirements.lock"
 STAMP = "bedrockish-complete"
 PROGRAMS = {
     "test": "tools.check",
-    "demo": "tools.chaos",
+    "demo": "tools.demonstration.cluster",
     "bench": "tools.bench",
     "simulate": "tools.simulate",
     "sqllogictest": "tools.sqllogictest",
@@ -59,14 +59,22 @@ def read_lock() -> dict[str, list[str]]:
     return groups
 
 
-def wanted_groups(program: str) -> list[str]:
-    """Return the groups to install: the tests check the types of all code, and the demo's checker needs networkx."""
+def wanted_groups(program: str, arguments: list[str]) -> list[str]:
+    """Return the groups to install: the tests check the types of all code, and the demo needs Spark only for its
+    audit.
+    """
+    java, found = find_java()
+    helping = "--help" in arguments or "-h" in arguments
     if program == "test":
-        java, found = find_java()
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
         return ["runtime", "spark", "dev", "programs"]
-    return ["runtime", "dev"] if program == "demo" else ["runtime"]
+    if program in ("bench", "simulate", "sqllogictest") or "--no-audit" in arguments or helping:
+        return ["runtime"]
+    if java is None:
+        say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")
+        return ["runtime"]
+    return ["runtime", "spark"]
 
 
 def works(python: Path) -> bool:
@@ -140,7 +148,7 @@ def main() -> NoReturn:
     if program == "test" and ("--help" in arguments or "-h" in arguments):  # needs nothing installed
         become(sys.executable, PROGRAMS[program], ["--help"], os.environ.get("PATH", ""))
     home = Path(os.environ.get("BEDROCKISH_VENV") or ROOT / ".venv").absolute()
-    groups = wanted_groups(program)
+    groups = wanted_groups(program, arguments)
     with LOCK.open("rb") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)  # two runs at once must not install over each other
         python = build(home, groups)

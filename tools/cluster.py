@@ -1,4 +1,4 @@
-"""Real nodes on this machine: processes, sockets and files, for the benchmark, the chaos and the tests.
+"""Real nodes on this machine: processes, sockets and files, for the demo, the benchmark and the chaos.
 
 Only processes that were started here are ever stopped, and all of them are when the block ends, however it ends: by an
 error, by Ctrl-C, or by SIGTERM.

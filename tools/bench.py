@@ -310,10 +310,20 @@ def read_numbers(_context: click.Context, parameter: click.Parameter, text: str)
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="For each number.")
-@click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="The time of each measurement."
+)
+@click.option(
+    "--clients", callback=read_numbers, default="1,16,64", show_default=True, help="The numbers of concurrent clients."
+)
 @click.option("--nodes", callback=read_numbers, default="3", show_default=True, help="Sizes of the cluster.")
-@click.option("--work", "works", type=click.Choice(list(WORKS)), multiple=True, help="Only this; may be repeated.")
+@click.option(
+    "--work",
+    "works",
+    type=click.Choice(list(WORKS)),
+    multiple=True,
+    help="The kind of work, all by default; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
 def main(

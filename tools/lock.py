@@ -55,7 +55,7 @@ def locked() -> list[str]:
 def main() -> None:
     """Resolve everything together, so that the groups agree, then each group for its share."""
     parser = argparse.ArgumentParser(prog="python -m tools.lock", description=__doc__)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions also of what is locked")
+    parser.add_argument("--upgrade", action="store_true", help="replace locked versions by the newest ones")
     kept = [] if parser.parse_args().upgrade else locked()
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, build = declared["project"], declared["build-system"]["requires"]

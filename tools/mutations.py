@@ -104,10 +104,10 @@ def options_of(seed: int, fault: Fault) -> Options:
 def main(arguments: list[str] | None = None) -> int:
     """Hunt for the faults that are named, or for all; 1 if one is not caught, or a law breaks without any."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which faults (all)")
-    parser.add_argument("--seeds", type=int, default=2_000, help="worlds for each (2000)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the faults to try (all)")
+    parser.add_argument("--seeds", type=int, default=2_000, help="the greatest number of worlds for each fault (2000)")
     parser.add_argument(
-        "--seconds", type=float, default=300, help="and no more seconds of a processor than that for each (300)"
+        "--seconds", type=float, default=300, help="the most seconds of processor time for each fault (300)"
     )
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in FAULTS]

@@ -91,19 +91,21 @@ def run_jobs(jobs: Iterable[Job], processes: int) -> Iterator[Finding]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the simulations of the command line."""
     parser = argparse.ArgumentParser(prog="tools/simulate", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seed", type=int, help="run this one")
-    parser.add_argument("--seeds", type=int, default=20, metavar="K", help="run K seeds (20)")
-    parser.add_argument("--start", type=int, default=1, metavar="S", help="the first of them (1)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="go on for M minutes")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="in N processes (1)")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--seeds", type=int, default=20, metavar="K", help="the number of seeds to run (20)")
+    parser.add_argument("--start", type=int, default=1, metavar="S", help="the first seed (1)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="run seeds for M minutes")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="the number of processes (1)")
     parser.add_argument("--once", action="store_true", help="do not run each seed a second time to compare")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override an option")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="override an option of the worlds"
+    )
     parser.add_argument(
         "--worlds", choices=DRAWS, default="all", help="wide: of every kind; hard: small and hot; all: both, in turn"
     )
     parser.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="make a failing world smaller")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken law")
-    parser.add_argument("-v", "--verbose", action="store_true", help="one line per event")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print a line for each event")
     chosen = parser.parse_args(arguments)
     overrides = dict(override(text, parser) for text in chosen.set)
     began = time.monotonic()

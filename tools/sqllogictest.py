@@ -89,7 +89,7 @@ def digests(cluster: LocalCluster) -> set[str]:
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE…")
-@click.option("--verbose", is_flag=True, help="Also print what SQLite itself does otherwise than the files say.")
+@click.option("--verbose", is_flag=True, help="Also print the differences between SQLite itself and the files.")
 @click.option("--quiet", is_flag=True, help="Print the sum only.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
 def main(places: tuple[Path, ...], verbose: bool, quiet: bool, directory: Path | None) -> None:

@@ -130,7 +130,7 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
     if len(signatures) < said.quorum:
         why = "; ".join(f"{node}: {why}" for node, why in sorted(missing.items()))
         raise UnavailableError(
-            f"only {len(signatures)} of {len(said.voters)} voters confirm what the journals end with ({why}); nothing "
+            f"only {len(signatures)} of {len(said.voters)} voters confirm the ends of the journals ({why}); nothing "
             "was written"
         )
     return Anchor(said.text(), said, signatures), missing

@@ -62,7 +62,9 @@ def copy(url: str, file: Path) -> None:
 
 @backup.command("follow", cls=UrlCommand)
 @click.argument("directory", type=LocalPath(COPY_IT, file_okay=False))
-@click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
+@click.option(
+    "--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="The time between two snapshots."
+)
 @click.option(
     "--keep",
     callback=duration,

@@ -37,7 +37,7 @@ NAMES = (
 
 @click.command("import", cls=UrlCommand)
 @click.argument("file", type=FILE)
-@click.option("--add", is_flag=True, help="Even if the cluster has tables; none of the file's names may be taken.")
+@click.option("--add", is_flag=True, help="Import even if the cluster has tables, but none with a name of the file's.")
 @click.option("--again", is_flag=True, help="Import a file that was imported before, and dropped since.")
 def import_database(url: str, file: Path, add: bool, again: bool) -> None:
     """Make the tables, rows, indexes, views and triggers of the SQLite database FILE the content of the cluster at URL.

@@ -129,10 +129,20 @@ def _client_files(name: str) -> dict[str, str]:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("nodes", metavar="[NAME=]HOST[:PORT][,HOST]...", nargs=-1, required=True)
 @click.option("--cluster", default="bedrockish", show_default=True, help="Name of the cluster.")
-@click.option("--http", type=click.IntRange(1, 65535), metavar="PORT", help="Serve HTTP and the dashboard there, too.")
-@click.option("--client", default="app", show_default=True, metavar="NAME", help="Name in the client's certificate.")
+@click.option(
+    "--http", type=click.IntRange(1, 65535), metavar="PORT", help="Serve HTTP and the dashboard at this port, too."
+)
+@click.option(
+    "--client", default="app", show_default=True, metavar="NAME", help="The name in the client's certificate."
+)
 @click.option("--tls", is_flag=True, help="Make certificates although all nodes are on this machine, to try them.")
-@click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
+@click.option(
+    "--days",
+    default=1825,
+    show_default=True,
+    type=click.IntRange(1, 36500),
+    help="Days for which the certificates are valid.",
+)
 def init(
     directory: Path, nodes: tuple[str, ...], cluster: str, http: int | None, client: str, tls: bool, days: int
 ) -> None:

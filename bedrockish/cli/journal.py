@@ -297,7 +297,7 @@ def moment_option(name: str) -> Callable[[Any], Any]:
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
 @moment_option("--until")
 @click.option("--order", type=click.Choice(ORDERS), default=JOURNAL, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the random order.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random order.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
 def replay_files(
     files: tuple[Path, ...], target: Path, until: Moment | None, order: str, seed: int, plugins: tuple[str, ...]

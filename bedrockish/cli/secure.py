@@ -91,8 +91,16 @@ def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int,
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("nodes", metavar="NODE=HOST[,HOST]...", nargs=-1)
 @click.option("--client", "clients", metavar="NAME", multiple=True, help="Also make a certificate for a client.")
-@click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
-@click.option("--revoke", "revoked", metavar="NAME|SERIAL", multiple=True, help="Put it on the list revoked.txt.")
+@click.option(
+    "--days",
+    default=1825,
+    show_default=True,
+    type=click.IntRange(1, 36500),
+    help="Days for which the certificates are valid.",
+)
+@click.option(
+    "--revoke", "revoked", metavar="NAME|SERIAL", multiple=True, help="Add this certificate to the list revoked.txt."
+)
 def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int, revoked: tuple[str, ...]) -> None:
     """Make certificates for nodes, and for clients, in DIRECTORY.
 

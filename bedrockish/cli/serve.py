@@ -78,7 +78,7 @@ def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
 @click.option("-c", "--config", type=click.Path(path_type=Path), envvar="BEDROCKISH_CONFIG", help="The TOML file.")
 @click.option("--node", metavar="NAME", help="Name of this node.")
 @click.option("--database", metavar="FILE", help="The database file; created if it does not exist.")
-@click.option("--listen", metavar="HOST:PORT", help="Where peers and clients connect.")
+@click.option("--listen", metavar="HOST:PORT", help="The address to which peers and clients connect.")
 @click.option("--http", metavar="HOST:PORT", help="The address of HTTP and the dashboard; by default none.")
 @click.option("--cluster", metavar="NAME", help="Name of the cluster.")
 @click.option("--peer", "peers", metavar="NAME=HOST:PORT", multiple=True, help="A founding member; once for each.")

@@ -25,7 +25,9 @@ BY = COLUMNS[:7]
     show_default=True,
     help="The order of the statements, the greatest first.",
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of them.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The number of statements to print."
+)
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default the sum over all members.")
 @click.option("--reset", is_flag=True, help="Reset the statistics afterwards; needs the role admin.")
 @click.option("--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain.")

@@ -116,9 +116,9 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 @click.command(cls=UrlCommand)
 @click.argument("name")
 @click.option(
-    "--after", metavar="CURSOR", help="The cursor up to which it has read the change feed; by default the beginning."
+    "--after", metavar="CURSOR", help="The cursor up to which NAME has read the change feed; by default the beginning."
 )
-@click.option("--release", is_flag=True, help="It needs nothing any more.")
+@click.option("--release", is_flag=True, help="Stop keeping entries for NAME.")
 def hold(url: str, name: str, after: str | None, release: bool) -> None:
     """Have all nodes keep the journal for the reader NAME from its cursor on or, with --release, no longer."""
 

@@ -25,7 +25,7 @@ USERS = "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1"
 mode_option = click.option(
     "--mode", type=click.Choice(MODES), help="How to print the users; by default a box, in a pipe plain."
 )
-force_option = click.option("--force", is_flag=True, help="Even if no admin is left.")
+force_option = click.option("--force", is_flag=True, help="Make the change even if it leaves no admin.")
 table_option = click.option("--table", default="", help="For this table only: reader or writer.")
 role_argument = click.argument("role", type=click.Choice(ROLES))
 

@@ -18,7 +18,7 @@ TIMEOUT_S = 60.0
 
 
 @click.command(cls=UrlCommand)
-@click.option("--rows-per-second", type=click.IntRange(1), help="How fast, at most; by default as fast as it goes.")
+@click.option("--rows-per-second", type=click.IntRange(1), help="The greatest speed; by default unlimited.")
 def verify(url: str, rows_per_second: int | None) -> None:
     """Compare the rows of all tables at all members, and print differences: table, key, and the node in the minority.
 

@@ -407,7 +407,7 @@ class LocalSteps:
             self._node_next = True
             await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
             raise ConflictError(
-                "the transaction was moved to the node, and another one has changed what it rests on; it "
+                "the transaction was moved to the node, and another one has changed rows that it has read; it "
                 "did not happen: run it again"
             )
 

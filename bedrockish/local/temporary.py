@@ -88,8 +88,8 @@ class WithTemporary(LocalTransaction):
             same = same and told == logged.told and failure == logged.failure
         if not same:
             raise ConflictError(
-                "the transaction has made its first TEMP object, and another one has changed what it rests on since it "
-                "began; it did not happen: run it again, or make the TEMP object first"
+                "the transaction has created its first TEMP object, and another one has changed rows that it had read; "
+                "it did not happen: run it again, or create the TEMP object first"
             )
 
     def run(self, statement: Statement) -> Result:

@@ -614,7 +614,7 @@ class Runtime:
         if not self._failed:  # after a failure the core may be wrong about which requests can still happen
             self.give_up()
         for waiter in list(self.waiters.open.values()):  # a copy: a client that is answered may ask again at once
-            text = "the node is leaving; ask another one with the same command id"
+            text = "the node is stopping; send the command again with its id, to another node"
             self.waiters.end(waiter, OutcomeUnknownError(text, command=waiter.request.command))
 
 

@@ -125,9 +125,9 @@ class PeerIntake:
         is_foreign = ours[ID] and info.get(ID) != ours[ID]
         why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batches)
         if why_not:
-            logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
+            logger.error("%s refuses this node, which is ignored because %s: %s", node, why_not, reason)
             return
-        logger.error("%s turns us away: %s", node, reason)
+        logger.error("%s refuses this node: %s", node, reason)
         self._loop.post(Accused(node, reason, for_good=code == OLDER_FILE))
 
     def judge(self, hello: Hello) -> None:

@@ -122,7 +122,9 @@ def _held(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
     except BlockingIOError as error:
-        raise ConfigError(f"another process writes {folder} up; end that one, or name another directory") from error
+        raise ConfigError(
+            f"another process continues the backup in {folder}; end that one, or name another directory"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; check the disk") from error
 

@@ -72,7 +72,7 @@ class Doors:
         """
         self.go(number)
         if self._speakers >= SPEAKERS_MAX:
-            raise RefusedError(Code.REFUSED, f"{SPEAKERS_MAX} callers are being looked at already; try again")
+            raise RefusedError(Code.REFUSED, f"{SPEAKERS_MAX} connections are being admitted already; try again")
         self._speakers += 1
 
     def answered(self) -> None:
@@ -104,8 +104,8 @@ class Doors:
         if number >= self._files_max:
             raise RefusedError(
                 Code.REFUSED,
-                f"this node has {number} open files, and keeps the rest for those who are in; go to another one, and "
-                "raise its limit of open files (ulimit -n)",
+                f"this node has {number} open files, and keeps the rest for open connections; use another node, and "
+                "raise this node's limit of open files (ulimit -n)",
             )
         if self._clients[address] >= self._per_address_max:
             raise RefusedError(

@@ -522,7 +522,7 @@ class Mesh:
             left = self._peers[remote.node].alone_until - trio.current_time()
             if left > 0:
                 raise RefusedError(
-                    Code.MALFORMED, f"{remote.node} has sent what cannot be read, again; try again in {left:.0f} s"
+                    Code.MALFORMED, f"{remote.node} has sent malformed messages; try again in {left:.0f} s"
                 )
             self._judge_peer(remote)
         elif self._tell_client is not None:

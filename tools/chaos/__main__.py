@@ -23,16 +23,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.chaos", description=__doc__.splitlines()[0] if __doc__ else ""
     )
-    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many nodes (3)")
+    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="the number of nodes (3)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, metavar="M", help="how long the faults last")
-    length.add_argument("--seconds", type=float, metavar="S", help="the same in seconds (60)")
-    parser.add_argument("--seed", type=int, default=1, help="of the choices of clients and faults (1)")
-    parser.add_argument("--faults", default=",".join(FAULTS), help=f"which faults ({','.join(FAULTS)}), also {MEMBER}")
+    length.add_argument("--minutes", type=float, metavar="M", help="the minutes of faults")
+    length.add_argument("--seconds", type=float, metavar="S", help="the seconds of faults (60)")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the choices of clients and faults (1)")
+    parser.add_argument(
+        "--faults", default=",".join(FAULTS), help=f"the kinds of faults ({','.join(FAULTS)}), also {MEMBER}"
+    )
     parser.add_argument("--clients", type=int, default=3, metavar="C", help="clients for each node (3)")
     parser.add_argument("--directory", type=Path, help="a new directory for history and files, which are then kept")
-    parser.add_argument("--files", action="store_true", help="clients are programs on the files of the nodes")
-    parser.add_argument("--debug", action="store_true", help="nodes log every message; this is slower")
+    parser.add_argument("--files", action="store_true", help="run the clients as programs on the files of the nodes")
+    parser.add_argument("--debug", action="store_true", help="let nodes log every message, which is slower")
     chosen = parser.parse_args(arguments)
     faults = tuple(filter(None, chosen.faults.split(",")))
     if not faults or not set(faults) <= {*FAULTS, MEMBER}:

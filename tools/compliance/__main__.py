@@ -80,10 +80,12 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
 def main() -> int:
     """Run the suites of the command line; the exit status is 1 after an unexpected outcome."""
     parser = argparse.ArgumentParser(prog="python -m tools.compliance", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; all by default")
-    parser.add_argument("--write", action="store_true", help="write down what is found as what is expected")
-    parser.add_argument("--plain", action="store_true", help="run them with plain SQLite, too")
-    parser.add_argument("--keep", type=Path, help="an empty directory for what the runs leave; a temporary one without")
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}; all by default")
+    parser.add_argument("--write", action="store_true", help="store the outcomes as the expected ones")
+    parser.add_argument("--plain", action="store_true", help="also run the suites with plain SQLite")
+    parser.add_argument(
+        "--keep", type=Path, help="an empty directory for the files of the runs; by default a temporary one"
+    )
     asked = parser.parse_args()
     unknown = sorted(set(asked.suites) - set(SUITES))
     if unknown:

@@ -151,8 +151,10 @@ def flat(suite: unittest.TestSuite) -> Sequence[unittest.TestCase]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.compliance.cpython_run", description=__doc__)
-    parser.add_argument("record", type=Path, help="a file for what became of each test, as JSON")
-    parser.add_argument("--url", help="of the cluster, whose tables are all dropped; without it, plain sqlite3")
-    parser.add_argument("--only", nargs="*", default=(), help="parts of names of tests")
+    parser.add_argument("record", type=Path, help="the file for the outcome of each test, as JSON")
+    parser.add_argument(
+        "--url", help="the URL of a cluster, whose tables are all dropped; by default plain sqlite3 runs"
+    )
+    parser.add_argument("--only", nargs="*", default=(), help="run only tests whose names contain one of these texts")
     asked = parser.parse_args()
     run(asked.url, asked.record, asked.only)

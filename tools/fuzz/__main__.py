@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="keep the nodes' files here")
+    parser.add_argument("--keep", type=Path, help="the directory in which the nodes' files are kept")
     given = parser.parse_args()
     logging.getLogger("bedrockish").setLevel(logging.CRITICAL)  # without the nodes' log lines about each message
     place = nullcontext(str(given.keep)) if given.keep else tempfile.TemporaryDirectory(prefix="fuzz")

@@ -17,11 +17,19 @@ from tools.sim.faulty import FAULTS
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return 1 if a law is broken, or a fault is not detected."""
     parser = argparse.ArgumentParser(prog="python -m tools.modelcheck", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scopes", nargs="*", metavar="SCOPE", help="which scopes (all)")
+    parser.add_argument("scopes", nargs="*", metavar="SCOPE", help="the scopes to search (all)")
     parser.add_argument("--list", action="store_true", help="list the scopes")
-    parser.add_argument("--seconds", type=float, default=300, help="for each scope, and as many for its endings (300)")
-    parser.add_argument("--faults", action="store_true", help="take rules away, and look whether it shows")
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="this fault, and the way to it")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="the time for each scope, and again for its endings (300)"
+    )
+    parser.add_argument("--faults", action="store_true", help="remove one rule at a time, and check that a law breaks")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="search with this fault, and print the way to the broken law",
+    )
     chosen = parser.parse_args(arguments)
     for name, known, kind in [(n, ALL, "scope") for n in chosen.scopes] + [(n, FAULTS, "fault") for n in chosen.fault]:
         if name not in known:

@@ -381,11 +381,21 @@ def render(figures: list[Figure]) -> Table:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.01, 60), default=0.6, show_default=True, help="For each figure.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Of which the median counts.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.01, 60), default=0.6, show_default=True, help="The time of each measurement."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="The number of measurements, of which the median counts.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-@click.option("--profile", "profiled", type=click.Choice([*works(0), "open"]), help="Show where its time goes instead.")
+@click.option(
+    "--profile", "profiled", type=click.Choice([*works(0), "open"]), help="Print a profile of this work instead."
+)
 def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, profiled: str | None) -> None:
     """Measure the cost of a transaction in one node without network and protocol, and in plain SQLite.
 

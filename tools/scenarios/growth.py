@@ -197,8 +197,16 @@ PARTS: dict[str, tuple[str, Sequence[str], Callable[[Path, Any], Iterator[list[s
 
 
 @click.command(help=(__doc__ or "").partition("\n\n")[0])
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="For each number.")
-@click.option("--rows", type=click.IntRange(1_000, 10_000_000), default=100_000, show_default=True, help="Of a load.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="The time of each measurement."
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1_000, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="The number of rows of a load.",
+)
 @click.argument("parts", nargs=-1, type=click.Choice(list(PARTS)))
 def main(seconds: float, rows: int, parts: tuple[str, ...]) -> None:
     """Print the tables."""

@@ -179,13 +179,29 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=2.0, show_default=True, help="For each number.")
-@click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
-@click.option("--processes", callback=read_numbers, default="1,4", show_default=True, help="That have the clients.")
-@click.option("--work", "works", type=click.Choice(WORKS), multiple=True, help="Only this; may be repeated.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 600), default=2.0, show_default=True, help="The time of each measurement."
+)
+@click.option(
+    "--clients", callback=read_numbers, default="1,16,64", show_default=True, help="The numbers of concurrent clients."
+)
+@click.option(
+    "--processes",
+    callback=read_numbers,
+    default="1,4",
+    show_default=True,
+    help="The numbers of processes that run the clients.",
+)
+@click.option(
+    "--work",
+    "works",
+    type=click.Choice(WORKS),
+    multiple=True,
+    help="The kind of work, all by default; may be repeated.",
+)
 @click.option("--write", is_flag=True, help="Add a program that writes by URL.")
 @click.option("--learner", is_flag=True, help="Use the file of a learner.")
-@click.option("--alone", is_flag=True, help="Without Galera and PostgreSQL.")
+@click.option("--alone", is_flag=True, help="Leave out Galera and PostgreSQL.")
 def main(
     seconds: float,
     clients: list[int],

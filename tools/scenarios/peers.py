@@ -156,10 +156,18 @@ def _median(runs: list[Measured], what: str) -> float:
 
 
 @click.command(help=__doc__)
-@click.option("--work", "works", multiple=True, type=click.Choice(CHOICES), help="of which kind; all by default")
-@click.option("--clients", default="1,16,64", callback=read_numbers, show_default=True, help="how many at once")
-@click.option("--seconds", default=5.0, show_default=True, help="for each kind of work and number of clients")
-@click.option("--rounds", default=3, show_default=True, help="how often both are started and measured")
+@click.option(
+    "--work",
+    "works",
+    multiple=True,
+    type=click.Choice(CHOICES),
+    help="the kind of work, all by default; may be repeated",
+)
+@click.option(
+    "--clients", default="1,16,64", callback=read_numbers, show_default=True, help="the numbers of concurrent clients"
+)
+@click.option("--seconds", default=5.0, show_default=True, help="the time for each kind of work and number of clients")
+@click.option("--rounds", default=3, show_default=True, help="how often each system is started and measured")
 def main(works: tuple[str, ...], clients: list[int], seconds: float, rounds: int) -> None:
     """Run the program."""
     faults: list[str] = []

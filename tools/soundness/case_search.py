@@ -85,7 +85,7 @@ def run(about: str | None, search: Callable[[int, int, Tally], str | None], faul
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutate", choices=sorted(faults), help="break something in this way")
+    parser.add_argument("--mutate", choices=sorted(faults), help="search with this deliberate fault")
     parser.add_argument("--list", action="store_true", help="list the deliberate faults and stop")
     options = parser.parse_args()
     if options.list:

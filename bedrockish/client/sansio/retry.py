@@ -96,8 +96,8 @@ def is_farewell(error: BedrockishError) -> bool:
 def two_died(last: BedrockishError) -> UnavailableError:
     """Return the error for a call that did not happen, and on which two links died; ``last`` is why the second did."""
     error = UnavailableError(
-        "two nodes were lost while they had this request, and it is sent to no third one, which it may end as well; it "
-        f"did not happen: look into the nodes' logs before you send it again ({last.message})",
+        "two nodes were lost while they had this request, so it is not sent to a third one, which it may end as well; "
+        f"the request did not happen: read the nodes' logs before you send it again ({last.message})",
         reason="two_died",
     )
     error.retry = False  # else whoever runs a transaction again, as our own loops do, would send it to the next two

@@ -136,7 +136,7 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
                     await _copy(call, path, config.node, store, encode_joining(told))
             return
         except UnavailableError as error:
-            logger.warning("%s gives nothing: %s", donor, error)
+            logger.warning("%s gives no copy: %s", donor, error)
             last = error
     raise last
 

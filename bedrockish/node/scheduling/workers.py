@@ -128,7 +128,7 @@ class _Clocks:
 
 
 def _leaving() -> UnavailableError:
-    return UnavailableError("the node is leaving; it did not happen")
+    return UnavailableError("the node is stopping; the request did not happen: send it to another node")
 
 
 class WorkerPool:

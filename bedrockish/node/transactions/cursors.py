@@ -325,4 +325,4 @@ class Streams:
     def close(self) -> None:
         """End all streams, because the node stops."""
         for stream in list(self._open.values()):
-            self.end(stream, UnavailableError("the node is leaving"))
+            self.end(stream, UnavailableError("the node is stopping"))

@@ -168,7 +168,7 @@ class Transactions:
         """End the transactions and streams of a client whose link has ended."""
         self.streams.end_owner(owner)
         for one in [one for one in self._open.values() if one.owner is owner]:
-            self._end(one, UnavailableError("the client has gone; it did not happen"))
+            self._end(one, UnavailableError("the client has gone; the transaction did not happen"))
         self._temporary.end_owner(owner)
 
     def close(self) -> None:
@@ -176,7 +176,9 @@ class Transactions:
         self._is_closed = self.programs.is_closed = True
         self.streams.close()
         for one in list(self._open.values()):
-            self._end(one, UnavailableError("the node is leaving; it did not happen"))
+            self._end(
+                one, UnavailableError("the node is stopping; the transaction did not happen: run it at another node")
+            )
         self._temporary.close()
         self._interactive.close()
 
@@ -229,9 +231,9 @@ class Transactions:
         request = as_part_of_trace(request)
         state = self._core.state
         if self._is_closed:
-            raise UnavailableError("the node is leaving; it did not happen")
+            raise UnavailableError("the node is stopping; the request did not happen: send it to another node")
         if self.is_leaving and op in (BEGIN, STREAM):
-            raise UnavailableError("the node is stopping; it did not happen: begin at another node")
+            raise UnavailableError("the node is stopping; the transaction did not happen: begin at another node")
         if not state.health.reads:
             raise out_of_service(state)
         if op in (STATEMENTS, BEGIN, STREAM):

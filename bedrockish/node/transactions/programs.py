@@ -137,7 +137,7 @@ class Programs:
     def _commit(self, request: Request, data: bytes, *, is_nodes: bool) -> steps.Steps[Answer]:
         state, engine = self._core.state, self._engine
         if self.is_closed:
-            raise UnavailableError("the node is leaving; it did not happen")
+            raise UnavailableError("the node is stopping; the transaction did not happen: run it at another node")
         if not state.health.reads:
             raise UnavailableError(state.trouble)
         engine.memory.check()

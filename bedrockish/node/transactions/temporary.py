@@ -153,7 +153,7 @@ class TemporaryObjects:
         """Drop all TEMP objects, because the node stops."""
         for name, held in list(self._held.items()):
             if held.workspace.transaction is None:  # otherwise a thread still runs, and was interrupted
-                self._close(name, "the node is leaving")
+                self._close(name, "the node is stopping")
 
     def _find(self, owner: object, name: str, caller: str) -> _Held:
         held = self._held.get(name.removeprefix(FRESH))

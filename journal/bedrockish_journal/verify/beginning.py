@@ -156,8 +156,8 @@ def check_reached(sources: Sequence[Source], until: Moment) -> None:
     if until.clock > complete:
         raise MomentError(
             f"{until.text} is later than the files are complete: that is up to clock {complete} "
-            f"({time_text(complete)}), and of what came after they may lack something; give a backup that was made "
-            "later, or an earlier moment, or none for all that is in them"
+            f"({time_text(complete)}), and they may lack later commits; give a later backup, or an earlier moment, or "
+            "no moment to restore all commits in the files"
         )
 
 

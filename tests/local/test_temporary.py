@@ -116,7 +116,7 @@ def test_first_temporary_object_in_the_midst_of_a_transaction(
         if is_overtaken:
             other.execute(f"UPDATE {table} SET a = 9 WHERE id = 1")
             db.token = other.token
-            with pytest.raises(ConflictError, match="make the TEMP object first"):
+            with pytest.raises(ConflictError, match="create the TEMP object first"):
                 opened.execute("CREATE TEMP TABLE mine(a)")
             opened.rollback()
             return

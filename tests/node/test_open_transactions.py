@@ -245,8 +245,9 @@ async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, mo
         runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "first"), answers.append)
         await settled()
         runtime.begin(request("INSERT INTO t VALUES (3, 30)", "second"), answers.append)
-        await settled()
-        assert runtime.engine.dirty  # a newer snapshot has to be waited for
+        with trio.fail_after(30):
+            while not runtime.engine.dirty:  # noqa: ASYNC110
+                await trio.sleep(0.001)  # a newer snapshot has to be waited for then
         rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
         assert not isinstance(rest, Answer)
         found: list[Answer] = []

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 
+import bedrockish
+from bedrockish.client.blocking import Connection
+from bedrockish.local.transactions import LocalTransactions
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 _numbers = itertools.count(1)
@@ -27,3 +30,27 @@ def node(alone: LocalCluster) -> LocalNode:
 @pytest.fixture
 def table() -> str:
     return f"t{next(_numbers)}"
+
+
+def here(db: Connection) -> LocalTransactions:
+    """Return the transactions that a connection runs in this process."""
+    steps = db._client.local_steps
+    assert steps is not None
+    return steps.transactions
+
+
+@pytest.fixture
+def db(node: LocalNode, table: str) -> Iterator[Connection]:
+    """A connection to the node's file, and a table with two rows."""
+    with bedrockish.connect(node.database) as made:
+        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER CHECK (b >= 0))")
+        made.execute(f"INSERT INTO {table} VALUES (1, 'one', 10), (2, 'two', 20)")
+        yield made
+        assert not here(made).has_any
+
+
+@pytest.fixture
+def other(alone: LocalCluster) -> Iterator[Connection]:
+    """A connection to the node by its URL."""
+    with bedrockish.connect(alone.url(), token=None) as made:
+        yield made

@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +33,10 @@ from bedrockish.errors import (
 )
 from bedrockish.local import transactions
 from bedrockish.local.prepared import decode_prepared, encode_prepared
-from bedrockish.local.transactions import LocalTransactions
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
-from tools.cluster import LocalCluster, LocalNode, local_cluster
-
-
-def here(db: Connection) -> LocalTransactions:
-    steps = db._client.local_steps
-    assert steps is not None
-    return steps.transactions
-
-
-@pytest.fixture
-def db(node: LocalNode, table: str) -> Iterator[Connection]:
-    with bedrockish.connect(node.database) as made:
-        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER CHECK (b >= 0))")
-        made.execute(f"INSERT INTO {table} VALUES (1, 'one', 10), (2, 'two', 20)")
-        yield made
-        assert not here(made).has_any
-
-
-@pytest.fixture
-def other(alone: LocalCluster) -> Iterator[Connection]:
-    with bedrockish.connect(alone.url(), token=None) as made:
-        yield made
+from tests.local.conftest import here
+from tools.cluster import LocalNode, local_cluster
 
 
 def test_node_hears_of_a_transaction_at_commit(db: Connection, other: Connection, node: LocalNode, table: str) -> None:
@@ -352,72 +330,6 @@ def test_values_for_a_statement_without_parameters_are_refused(db: Connection, o
                 one.execute(sql, params)  # type: ignore[arg-type]
         one.execute("SELECT 1")
         one.execute("ROLLBACK")
-
-
-NODES = (
-    "SELECT transaction_clock() > 0",
-    "SELECT cluster_clock() > 0",
-    "SELECT skip_locked('{t}', 1)",
-    "CREATE TABLE {t}x(a)",
-    "ALTER TABLE {t} ADD COLUMN c",
-    "EXPLAIN QUERY PLAN SELECT 1",
-)
-
-
-@pytest.mark.parametrize("place", range(len(NODES)))
-@pytest.mark.parametrize("first", [True, False])
-def test_statement_that_needs_the_node_moves_the_transaction_there(
-    db: Connection, table: str, place: int, first: bool
-) -> None:
-    # A clock that was told is too old if the disk stalls for ``closing_lag_ms``.
-    losses = (ConflictError,) if "transaction_clock" in NODES[place] else ()
-    for _ in range(20):
-        with suppress(*losses):
-            _move_and_commit(db, table, NODES[place], first=first)
-            break
-    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == (11 if first else 12)
-
-
-def _move_and_commit(db: Connection, table: str, text: str, *, first: bool) -> None:
-    """Run a transaction with a statement that needs the node, as its first one or after others."""
-    opened = db.begin()
-    if not first:
-        assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
-        opened.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
-        with pytest.raises(ConstraintError):
-            opened.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
-        opened.execute("SAVEPOINT s")
-        assert here(db).has_any
-    opened.execute(text.format(t=table))
-    assert not here(db).has_any
-    opened.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
-    opened.commit(timeout=30)
-
-
-def test_moved_transaction_keeps_the_ids_of_its_rows(db: Connection, other: Connection, table: str) -> None:
-    for number in range(3):
-        opened = db.begin()
-        told = [opened.execute(f"INSERT INTO {table}(a) VALUES (?)", (f"m{number}{each}",)).lastrowid for each in "xyz"]
-        opened.execute(f"CREATE TABLE {table}m{number}(c)")
-        opened.execute(f"INSERT INTO {table}(a) VALUES (?)", (f"m{number}",))
-        opened.commit()
-        other.token = db.token
-        rows = other.execute(f"SELECT id FROM {table} WHERE a GLOB 'm{number}?' ORDER BY id").rows
-        assert [row[0] for row in rows] == told
-    ids = [row[0] for row in other.execute(f"SELECT id FROM {table}").rows]
-    assert len(ids) == len(set(ids)) == 2 + 3 * 4
-
-
-def test_moved_transaction_that_would_do_something_else_has_lost(db: Connection, other: Connection, table: str) -> None:
-    opened = db.begin()
-    assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
-    other.execute(f"UPDATE {table} SET b = 99 WHERE id = 1")
-    with pytest.raises(ConflictError, match="moved to the node"):
-        opened.execute("SELECT cluster_clock()")
-    opened.rollback()
-    with db.transaction() as tx:  # the next one begins at the node
-        tx.execute("SELECT cluster_clock()")
-    assert other.status()["open_transactions"] == 0
 
 
 def test_transaction_id_is_that_of_the_commit(db: Connection) -> None:

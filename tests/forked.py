@@ -110,7 +110,7 @@ class Forks:
             return Forked(int(self._lines.readline()), arguments)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._lines.close()
         self._link.close()
         self._process.wait()
@@ -163,7 +163,7 @@ def program(
 
 
 class _adopting:  # noqa: N801  a block
-    """Become the parent of processes whose parent ends in this block."""
+    """Become, inside the block, the parent of processes whose own parent ends."""
 
     def __enter__(self) -> None:
         assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -173,7 +173,7 @@ class _adopting:  # noqa: N801  a block
 
 
 def _serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork until the link ends; return what is asked of this process if it is a fork."""
+    """Fork on request until the link ends; in a fork, return the request."""
     lines = link.makefile("rw")
     for line in lines:
         reader, writer = os.pipe()
@@ -198,7 +198,7 @@ def _serve(link: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(asked: Mapping[str, Any]) -> None:
-    """Be as a process is that was started for this."""
+    """Give this process the state of one that was started for the request."""
     os.setpgid(0, 0)
     os.chdir(asked["directory"])
     for number, name in enumerate(asked["files"]):

@@ -15,7 +15,7 @@ PRODUCTS = {f"p{number}": (f"Product {number}", 100 + number, 60) for number in 
 
 
 class Buyers:
-    """Threads that buy until they are told to stop, and remember what they were told."""
+    """Threads that buy until they are told to stop, and record the answers."""
 
     def __init__(self, urls: list[str]) -> None:
         self.stop = threading.Event()
@@ -44,7 +44,7 @@ class Buyers:
 
 
 def check(shop: Shop, buyers: Buyers) -> None:
-    """Nothing lost, nothing twice: the orders are those that were confirmed, and stock and lines agree."""
+    """Check that the orders are exactly the confirmed ones, and that stock and lines agree."""
     assert buyers.failed == []
     found = shop.references()
     assert sorted(found) == sorted(buyers.done)
@@ -107,7 +107,7 @@ def wait_all(cluster: LocalCluster) -> None:
 
 
 def sell_some(buyers: Buyers) -> None:
-    """Wait until a few more orders were tried, or the shop fails."""
+    """Wait until the shop has tried some more orders, or fails."""
     before = len(buyers.done) + len(buyers.sold_out)
     for _ in range(1200):
         if len(buyers.done) + len(buyers.sold_out) >= before + 6 or buyers.failed:

@@ -21,7 +21,7 @@ from tests.traces.table import Table
 
 
 class Play:
-    """A cluster of five to talk to, and all that it has said."""
+    """A cluster of five nodes, with a record of all printed lines."""
 
     def __init__(self, *lines: str, nodes: str = "A B C D E") -> None:
         self.reader = Reader()
@@ -54,7 +54,7 @@ def test_every_node_is_equal() -> None:
 
 
 def test_a_client_may_send_its_command_to_any_node() -> None:
-    """Problem: a client need not know which node is special; here none is."""
+    """Problem: a client need not know a special node; here all are alike."""
     for node in "ABCDE":
         play = Play(f"{node}0: BEGIN Alice writes x", "settle")
         assert f"{node}1: answers Alice: committed as {node}1" in play.said
@@ -72,7 +72,7 @@ def test_nodes_that_cannot_reach_each_other_do_not_fight() -> None:
 
 
 def test_two_other_approvals_of_five_commit_without_waiting_for_the_rest() -> None:
-    """Example 1, step 4: with two approvals besides its own a leader commits, whatever the others are doing."""
+    """Example 1, step 4: with two approvals besides its own a leader commits, whatever the other nodes do."""
     play = Play("A0: BEGIN Alice writes x", "deliver A -> C E", "deliver C -> A")
     assert play.table.places["A"].tick == 0
     play("deliver E -> A")
@@ -80,7 +80,7 @@ def test_two_other_approvals_of_five_commit_without_waiting_for_the_rest() -> No
 
 
 def test_later_answers_are_ignored() -> None:
-    """Example 1, step 5: what comes after the quorum does not matter any more."""
+    """Example 1, step 5: answers after the quorum have no effect."""
     play = Play("A0: BEGIN Alice writes x", "deliver A -> B C D E", "deliver C E -> A")
     assert play("deliver B D -> A") == ["nothing is said"]
     assert play.table.places["A"].tick == 1
@@ -131,7 +131,7 @@ def test_a_new_node_may_choose_any_order_that_the_vectors_allow() -> None:
     ids=["same timeline", "unrelated", "seen"],
 )
 def test_order_matters_only_where_the_vectors_say_so(shelf: tuple[str, ...], orders: list[str]) -> None:
-    """Journal: a vector tells when order matters and when it does not."""
+    """Journal: the vectors tell which transactions must be applied in order."""
     assert Play(*(f"list {entry}" for entry in shelf))("orders") == orders
 
 
@@ -158,12 +158,12 @@ def test_a_restarted_node_catches_up() -> None:
 
 @pytest.mark.parametrize("voters", range(1, 10))
 def test_any_two_quorums_share_a_node(voters: int) -> None:
-    """Why: over half of the cluster; so the approvers of two transactions share a node that saw both."""
+    """Why: a quorum is over half of the cluster, so the quorums of two transactions share a node that saw both."""
     assert 2 * approvals_needed(voters) > voters
 
 
 def test_the_node_that_two_quorums_share_sees_both() -> None:
-    """Why: A, B, C approve one and C, D, E the other; C weighs both, and they cannot both pass if they meet."""
+    """Why: A, B, C approve one and C, D, E the other; C compares them, and rejects one if they conflict."""
     play = Play("cut A B - D E", "A0: BEGIN Alice writes x", "E0: BEGIN Eve writes x", "settle")
     assert "C0: REJECT Eve FOR Alice" in play.said
     assert not [line for line in play.said if line.startswith("E1")]
@@ -240,14 +240,14 @@ def test_the_third_approval_decides() -> None:
 
 
 def test_the_third_reject_rolls_back() -> None:
-    """Example 4: with three rejects of five a leader knows that its transaction is over, and says so."""
+    """Example 4: with three rejects of five a leader knows that its transaction cannot commit, and rolls it back."""
     play = duel()
     assert play("deliver A C -> B REJECT") == ["nothing is said"]
     assert play("deliver E -> B REJECT") == ["B0: ROLLBACK Betty"]
 
 
 def test_a_node_that_rejected_commits_all_the_same() -> None:
-    """Example 4: D rejected Andrew and must commit it, since the others can. (Ours need not wait for Betty's end.)"""
+    """Example 4: D rejected Andrew and must commit it, as the others can. (Here D need not wait for Betty's end.)"""
     play = duel()
     play("deliver C E -> A")
     assert "D0: applies A1 Andrew" in play("deliver A -> D COMMIT")
@@ -269,7 +269,7 @@ def transaction(name: str, *, reads: str = "", writes: str = "") -> Transaction:
 
 
 def test_prepare_commit_finds_earlier_conflicting_commits() -> None:
-    """PREPARE: the first call tests a transaction against everything committed that it has not seen."""
+    """PREPARE: the first call tests a transaction against all commits that it has not seen."""
     recent, mine = CommitWindow(), transaction("B", reads="x", writes="y")
     recent.add(("A", 1), transaction("A", writes="x"))
     found = prepare_commit(mine.access_set, {}, recent, Pending())
@@ -279,7 +279,7 @@ def test_prepare_commit_finds_earlier_conflicting_commits() -> None:
 
 
 def test_test_conflict_compares_two_open_transactions() -> None:
-    """PREPARE: the second call asks whether one may commit after the other. (Ours compares keys, both ways.)"""
+    """PREPARE: the second call asks whether one may commit after the other. (Here keys are compared, both ways.)"""
 
     def meets(one: Transaction, other: Transaction) -> bytes | None:
         return conflict(one.access_set, other.access_set)
@@ -294,7 +294,7 @@ def test_test_conflict_compares_two_open_transactions() -> None:
 
 
 def test_a_commit_says_everything_that_it_comes_after() -> None:
-    """Comment: carry the whole vector, so that the order is known even when whoever saw both is gone."""
+    """Comment: a commit has the whole vector, so the order is known even after the loss of a node that saw both."""
     play = Play("A0: BEGIN Alice writes x", "settle", "C0: BEGIN Camilla reads x writes y", "settle")
     play("crash A", "D0: BEGIN Diana reads y writes z", "settle")
     assert [line.partition(" after ")[2] for line in play("journal E")] == [

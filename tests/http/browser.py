@@ -34,7 +34,7 @@ def find_browser() -> str | None:
 
 
 class PageError(Exception):
-    """Raised when the page, or the browser, does not do what it should."""
+    """Raised when the page or the browser behaves unexpectedly."""
 
 
 class Browser:

@@ -45,7 +45,7 @@ def test_slice_of_activity_has_the_increments() -> None:
 
 
 def test_the_memory_of_an_hour_is_bounded() -> None:
-    """However long the node runs."""
+    """The bound holds however long the node runs."""
     world = World()
     for _ in range(3 * SLICES_MAX):
         world.now += 10
@@ -74,7 +74,7 @@ def test_a_slow_statement_is_told(node: Asker) -> None:
 
 @pytest.mark.cluster
 def test_open_transactions_of_all_nodes_are_listed_and_ended_from_any(three: LocalCluster) -> None:
-    """Its client is told that it did not happen, and nothing of it is there; what is not open is not ended."""
+    """The client learns that its transaction did not happen, and no row of it stays; an unknown name ends nothing."""
     ask = Asker(three.nodes[0].http_port or 0, three)
     with connect(three.url(0)) as db, connect(three.url(1, only=True)) as other:
         db.execute("CREATE TABLE IF NOT EXISTS held(id INTEGER PRIMARY KEY)")
@@ -138,7 +138,7 @@ def test_unauthorized_user_ends_no_transaction(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_slices_are_told(node: Asker) -> None:
-    """The last test of these: the first slice of the node takes ten seconds, of which most are over by now."""
+    """This test comes last: the node's first slice takes ten seconds, most of which have passed by now."""
     until = time.monotonic() + 30
     while not (found := node("/activity").json["nodes"]["A"])["slices"]:
         assert time.monotonic() < until

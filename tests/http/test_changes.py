@@ -110,7 +110,7 @@ def test_wrong_options_of_the_feed_are_named(shop: Asker, options: str, text: st
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(shop: Asker) -> None:
-    """Back-pressure: the node writes what fits into the connection, and waits; and goes on when the reader does."""
+    """Back-pressure: the node writes until the connection is full, waits, and goes on when the reader does."""
     big = "x" * 100_000
     for number in range(60):
         shop.sql(["INSERT INTO note VALUES (?)", f"{number} {big}"])
@@ -136,7 +136,7 @@ def test_a_hold_keeps_the_journal_and_shows_in_the_status(shop: Asker) -> None:
 
 
 def test_the_cursor_of_one_node_is_good_at_another_after_a_kill(three: LocalCluster) -> None:
-    """Pages of one, each at the next node, one of which dies: every transaction once."""
+    """Pages of one transaction, each from the next node, one of which dies: every transaction comes once."""
     asks = [Asker(node.http_port or 0, three) for node in three.nodes]
     asks[0].sql("CREATE TABLE seen(id INTEGER PRIMARY KEY)")
     for number in range(12):

@@ -49,7 +49,7 @@ async def test_request_that_comes_byte_by_byte_is_one_request() -> None:
 
 
 async def test_body_after_an_offer_of_another_protocol_is_read() -> None:
-    """Java's client offers HTTP/2 with its first request, which is a complete one of HTTP/1.1."""
+    """Java's client offers HTTP/2 in its first request, which is a complete request of HTTP/1.1."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     head = b"POST /a HTTP/1.1\r\nHost: x\r\n" + offer
     for lengths, body in (
@@ -153,7 +153,7 @@ async def test_caller_that_does_not_send_the_rest_is_cut_off(monkeypatch: pytest
 
 
 async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte comes in time, and the body in hours."""
+    """Each byte arrives in time, but the whole body would take hours."""
     monkeypatch.setattr(connections, "IDLE_S", 0.4)
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
 
@@ -179,7 +179,7 @@ async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyP
 
 
 async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> None:
-    """A caller may send gigabytes while it is written to."""
+    """A client may send gigabytes while it receives an answer."""
     asked: list[Request] = []
     seen, goes_on = trio.Event(), trio.Event()
 
@@ -211,7 +211,7 @@ async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> N
 
 
 def talk(node: Asker, sent: bytes, until: int = 1, seconds: float = 5.0) -> bytes:
-    """Send bytes, and return what comes until there are so many replies, or the end."""
+    """Send bytes; return the replies when there are so many of them, or the connection has ended."""
     with socket.create_connection(("127.0.0.1", node.port), seconds) as link:
         link.sendall(sent)
         found = b""
@@ -249,7 +249,7 @@ def test_caller_that_asks_first_is_told_to_send_its_body(node: Asker) -> None:
 
 @cluster_test
 def test_reply_before_the_end_of_a_body_ends_the_connection(node: Asker) -> None:
-    """The rest of a body that is not wanted is not read as the next request."""
+    """The rest of a refused body is not taken for the next request."""
     head = b"POST /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000000\r\n\r\n"
     found = talk(node, head + ALIVE, until=2, seconds=3)
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"404"]

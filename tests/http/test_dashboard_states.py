@@ -1,7 +1,7 @@
-"""The dashboard in the states of a cluster that an operator meets: what it says, that it fits, and its pictures.
+"""The dashboard in the states of a cluster that an operator meets: its texts, its layout, and its pictures.
 
-The pictures are kept where ``DASHBOARD_PICTURES`` names a folder; docs/images has some of them. The rules of axe-core
-are checked where ``AXE`` names its file (``npm install axe-core``).
+The pictures are kept in the folder ``DASHBOARD_PICTURES``; docs/images has some of them. The rules of axe-core are
+checked if ``AXE`` names its file (``npm install axe-core``).
 """
 
 import json
@@ -71,7 +71,7 @@ def codes_on(browser: Browser) -> set[str]:
 
 
 def check(browser: Browser, name: str, folder: Path, said: str) -> None:
-    """Check that everything fits and is accessible, and take the pictures of a page that says this at its top."""
+    """Check that a page with this text at its top fits and is accessible, and take its pictures."""
     for size, (width, height) in SIZES.items():
         for scheme in SCHEMES:
             browser.resize(width, height, dark=scheme == "dark")

@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_every_path_option_and_status_is_on_the_page() -> None:
-    """Nothing that can be asked or answered is left out."""
+    """The page has every path, option and status."""
     assert not [path for _, path, _ in OPERATIONS if path not in PAGE]
     assert not [option for option in (*OPTIONS, ROWS) if f"`{option}`" not in PAGE]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BedrockishError)]
@@ -30,7 +30,7 @@ def test_every_path_option_and_status_is_on_the_page() -> None:
 @pytest.mark.cluster
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_the_commands_work(three: LocalCluster) -> None:
-    """Each is typed as it stands, with the ports of a running cluster."""
+    """Run each command as printed, with the ports of a running cluster."""
     ports = {str(4001 + index): str(node.http_port) for index, node in enumerate(three.nodes)}
     answers = []
     for command in [line for block in BLOCKS for line in block.splitlines()]:

@@ -1,4 +1,4 @@
-"""libSQL's protocol: by hand, and with clients that know nothing of this project."""
+"""libSQL's protocol: by hand, and with clients that were not written for this project."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def rows(result: dict[str, Any]) -> list[list[Any]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def left(node: Asker) -> str:
-    """Leave a stream open before all else, as a client that has gone; return its baton."""
+    """Open a stream before all other tests, like a client that left; return its baton."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS left_open(x)"), {"type": "close"})
     begun = pipeline(node, execute("BEGIN"), execute("INSERT INTO left_open VALUES (1)"))
     assert node("/status").json["open_transactions"] == 1
@@ -54,12 +54,12 @@ def left(node: Asker) -> str:
 
 
 def test_each_version_says_that_it_is_there(node: Asker) -> None:
-    """Clients ask so before they choose; where ``@libsql/client`` misses Protobuf, it goes on with JSON."""
+    """Clients ask for versions before they choose; without Protobuf ``@libsql/client`` uses JSON."""
     assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 404, 404]
 
 
 def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
-    """The baton holds the calls of a stream together, and is good once."""
+    """The baton joins the calls of a stream, and is valid once."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS held(x)"), execute("DELETE FROM held"), {"type": "close"})
     first = pipeline(node, execute("BEGIN"), execute("INSERT INTO held VALUES (1)"))
     assert first["baton"]
@@ -77,7 +77,7 @@ def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
 
 @pytest.mark.parametrize("kind", ["execute", "batch"])
 def test_statement_that_would_be_rolled_back_by_a_close_is_refused(node: Asker, kind: str) -> None:
-    """npm's libsql closes the stream after a statement that it has prepared before BEGIN."""
+    """npm's libsql closes the stream after a statement that it prepared before BEGIN."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS closed(x)"), execute("DELETE FROM closed"), {"type": "close"})
     begun = pipeline(node, execute("BEGIN"))
     write = execute("INSERT INTO closed VALUES (1)")
@@ -92,7 +92,7 @@ def test_statement_that_would_be_rolled_back_by_a_close_is_refused(node: Asker, 
 
 
 def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> None:
-    """Conditions are those of clients' batches; a step that fails has the error, what came before it has results."""
+    """The conditions are those of clients' batches; a failed step has the error, and earlier steps their results."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS batched(x UNIQUE)"), execute("DELETE FROM batched"))
 
     def after(step: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_a_cursor_is_lines(node: Asker) -> None:
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
 def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, version: str) -> None:
-    """HTTP/1.0 has no chunks: the body ends where the connection does. So it is told by ``Connection: close``, too."""
+    """HTTP/1.0 has no chunks: the body ends with the connection, as ``Connection: close`` announces."""
     steps = {"steps": [{"stmt": {"sql": "SELECT 7"}}]}
     body = json.dumps({"baton": None, "batch": steps}).encode()
     head = f"POST /v3/cursor {version}\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -148,7 +148,7 @@ def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, ver
 
 
 def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
-    """The read ends with its reader, and so does the stream."""
+    """When the reader disconnects, the read and the stream end."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     body = json.dumps({"baton": None, "batch": {"steps": [{"stmt": {"sql": endless}}]}}).encode()
     with socket.create_connection(("127.0.0.1", node.port), timeout=10) as link:
@@ -182,7 +182,7 @@ def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
     ],
 )
 def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str, Any], says: str) -> None:
-    """The stream goes on, and the request after it is answered."""
+    """The stream stays open, and the node answers the next request."""
     wrong, right = pipeline(node, request_, execute("SELECT 1"))["results"]
     assert wrong["type"] == "error"
     assert says in wrong["error"]["message"]
@@ -221,7 +221,7 @@ def test_broken_constraint_has_sqlites_code(node: Asker, definition: str, values
 
 
 def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
-    """Its error code does not claim that nothing happened."""
+    """Its error code does not claim that the statement was not executed."""
     made, done, found = pipeline(
         node,
         execute("CREATE TABLE IF NOT EXISTS unsaid(x)"),
@@ -235,7 +235,7 @@ def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
 
 
 def test_malformed_bodies_are_refused(node: Asker) -> None:
-    """With an error as JSON, and no trace of it in the node."""
+    """The answer is an error as JSON, and the node keeps nothing of the request."""
     for body in (b"", b"[]", b'{"requests": 1}', b'{"requests": [1]}', b'{"requests": [], "baton": 1}', b"\xff"):
         reply = node("/v2/pipeline", body)
         assert (reply.status, set(reply.json)) == (400, {"message", "code"})
@@ -243,7 +243,7 @@ def test_malformed_bodies_are_refused(node: Asker) -> None:
 
 
 def test_a_page_from_elsewhere_may_not_ask(node: Asker) -> None:
-    """A browser says who asks; a program does not."""
+    """A browser names the origin of a request; a program does not."""
     assert node("/v2/pipeline", {"requests": []}, Origin="https://elsewhere.example").status == 400
     assert node("/v2/pipeline", {"requests": []}).status == 200
 
@@ -275,7 +275,7 @@ def test_parameters_are_numbered_as_sqlite_does() -> None:
 
 
 def test_only_a_whole_transaction_is_run_at_once() -> None:
-    """Statements that could end differently when run step by step are run step by step."""
+    """Statements whose result could differ step by step are executed step by step."""
 
     def steps(*pairs: tuple[str, dict[str, Any] | None]) -> list[Step]:
         return [Step(Statement(sql), want_rows=True, condition=condition) for sql, condition in pairs]
@@ -294,7 +294,7 @@ def test_only_a_whole_transaction_is_run_at_once() -> None:
 
 
 def test_batches_and_conditions_have_limits() -> None:
-    """A stranger can ask for as much as anybody can answer, not more."""
+    """A stranger may send no more than a node can answer."""
     deep: dict[str, Any] = {"type": "is_autocommit"}
     for _ in range(40):
         deep = {"type": "not", "cond": deep}
@@ -305,7 +305,7 @@ def test_batches_and_conditions_have_limits() -> None:
 
 
 def test_stored_texts_take_little_memory_for_each_stream() -> None:
-    """Empty ones count as well, by their objects; the thirty of a usual client have room."""
+    """Empty texts count as well, by the size of their objects; thirty texts of a usual client fit."""
     for sql, at_least in (("x" * 4_999, 30), ("", 1_000), ("\U0001f600" * 4_999, 10)):
         texts = Texts()
 
@@ -319,7 +319,7 @@ def test_stored_texts_take_little_memory_for_each_stream() -> None:
 
 
 def test_a_parameter_is_given_by_position_or_by_name() -> None:
-    """With or without the sign before the name."""
+    """A name is accepted with and without its sign."""
     named = [{"name": ":a", "value": {"type": "null"}}, {"name": "b", "value": {"type": "text", "value": "x"}}]
     assert read_step({"sql": "S", "named_args": named}, Texts()).statement == Statement("S", {"a": None, "b": "x"})
     with pytest.raises(UsageError, match="not both"):
@@ -345,7 +345,7 @@ def test_a_javascript_client(node: Asker, modules: Path, program: str) -> None:
 
 @pytest.mark.slow
 def test_prisma(node: Asker, tmp_path: Path) -> None:
-    """With its adapter; its packages are many."""
+    """Prisma runs with its adapter, which needs many packages."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here")
     place = javascript.generate(javascript.install(javascript.FOLDER / "prisma", tmp_path / "prisma"))
@@ -353,7 +353,7 @@ def test_prisma(node: Asker, tmp_path: Path) -> None:
 
 
 def test_a_javascript_client_that_fails_is_told(node: Asker, modules: Path) -> None:
-    """With the line that says what it raised."""
+    """The error shows the line with the exception."""
     status, said = javascript.run(modules, "client.mjs", f"http://127.0.0.1:{node.cluster.nodes[0].port}")
     assert status != 0
     assert "Error" in said
@@ -370,7 +370,7 @@ def test_the_python_client(node: Asker) -> None:
 
 @pytest.mark.skipif(find_spec("sqlalchemy_libsql") is None, reason="it is for Python 3.13 and older")
 def test_its_sqlalchemy_dialect(node: Asker) -> None:
-    """``sqlalchemy-libsql`` stands on an older build of it."""
+    """``sqlalchemy-libsql`` uses an older build of the client."""
     engine = create_engine(f"sqlite+libsql://127.0.0.1:{node.port}", connect_args={"auth_token": ""})
     with engine.begin() as opened:
         opened.execute(text("CREATE TABLE IF NOT EXISTS py_orm(id INTEGER PRIMARY KEY, x)"))
@@ -381,9 +381,9 @@ def test_its_sqlalchemy_dialect(node: Asker) -> None:
 
 
 def test_a_stream_that_is_left_is_rolled_back(node: Asker, left: str) -> None:
-    """A vanished client over HTTP cannot be detected, so its open stream ends after a while.
+    """HTTP does not show that a client has gone, so its open stream ends after a while.
 
-    The last test of these: most of that while is over.
+    This test comes last, when most of that time has passed.
     """
     deadline = time.monotonic() + 30
     while node("/status").json["open_transactions"] and time.monotonic() < deadline:
@@ -394,7 +394,7 @@ def test_a_stream_that_is_left_is_rolled_back(node: Asker, left: str) -> None:
 
 
 async def test_baton_of_a_cursor_is_good_before_its_last_line_leaves() -> None:
-    """A client that has the last line may go on over another connection at once."""
+    """A client that has read the last line may continue over another connection at once."""
     nothing: Any = None
     session: Any = SimpleNamespace(closed=False, close=lambda: None)
     pipelines, kept = Pipelines(nothing, nothing, nothing), Kept(session, b"", "")

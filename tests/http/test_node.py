@@ -103,11 +103,11 @@ def test_events_are_noted_while_somebody_asks(node: Asker) -> None:
 
 @cluster_test
 def test_one_node_shows_the_whole_cluster_and_names_missing_nodes(tmp_path: Path) -> None:
-    """The whole conversation about a transaction is seen from one node; the dead are named; no quorum: 503."""
+    """One node shows all messages about a transaction, and names dead nodes; without a quorum the status is 503."""
     with local_cluster(tmp_path / "three", http=True) as cluster:
         trio.run(ready, cluster)
         ask = asker(cluster)
-        ask("/cluster")  # now all of them take note
+        ask("/cluster")  # from now on all nodes record events
         assert ask.sql("CREATE TABLE t(a)", timeout="20").status == 200
         found = ask("/cluster").json["nodes"]
         assert found.keys() == {"A", "B", "C"}
@@ -233,7 +233,7 @@ def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path
 
 
 def test_http_is_off_unless_it_is_configured() -> None:
-    """Without the key, a node does not even import the package."""
+    """Without the setting, a node does not even import the package."""
     program = (
         "import sys, bedrockish.daemon; "
         "print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'httptools'))))"
@@ -245,7 +245,7 @@ def test_http_is_off_unless_it_is_configured() -> None:
 
 @cluster_test
 def test_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(node: Asker) -> None:
-    """A server in between may believe the other length: what follows would be a request that it has never seen."""
+    """A proxy in front may use the other length, and would take the rest for a request of its own."""
     body = b'["SELECT 1"]'
     hidden = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     head = b"POST /db/query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

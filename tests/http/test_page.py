@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 
 
 class Writers:
-    """One writer at each node; all of them at one row, so that they meet."""
+    """One writer at each node, all on one row, so that they conflict."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._urls = [cluster.url(index) for index in range(len(cluster.nodes))]
@@ -65,7 +65,7 @@ def open_page(browser: Browser, cluster: LocalCluster) -> Asker:
 
 
 def test_the_page_lives(browser: Browser, three: LocalCluster) -> None:
-    """Numbers move, arrows are drawn and say what the printer says, a conflict is named, a dead node is seen."""
+    """Figures change, arrows are drawn with the printer's texts, a conflict is named, and a dead node is shown."""
     open_page(browser, three)
     assert browser.text("#cluster") == "seen from A"
     with Writers(three):
@@ -94,7 +94,7 @@ def test_the_page_lives(browser: Browser, three: LocalCluster) -> None:
 
 
 def keyboard(browser: Browser) -> None:
-    """The arrow keys walk through transactions and their messages, and the line is told; Escape lets go."""
+    """Test that the arrow keys select transactions and messages and show their line, and Escape ends that."""
     browser.run("document.querySelector('#diagram').focus()")
     browser.press("ArrowRight")
     first = browser.text("#said")
@@ -110,7 +110,7 @@ def keyboard(browser: Browser) -> None:
 
 
 def pointer(browser: Browser) -> None:
-    """A tap on an arrow tells its line and stops the page, so that it can be read."""
+    """Test that a tap on an arrow shows its line and stops the page for reading."""
     browser.wait(  # the page redraws once a second, and a moment may lack such an arrow
         "(() => { const one = document.querySelector('#diagram [data-kind=approve]'); if (!one) return false;"
         " one.dispatchEvent(new MouseEvent('click')); window.tapped = one.querySelector('title').textContent;"

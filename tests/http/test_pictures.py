@@ -107,7 +107,7 @@ def test_an_open_transaction_is_ended_with_two_clicks(browser: Browser, three: L
 
 
 def test_the_console_reads_and_nothing_else(browser: Browser, three: LocalCluster) -> None:
-    """It shows exact values and the first rows of many, says what is wrong, and changes nothing."""
+    """The console shows exact values, the first rows of a large result and errors, and changes nothing."""
     with connect(three.url(0)) as db:
         db.execute("CREATE TABLE IF NOT EXISTS looked(a)")
     open_dashboard(browser, three)
@@ -161,7 +161,7 @@ def test_names_and_values_are_text_and_never_html(browser: Browser, three: Local
 
 
 def test_a_foreign_page_reads_and_ends_nothing(browser: Browser, three: LocalCluster) -> None:
-    """A page of another origin, in a real browser: no question in a URL, no order, no stream."""
+    """A page of another origin, in a real browser, can send no query in a URL, no command, and read no stream."""
     with connect(three.url(0)) as db:
         db.execute("CREATE TABLE IF NOT EXISTS looked(a)")
     before = Asker(port(three), three)("/status").json["counts"]["executions"]

@@ -1,4 +1,4 @@
-"""Statements in URLs, rows as objects, and the answers to foreign pages, old and hostile callers."""
+"""Statements in URLs, rows as objects, and the answers to pages of other sites and to old or hostile clients."""
 
 import json
 import socket
@@ -54,7 +54,7 @@ def test_a_question_in_a_url_is_answered_as_in_a_body(node: Asker) -> None:
     "sql", ["DELETE FROM pet", "CREATE TABLE no(a)", "INSERT INTO pet VALUES (9, 'x') RETURNING 1"]
 )
 def test_a_url_writes_nothing(node: Asker, sql: str) -> None:
-    """Also not as a cunning text: what a statement does decides, not how it begins."""
+    """The compiled program decides, not the beginning of the text."""
     before = node("/status").json["applied"]
     for text in (sql, f"/* SELECT */ {sql}", f"WITH a AS (SELECT 1) {sql}" if "CREATE" not in sql else sql):
         for to in ("query", "stream"):
@@ -91,14 +91,14 @@ def test_malformed_url_queries_name_the_mistake(node: Asker, query: str, says: s
 
 
 def test_two_ids_that_are_no_text_do_not_become_one(node: Asker) -> None:
-    """Both would be the replacement character: the second statement would get the first one's answer."""
+    """Both ids would become the replacement character, and the second statement would get the first one's answer."""
     for name in ("%ff", "%fe"):
         reply = node(f"/db/execute?command={name}", ["SELECT 1"])
         assert (reply.status, "not UTF-8" in reply.json["message"]) == (400, True)
 
 
 def test_rows_as_objects(node: Asker) -> None:
-    """Everywhere on request; a name that was there already gets a number, so that nothing is lost."""
+    """Every call can return them; a repeated name gets a number, so that no value is lost."""
     sql = "SELECT id, name, 7 AS id, x'00' AS 'id:2' FROM pet"
     row = {"id": 1, "name": "Rex", "id:2": 7, "id:2:2": {"base64": "AA=="}}
     for reply in (
@@ -119,10 +119,10 @@ def test_names_of_objects_are_all_different() -> None:
 
 
 def test_a_million_rows_are_not_held(node: Asker) -> None:
-    """They come in order and complete, and the node's memory does not grow by their size."""
+    """The rows arrive in order and complete, and the node's memory does not grow with their size."""
     process = node.cluster.nodes[0].process
     assert process is not None
-    ask(node, MANY, 20_000, to="stream")  # what any stream takes is there now
+    ask(node, MANY, 20_000, to="stream")  # the memory that any stream takes is allocated now
     before = high_water(process.pid)
     query = urlencode({"sql": MANY, "params": "[1000000]", "rows": "objects"})
     head = f"GET /db/stream?{query} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
@@ -165,12 +165,12 @@ def high_water(pid: int) -> int:
     ],
 )
 def test_a_page_from_elsewhere_gets_nothing(node: Asker, headers: dict[str, str], status: int) -> None:
-    """A browser names the origin of a request; typed URLs and programs are answered."""
+    """A browser names the origin of a request; the node answers typed URLs and programs."""
     assert ask(node, "SELECT 1").headers["cross-origin-resource-policy"] == "same-origin"
     for path in ("/db/query?sql=SELECT+1", "/db/stream?sql=SELECT+1", "/status", "/changes", "/metrics"):
         assert node(path, **headers).status == status, path
     assert node("/db/execute", ["SELECT 1"], **headers).status == status
-    for path in ("/", "/page/app.js", "/livez"):  # no data is in these, and links may lead there
+    for path in ("/", "/page/app.js", "/livez"):  # these contain no data, and other sites may link to them
         assert node(path, **headers).status in (200, 400 if path == "/livez" and "Origin" in headers else 200)
 
 
@@ -187,7 +187,7 @@ def test_preflights_and_head_do_nothing(node: Asker) -> None:
 
 
 def test_old_and_broken_requests(node: Asker) -> None:
-    """HTTP/1.0 without a Host; a statement that is too long for a URL; bytes that are not HTTP."""
+    """HTTP/1.0 without a Host, a statement that is too long for a URL, and bytes that are not HTTP."""
     said = raw(node, b"GET /db/stream?sql=SELECT+7+AS+a HTTP/1.0\r\n\r\n")
     head, _, body = said.partition(b"\r\n\r\n")
     assert b" 200" in head.splitlines()[0]

@@ -1,4 +1,4 @@
-"""One caller that takes all it can get of a node, and another one, at another address, that still finds room."""
+"""One client takes all that it can get of a node, and another one, at another address, still finds room."""
 
 import json
 import socket
@@ -102,7 +102,7 @@ def test_streamed_results_leave_room_for_another_address(node: Asker) -> None:
 
 @cluster_test
 def test_half_sent_bodies_of_one_caller_leave_memory_for_others(node: Asker) -> None:
-    """Without a bound of its own, one caller has all memory, and long requests of all others are refused."""
+    """Without a bound, one client could take all memory, and long requests of all others would be refused."""
     half = json.dumps(["SELECT 1", "--" + "x" * (4 << 20)]).encode()
     head = "POST /db/query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {2 * len(half)}\r\n"
@@ -110,7 +110,7 @@ def test_half_sent_bodies_of_one_caller_leave_memory_for_others(node: Asker) -> 
         begun = [links.enter_context(socket.create_connection((GREEDY, node.port), 60)) for _ in range(40)]
         for link in begun:
             link.sendall(head.encode() + b"\r\n")
-            with suppress(ConnectionError):  # the node has answered, and reads no more of it
+            with suppress(ConnectionError):  # the node has answered, and reads no more of the body
                 link.sendall(half)
         link.settimeout(60)
         assert b"bodies that you have begun" in link.recv(65_536)
@@ -137,7 +137,9 @@ def grow(node: Asker, address: str, megabytes: int) -> tuple[str, str | None]:
 
 @cluster_test
 def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: Asker) -> None:
-    """All may keep 48 MiB here; a transaction of the average size, 6 MiB, goes on although its caller has too much."""
+    """All clients may keep 48 MiB here; a transaction of the average size, 6 MiB, goes on although its client has too
+    much.
+    """
     assert ask(node, GREEDY, "/db/execute", ["CREATE TABLE grown(b)"])[0] == 200
     taken = [grow(node, GREEDY, 8) for _ in range(6)]
     try:
@@ -153,7 +155,7 @@ def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: A
 
 
 def test_transaction_counts_statements_results_and_keys_that_are_kept_for_it() -> None:
-    """Their parameters alone could take gigabytes: 5,000 statements are kept in case the schema is changed."""
+    """Its 5,000 statements are kept in case it changes the schema, and their parameters alone could take gigabytes."""
     session = Session(serializable=True)
     session.size = 10
     session.note(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
@@ -167,7 +169,7 @@ def test_transaction_counts_statements_results_and_keys_that_are_kept_for_it() -
 
 @cluster_test
 def test_connections_of_one_address_leave_room_for_another(tmp_path: Path) -> None:
-    """Idle ones are enough to take all files that a node may open for clients."""
+    """Idle connections suffice to take all files that a node may open for clients."""
     cluster = LocalCluster(tmp_path / "files", ("A",))
     cluster.add_http()
     cluster.write_files()

@@ -1,4 +1,4 @@
-"""Readers that never read, or that ask for a million rows: what the node holds for them, and that it lets go."""
+"""Readers that never read, or that request a million rows: the node's memory for them is bounded and released."""
 
 import json
 import select
@@ -14,7 +14,7 @@ from tests.http.conftest import Asker, node_with_limits
 pytestmark = pytest.mark.cluster
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i, hex(zeroblob(500)) FROM n"
-LARGE = "SELECT hex(zeroblob(15000000))"  # far more than the buffers of a connection take
+LARGE = "SELECT hex(zeroblob(15000000))"  # far more than a connection buffers
 BOUND_S = 30.0
 
 
@@ -38,10 +38,10 @@ def ask_and_do_not_read(node: Asker, path: str, sql: str) -> socket.socket:
 
 @pytest.mark.parametrize(("path", "sql"), [("/db/stream", ENDLESS), ("/db/query", LARGE)])
 def test_connection_of_a_reader_that_stops_is_closed(strict: Asker, path: str, sql: str) -> None:
-    """The connection goes, with all that was kept for it; not only the stream behind it."""
+    """The node closes the connection and drops everything kept for it, not only the stream."""
     with ask_and_do_not_read(strict, path, sql) as reader:
         watch = select.poll()
-        watch.register(reader, select.POLLHUP)  # tells of an end without reading up to it
+        watch.register(reader, select.POLLHUP)  # shows the end without reading up to it
         assert watch.poll(1000 * BOUND_S), "the node still has the connection"
     assert strict("/status").json["open_streams"] == 0
 

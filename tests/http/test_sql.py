@@ -1,4 +1,4 @@
-"""SQL over HTTP at a real node: shapes, exact values, ids, tokens, and the answer to every mistake."""
+"""SQL over HTTP at a real node: formats, exact values, ids, tokens, and the answer to every mistake."""
 
 import base64
 import json
@@ -207,7 +207,9 @@ def lines(body: bytes) -> list[object]:
 
 
 def test_a_stream_has_a_line_for_each_row(node: Asker) -> None:
-    """The last line says that it is whole, or why not; what cannot begin is an error like any other."""
+    """The last line says that the result is complete, or has an error; a statement that cannot begin is an ordinary
+    error.
+    """
     many = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, x'00', printf('%0500d', i)"
     )

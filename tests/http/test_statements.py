@@ -1,4 +1,4 @@
-"""Statistics by statement: what counts as one, that no value is told, bounded memory, the command and the log."""
+"""Statistics by statement: grouping, hidden values, bounded memory, the command and the log."""
 
 import json
 import time
@@ -52,7 +52,7 @@ PIECES = ("'s3cret'", "(", ")", ",", "?", "a", "SELECT", " ", "--s3cret\n", "12"
 
 @given(st.lists(st.sampled_from(PIECES)))
 def test_no_value_is_told(parts: list[str]) -> None:
-    """A name in quotes stays; a text in single quotes, a number and a comment never do."""
+    """A quoted name is shown; a text in single quotes, a number and a comment are not."""
     shown = normalised(" ".join(parts))
     assert "s3cret" not in shown
     assert "12" not in shown
@@ -105,7 +105,7 @@ def test_slow_statements_are_summed_up_for_an_hour() -> None:
 
 @pytest.mark.cluster
 def test_slow_statements_appear_in_command_and_log_for_permitted_users(tmp_path: Path) -> None:
-    """Over one node: requests, an open transaction, a failure; the log as JSON; a user without a right is told so."""
+    """At one node: requests, an open transaction, a failure, the log as JSON; and a refusal without the right."""
     cluster = LocalCluster(tmp_path / "one", ("A",), settings={"log": {"json": True, "slow_ms": 100}})
     cluster.write_files()
     cluster.nodes[0].start()

@@ -1,4 +1,4 @@
-"""The ring of recent messages: off unless it is read, bounded, and the same transactions at every node."""
+"""The ring of recent messages: off unless a client reads it, bounded, and with the same transactions at every node."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Anchors of files that no node runs on, made and looked at as the commands do."""
+"""Anchors of files without running nodes, made and checked as the commands do."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def anchored(paths: Sequence[Path]) -> list[Anchor]:
 
 
 def hold(paths: Sequence[Path], anchors: Sequence[Anchor]) -> Anchored:
-    """Hold files against anchors."""
+    """Check files against anchors."""
     files = {path.stem: open_readonly(path) for path in paths}
     try:
         return check_anchors(files, anchors)

@@ -18,7 +18,7 @@ BODY += " activates joined shares users digests"  # the last five may be absent
 
 
 def item(data: bytes, at: int) -> tuple[Any, int]:
-    """Return the CBOR item that begins at a byte, and where the next one does."""
+    """Return the CBOR item that begins at a byte, and the position after it."""
     major, size, at = data[at] >> 5, data[at] & 31, at + 1
     if major == 7:
         if size in (20, 21, 22):
@@ -41,7 +41,7 @@ def item(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def whole(data: bytes) -> Any:
-    """Return the one item that some bytes are."""
+    """Return the only item in some bytes."""
     value, end = item(data, 0)
     assert end == len(data), "bytes are left over"
     return value

@@ -86,7 +86,7 @@ class Forger:
         return next(row for row in self.rows() if row.body[9] == kind)
 
     def membership(self, change: Callable[[list[Any]], None]) -> None:
-        """Change what the last change of the membership says."""
+        """Change a field of the last membership change."""
         row = [row for row in self.rows() if row.body[9] == MEMBERS][-1]
         said = cbor2.loads(row.body[CHANGES])
         change(said)

@@ -90,7 +90,7 @@ def alone(file: Forger) -> None:
 
 
 def too_late(file: Forger) -> None:
-    """B approved it, it says, at a tick at which B had long seen it."""
+    """B approves the entry at a tick at which B has long applied it."""
     row = led(file)
     row.label[QUORUM]["B"] = file.rows("B")[-1].tick
     file.write(row)
@@ -133,7 +133,7 @@ def demote(file: Forger) -> None:
 
 
 def invented(file: Forger) -> None:
-    """An entry of A's that A has not, well formed, with a chain and a quorum."""
+    """Add an entry to A's timeline that A does not have, well formed, with a chain and a quorum."""
     last = file.rows("A")[-1]
     heads = dict(file.db.execute("SELECT leader, max(tick) FROM bedrockish_journal GROUP BY leader"))
     clock = max(row.clock for row in file.rows()) + 1
@@ -156,7 +156,7 @@ def unlisted(file: Forger) -> None:
 
 
 def never_joined(file: Forger) -> None:
-    """A command that shared a transaction is taken out of the bytes, and not out of the table."""
+    """Remove a command that shared a transaction from the bytes, but not from the table."""
     row = file.joined()
     del row.body[14:]
     file.write(row)
@@ -224,7 +224,7 @@ def pruned_otherwise(file: Forger) -> None:
 
 
 def swapped(file: Forger) -> None:
-    """Two entries that met in a row exchange what they did; clocks, commands and bases stay."""
+    """Exchange the changes of two entries that conflict in a row; clocks, commands and bases stay."""
     every = sole(file)
     one, other = next(
         (one, other)
@@ -240,7 +240,7 @@ def swapped(file: Forger) -> None:
 
 
 def met(file: Forger) -> None:
-    """Of the last two, which are concurrent, one wrote what the other did."""
+    """Let one of the last two entries, which are concurrent, also write the other's row."""
     one = max(file.rows("A"), key=lambda row: row.clock)
     other = max(file.rows("B"), key=lambda row: row.clock)
     assert not covers(other.body[AFTER], {"A": one.tick})
@@ -249,7 +249,7 @@ def met(file: Forger) -> None:
 
 
 def ranged(file: Forger) -> None:
-    """One of them read a range in which the other wrote."""
+    """Let one of them also read a range in which the other wrote."""
     one = max(file.rows("A"), key=lambda row: row.clock)
     other = max(file.rows("B"), key=lambda row: row.clock)
     (key, *_) = one.body[ACCESS_SET][2]
@@ -272,7 +272,7 @@ def shared_otherwise(*shares: int) -> Callable[[Forger], None]:
 
 
 def anothers(file: Forger) -> None:
-    """Ann did what Bob did."""
+    """Put Ann's name in place of Bob's."""
     row = of_users(file)
     row.body[USERS].reverse()
     file.write(row)
@@ -295,7 +295,7 @@ def of_version_2(file: Forger) -> None:
 
 
 def labels_exchanged(file: Forger) -> None:
-    """Of the two labels of an adopted transaction the second counts, it says, and the first repeats it."""
+    """Exchange the two labels of an adopted transaction, so that the first counts as the repeat."""
     second = next(row for row in file.rows() if row.repeat)
     first = next(row for row in file.rows() if row.clock == second.clock and not row.repeat)
     for row, repeat in ((first, 1), (second, 0)):
@@ -317,13 +317,13 @@ def counted_by_the_older(file: Forger) -> None:
 
 
 def pruned_later(file: Forger) -> None:
-    """So that the law ``conflict`` would not look at what came after."""
+    """Mark later entries as removed, so that the law ``conflict`` would skip them."""
     pruned(file)
     file.run("UPDATE bedrockish_pruned SET clock = ?", file.of_kind(MEMBERS).clock)
 
 
 def pruned_whole(file: Forger) -> None:
-    """A whole timeline is gone, and the mark of removal is its very last entry."""
+    """Remove a whole timeline, with its very last entry as the mark."""
     last = file.rows("C")[-1]
     file.run("DELETE FROM bedrockish_journal WHERE leader = 'C'")
     file.db.execute("DELETE FROM bedrockish_joined WHERE seq NOT IN (SELECT seq FROM bedrockish_journal)")
@@ -348,7 +348,7 @@ def in_force_later(file: Forger) -> None:
 
 
 def approved_by_another(file: Forger) -> None:
-    """B had approved it, and had seen no more than C had; so it could as well have been C."""
+    """Put C in place of B in a quorum: B had seen no more than C, so no other field contradicts it."""
     row = led(file, seen="C")
     assert row.label[QUORUM].keys() == {"A", "B", "C"}
     del row.label[QUORUM]["B"]
@@ -356,7 +356,7 @@ def approved_by_another(file: Forger) -> None:
 
 
 def in_other_bytes(file: Forger) -> None:
-    """The same, encoded as no node encodes it: a zero in two bytes."""
+    """Encode the same fields as no node does: a zero in two bytes."""
     row = file.row("A", MIDDLE)
     packed = [cbor2.dumps(item) for item in row.body]
     assert packed[SCHEMA_SEEN] == b"\1"
@@ -398,7 +398,7 @@ def flip(file: Forger) -> None:
 
 
 def replaced(file: Forger) -> None:
-    """Another answer in an entry, which is hashed again; what comes after it is not."""
+    """Change an answer in an entry and hash this entry again, but not the later ones."""
     row = file.row("A", MIDDLE)
     row.body[RESULT] = b"another"
     label, body = cbor2.dumps(row.label), cbor2.dumps(row.body)
@@ -468,7 +468,7 @@ def stranger(file: Forger) -> None:
 
 
 def field(place: int, value: Any) -> Callable[[Forger], None]:
-    """Put something else into a field of a body in the middle of A's timeline; ``value`` may make it of the entry."""
+    """Change a field of a body in the middle of A's timeline; ``value`` may compute it from the entry."""
 
     def do(file: Forger) -> None:
         row = next(row for row in sole(file) if row.tick >= MIDDLE)
@@ -510,7 +510,7 @@ def in_meta(key: str, value: Any) -> Callable[[Forger], None]:
 
 
 def void(file: Forger) -> None:
-    """The last entry is taken for one that an operator had applied as nothing, and its row is gone."""
+    """Mark the last entry as applied without its changes by an operator's order, and remove its row."""
     row = max(file.rows(), key=lambda row: row.clock)
     (_, ((_, op, rowid, *_),)) = cbor2.loads(row.body[CHANGES])
     assert op == "INSERT"
@@ -573,13 +573,13 @@ def makes(what: str) -> Callable[[Forger], None]:
 
 
 def edited_from_the_beginning(file: Forger) -> None:
-    """A row is edited, and the file says that the cluster began with tables, so that the journal cannot know it."""
+    """Edit a row, and claim that the cluster began with tables, so that the journal cannot contain the row."""
     file.run("UPDATE note SET text = 'x'")
     in_meta("began_with", 1)(file)
 
 
 def retold(file: Forger) -> None:
-    """The whole history of the last row is another one, in every image of it, and so is the row."""
+    """Change the whole history of the last row, in every image of it, and the row itself."""
     row = max(file.rows(), key=lambda row: row.clock)
     tables, changes = cbor2.loads(row.body[CHANGES])
     changes[0][5][0] = "retold"
@@ -603,7 +603,7 @@ def ids_exchanged(file: Forger) -> None:
 
 
 def less_seen(file: Forger) -> None:
-    """The last entry says that it had seen one commit less, which is concurrent with it then, and did not meet it."""
+    """Take one commit out of the base of the last entry, which did not conflict with it."""
     row = max(file.rows("B"), key=lambda row: row.clock)
     row.body[AFTER]["C"] -= 1
     row.body[SAFE] = 0
@@ -771,7 +771,7 @@ def make(folder: Path) -> Path:
 
 @contextmanager
 def tampered(sound: Path, folder: Path, deed: Deed) -> Iterator[list[Path]]:
-    """Copy sound journals and do something to them; yields the files."""
+    """Copy sound journals, apply a manipulation to them, and yield the files."""
     paths = [Path(shutil.copy(path, folder)) for path in sorted(sound.glob("*.db"))]
     files = {path.stem: Forger(path) for path in paths}
     deed(files)

@@ -164,7 +164,7 @@ def test_signatures_that_do_not_count(one: Anchor, authority: Path, tmp_path: Pa
 
 
 def test_voters_of_an_anchor_are_those_of_the_journal(sound: list[Path]) -> None:
-    """Else one node could name itself as the only voter, and sign."""
+    """Otherwise one node could name itself as the only voter, and sign."""
     [true] = anchored(sound)
     assert hold(sound, [true]).findings == []
     said = replace(true.statement, voters=("A",))

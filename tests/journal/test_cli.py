@@ -1,4 +1,4 @@
-"""``bedrockish journal``: what a person sees, and with which status it ends."""
+"""``bedrockish journal``: its output and its exit status."""
 
 import json
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_verify_says_that_the_journals_hold(world: World) -> None:
 
 
 def test_verify_looks_at_the_tables_when_asked(world: World) -> None:
-    """It says so when it did not, and names the row that is not what the journal makes."""
+    """Without the option, the report says that tables were not compared; with it, it names the row that differs."""
     assert "the tables were not compared with the journals" in run("verify", *world.paths).output
     result = run("verify", "--tables", *world.paths[:2])
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""Ids of commands: those of removed commits are remembered, and those that tell their time can be forgotten."""
+"""Ids of commands: those of removed commits are kept, and those that contain their time can be forgotten."""
 
 import uuid
 from dataclasses import replace
@@ -19,7 +19,7 @@ MADE_MS = 1_700_000_000_000
 
 
 def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_can_be_forgotten() -> None:
-    """All are found while they are stored; a possibly forgotten id is told apart from an unknown one."""
+    """Kept ids are found; a possibly forgotten id gives another answer than an unknown one."""
     db = apsw.Connection(":memory:")
     store.create(db)
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")

@@ -1,4 +1,4 @@
-"""The search finds exactly the pairs that conflict and of which neither follows the other."""
+"""The search finds exactly the pairs of conflicting entries of which neither follows the other."""
 
 import random
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ KEYS = [b"t:t\0" + bytes([number]) for number in range(9)]
 
 @dataclass
 class Story:
-    """Three leaders, none of whom is held up by anybody: their commits may conflict."""
+    """Three leaders that do not wait for each other, so that their commits may conflict."""
 
     luck: random.Random
     kinds: tuple[str, ...] = (ROWS,)
@@ -31,13 +31,14 @@ class Story:
 
     def commit(self) -> None:
         leader = self.luck.choice("ABC")
-        if self.luck.random() < 0.5:  # closed: whoever has seen an entry has seen what that one had seen
+        if self.luck.random() < 0.5:  # causally closed: the base of an entry in the base is in it, too
             for name, tick in self.applied[self.luck.choice("ABC")].items():
                 self.applied[leader][name] = max(tick, self.applied[leader].get(name, 0))
         base, number = dict(self.applied[leader]), len(self.entries)
         ends = [entry.tick for entry in self.entries if entry.leader == leader]
         seen = max((entry.txid.clock for entry in self.entries if covers(base, {entry.leader: entry.tick})), default=0)
-        clock = (seen // 100 + self.luck.randrange(1, 5)) * 100 + number  # above what it has seen, in no other order
+        # above the clocks in the base, in no other order
+        clock = (seen // 100 + self.luck.randrange(1, 5)) * 100 + number
         txid, kind = Txid(clock, leader), self.luck.choice(self.kinds)
         body = Transaction(txid, base, 0, 0, 0, f"c{number}", "serializable", kind, self._access_set(), b"", b"")
         self._label(leader, max(ends, default=0) + 1, body, None)
@@ -88,7 +89,7 @@ def found(entries: list[Entry], horizon: int = 0) -> list[Finding]:
 
 
 def met_widely(one: Entry, other: Entry) -> bool:
-    """Whether two conflict by a range of either, or because one changes the membership."""
+    """Return whether two conflict by a range, or because one changes the membership."""
     left, right = one.transaction.access_set, other.transaction.access_set
     ranges = [replace(each, read_points=frozenset(), write_points=frozenset()) for each in (left, right)]
     met = conflict(ranges[0], right) is not None or conflict(left, ranges[1]) is not None
@@ -100,7 +101,7 @@ def names(pairs: Iterator[tuple[Entry, Entry]]) -> set[tuple[str, str]]:
 
 
 def test_conflict_search_matches_the_definition() -> None:
-    """Each that is told is one, and where there is any, some are told; those with ranges, all."""
+    """Each reported pair is a conflict; if there are any, some are reported, and all pairs with ranges."""
     some = none = 0
     for seed in range(400):
         story = Story(random.Random(seed), (ROWS,) * 9 + (MEMBERS,))
@@ -149,7 +150,7 @@ def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_files_of_which_each_has_one_of_them(tmp_path: Path) -> None:
-    """Each half looks right for itself; the row that both wrote is named."""
+    """Each file is consistent by itself; the report names the row that both wrote."""
     world = honest(60)
     paths = world.write(tmp_path / "sound")
     assert verify(paths).findings == []

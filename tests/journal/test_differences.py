@@ -1,4 +1,4 @@
-"""Two databases side by side: every row that is not the same is found, and named by table and key."""
+"""A comparison of two databases finds every row that differs, and names it by table and key."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The backup drill: a good backup passes, and of a bad one it is said what is wrong."""
+"""The backup drill: a good backup passes, and the report names the faults of a bad one."""
 
 import json
 from collections.abc import Iterator

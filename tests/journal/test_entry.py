@@ -164,7 +164,7 @@ def test_malformed_txid_is_refused(text: str) -> None:
 
 
 def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of a long list, put together from pieces, are those that it has as a whole."""
+    """A long list encoded in pieces has the same bytes as one encoded at once."""
     monkeypatch.setattr("bedrockish_journal.model.changes.PIECE", 4)
     columns = {"a": ("id", "text"), "b": ("id",)}
     for count in (0, 1, 3, 4, 5, 8, 23, 24, 255, 256, 257, 65_536):
@@ -202,7 +202,7 @@ def test_changes_decoded_in_pieces_are_those_decoded_at_once(tables: int, rows: 
 
 
 def test_changes_that_are_cut_or_garbled_are_malformed_in_pieces_too() -> None:
-    """Found late, maybe; whoever applies them rolls back what it has done."""
+    """The fault may be found late, so the caller rolls back the changes before it."""
     change = Change("t", ("id", "x"), INSERT, 1, 1, None, (1, b"x" * 1_000))
     data = encode_changes([change] * 1_000)
     assert len(data) > AT_ONCE_BYTES

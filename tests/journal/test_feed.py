@@ -111,7 +111,7 @@ def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: 
 
 
 def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Connection) -> None:
-    """Also when other tables are left out; and a user is named only where the journal names one."""
+    """This holds also if other tables are filtered out; a user is named only if the journal names one."""
     made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
 
     def commit(tick: int, shares: tuple[int, ...], users: tuple[str, ...] = ()) -> None:
@@ -217,7 +217,7 @@ def test_malformed_cursor_is_refused(text: str) -> None:
 
 
 def test_cursor_of_a_copy_skips_the_copied_commits(journal: sqlite3.Connection) -> None:
-    """The copy had everything up to safe time, and some later commits."""
+    """The copy has everything up to safe time, and some later commits."""
     cursor = cursor_of_copy(15, [(30, "B"), (20, "A")])
     assert str(cursor) == "15.~+20.A+30.B"
     assert parse_cursor(str(cursor)) == cursor

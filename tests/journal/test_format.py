@@ -1,4 +1,4 @@
-"""The page docs/journal.md says enough: a decoder that shares no code reads its example, and journals of real nodes."""
+"""The page docs/journal.md is complete: a decoder that shares no code reads its example and real journals."""
 
 import ast
 import json
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def test_the_decoder_shares_nothing() -> None:
-    """It imports the standard library alone, and is about as short as the page promises."""
+    """The decoder imports the standard library alone, and is about as short as the page promises."""
     source = Path(foreign_reader.__file__).read_text()
     found = {
         name.partition(".")[0]

@@ -38,7 +38,7 @@ def told(paths: list[Path], law: str) -> set[str]:
 
 
 def asked(paths: list[Path], laws: frozenset[str] = frozenset(QUERIES)) -> tuple[set[str], set[str]]:
-    """Return those of some laws that the audit finds broken, and all that it did not look at."""
+    """Return the broken laws among some, as the audit finds them, and the laws that it did not check."""
     answers = list(run_audits([str(path) for path in paths], 5, laws=laws))
     found = {one.check for one in answers if isinstance(one, Outcome) and one.counts["fault"]}
     return found, {law for one in answers if isinstance(one, Unseen) for law in one.laws}
@@ -63,7 +63,7 @@ def test_the_walk_and_the_audit_find_it(sound: Path, tmp_path: Path, what: str) 
 
 @pytest.mark.parametrize("what", UNSEEN)
 def test_no_other_law_can_find_it_but_an_anchor_does(sound: Path, tmp_path: Path, what: str) -> None:
-    """Unless what was changed is nothing that a hash covers."""
+    """The exception is a change of bytes that no hash covers."""
     anchors = anchored(sorted(sound.glob("*.db")))
     with tampered(sound, tmp_path, UNSEEN[what]) as paths:
         assert told(paths, "tables") == set()

@@ -144,7 +144,7 @@ def test_draws_are_the_same_for_the_same_seed_and_in_range(seed: int) -> None:
 
 
 def test_a_long_history_is_ordered_in_linear_work() -> None:
-    """Each component of each ``after`` is looked at once, plus once for each time that it is waited for."""
+    """The work is a step for each component of each ``after``, and one for each time that a component is waited for."""
     looks = 0
 
     class Counted(dict[str, int]):

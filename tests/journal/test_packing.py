@@ -1,4 +1,4 @@
-"""Old entries in packs: whoever reads the journal reads what was written, and a pack that is damaged gives nothing."""
+"""Old entries in packs: every reader of the journal sees the entries as written, and no entry of a damaged pack."""
 
 import bz2
 import sqlite3
@@ -53,7 +53,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 
 def pack(db: apsw.Connection, clock: int = EVER) -> list[Pack]:
-    """Pack what can be packed, as a node does."""
+    """Pack all entries that can be packed, as a node does."""
     made: list[Pack] = []
     begin: dict[str, int] = {}
     with db:
@@ -112,7 +112,7 @@ def test_readers_of_files_read_packs(world: World, tmp_path: Path) -> None:
 
 
 def test_the_documented_query_finds_no_gap_without_our_help(world: World) -> None:
-    """A tool that knows nothing of packs sees empty bytes, and the hashes at the ends of packs."""
+    """A tool that does not know packs sees empty bytes, and the hashes at the ends of packs."""
     made = pack(world.nodes["C"].db)
     with closing(sqlite3.connect(world.paths[2])) as db:
         assert db.execute(CHAIN).fetchall() == []
@@ -257,7 +257,7 @@ def test_a_damaged_pack_gives_nothing_and_is_found(world: World, how: str) -> No
 
 
 def test_a_journal_with_a_damaged_pack_can_still_be_made_shorter(world: World) -> None:
-    """The cut is moved to the end of the pack, whose hash is known, or before it."""
+    """The removal then ends at the end of the pack, whose hash is known, or before it."""
     node = world.nodes["B"]
     made = pack(node.db)[1]
     with node.db:
@@ -297,7 +297,7 @@ def test_a_pack_is_found_by_every_place_in_it(world: World) -> None:
 
 
 def test_entry_that_would_not_unpack_stays_unpacked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pack is all that there is of its entries afterwards."""
+    """Afterwards only the pack would have its entries."""
     db = world.nodes["A"].db
     upto = {leader: tick - 1 for leader, tick in store.applied(db).items()}
     run = next_run(db, upto, EVER, {})

@@ -1,4 +1,4 @@
-"""Journals whose beginning was removed: the rest is verified from the mark, and no reader skips a gap."""
+"""Journals whose beginning was removed: the rest is verified from the mark, and no reader skips the gap."""
 
 import random
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
 
 
 def test_a_reader_between_a_schema_change_and_its_coming_into_force_is_told(world: World) -> None:
-    """It stands in the feed where it came into force: whoever is before that has not seen it."""
+    """In the feed the change comes at its activation, so a reader before that point has not seen it."""
     db = world.nodes["A"].db
     plain = world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE later(a)"]))
     change = replace(plain, activates=1 << 50, body=b"")
@@ -195,7 +195,7 @@ def test_counted_clocks_are_as_old_as_the_next_wall_clock(world: World) -> None:
 
 
 def test_bodies_bound_the_entries_that_are_removed_at_a_time(world: World) -> None:
-    """Each body is decoded in the node's loop."""
+    """The node's loop decodes each body."""
     db = world.nodes["A"].db
     first = int(db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = 'B'").get)
     upto = plan(db, max(clocks(db)))["B"]

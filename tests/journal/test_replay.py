@@ -1,4 +1,4 @@
-"""Replay: every causally valid order rebuilds the same database; what does not fit is refused by name."""
+"""Replay: every causally valid order rebuilds the same database; entries that do not fit are refused by name."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -168,7 +168,7 @@ def test_a_digest_sees_rows_and_definitions(more: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
 def test_a_digest_sees_text_that_no_node_would_have_written(encoding: str) -> None:
-    """An editor of a file can put any bytes into a text: the digest differs, and other rows count as before."""
+    """An editor of a file can put any bytes into a text: the digest differs, but only for that row."""
     digests = set()
     for text in ("x'41ff'", "x'41fe'", "x'00d8'", "x'4142'", "NULL"):
         db = apsw.Connection(":memory:")

@@ -81,7 +81,7 @@ def test_a_replay_makes_the_same_database_as_the_engine(story: str, tmp_path: Pa
 
 
 def test_a_replay_does_not_ask_checks_again(tmp_path: Path) -> None:
-    """They were asked where the row was made. A plugin's function may say something else today."""
+    """The leader has evaluated them, and a plugin's function may have another result today."""
     answer = {"fine": 1}
 
     def prepare(db: apsw.Connection) -> None:

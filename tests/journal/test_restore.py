@@ -1,4 +1,4 @@
-"""Restore: at every moment the same as a commit-by-commit application; and no moment that the files lack."""
+"""Restore: each moment equals an application commit by commit, and a moment that the files lack is refused."""
 
 import os
 import random
@@ -47,7 +47,7 @@ def copy(node: Path, target: Path) -> Path:
 
 
 def complete(path: Path, clock: int) -> None:
-    """Say that a file has all up to a clock, as a node does."""
+    """Record that a file is complete up to a clock, as a node does."""
     db = apsw.Connection(str(path))
     db.execute("INSERT OR REPLACE INTO bedrockish_meta VALUES ('safe', ?)", (clock,))
     db.close()
@@ -115,7 +115,7 @@ def test_restore_to_a_clock_equals_its_commits(lived: Lived, tmp_path: Path) -> 
     for number, clock in enumerate(range(first, lived.last + 1, 7)):
         expected = lived.expected(clock)
         target = tmp_path / f"{number}.db"
-        # Forwards from the older backup, or from its journal where the moment is before it.
+        # Forwards from the older backup; or from its journal, for an earlier moment.
         made = restore(lived.backup, target, journals=[lived.path("B")], until=at(clock))
         assert (made.digest, digest(target)) == (expected, expected), clock
         assert (made.clock <= clock, made.later > 0) == (True, clock < lived.last)
@@ -163,7 +163,7 @@ def test_a_pruned_journal_goes_on_from_a_backup_that_meets_it(lived: Lived, tmp_
         restore(lived.backup, tmp_path / "no.db", journals=[shorter], until=at(lived.last))
     between = restore(lived.backup, tmp_path / "yes.db", journals=[shorter, lived.path("C")], until=at(lived.last))
     assert between.digest == lived.expected(lived.last)
-    # By itself it goes to its end, though its journal no longer begins at the beginning; and not back.
+    # By default a restore goes to the end of the file, although its journal lacks the beginning; it cannot go back.
     assert restore(shorter, tmp_path / "end.db").digest == lived.expected(lived.last)
     with pytest.raises(MomentError, match=r"cannot go back: the beginning of the journal was removed.*older backup"):
         restore(shorter, tmp_path / "no.db", until=at(lived.last - 5))
@@ -202,7 +202,7 @@ def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: 
 def test_why_nothing_can_be_written_is_said_in_words(
     lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite says "not an error" of a disk that fills in a VACUUM, and nothing of rights."""
+    """SQLite reports "not an error" if the disk is full during a VACUUM, and does not mention permissions."""
 
     def full(file: NewFile, _: apsw.Connection) -> None:
         raise apsw.FullError("not an error")
@@ -234,7 +234,7 @@ def test_journals_that_do_not_continue_the_backup_are_refused(lived: Lived, tmp_
 
 
 def test_a_commit_that_came_late_into_its_timeline_is_in_its_moment_all_the_same(tmp_path: Path) -> None:
-    """A timeline is in the order of decisions, and neither of two that have not seen each other need be first."""
+    """A timeline has the order of decisions, and of two concurrent commits either may be first."""
     world = World(tmp_path, 3)
     world.begin()
     sql = ["INSERT INTO note(rowid, text) VALUES (1, 'old')"], ["INSERT INTO note(rowid, text) VALUES (2, 'new')"]

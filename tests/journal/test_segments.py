@@ -53,7 +53,7 @@ def written(folder: Path, lived: Lived) -> list[Path]:
             before = segment
             before.close(finish=True)
             segment = create(folder / f"journal-{number:06}.db", before.heads, before.safe, before.bootstrap)
-        # In the world everything is safe that is below all that comes.
+        # In this world every clock below all later ones is safe.
         later = [one.txid.clock for one in rest[number * third :]] if number < 3 else [lived.last + 1]
         segment.take(piece, min(later) - 1, [], 0)
     segment.close()
@@ -78,7 +78,7 @@ def test_every_moment_of_a_directory_can_be_restored(lived: Lived, tmp_path: Pat
     assert (until.clock, len(journals)) == (lived.last, 3)
     made = restore(snapshot, tmp_path / "end.db", journals=journals, until=until)
     assert made.digest == digest(lived.path("C"))
-    # A later snapshot is gone on from, with the last segment only for how far it goes.
+    # A restore also continues from a later snapshot, and uses the last segment only for its safe time.
     copy(lived.path("A"), folder / "snapshot-000004.db")
     assert choose(folder, None)[:2] == (folder / "snapshot-000004.db", [folder / "journal-000003.db"])
     with pytest.raises(FileMissingError, match="has no snapshot in it"):
@@ -86,7 +86,7 @@ def test_every_moment_of_a_directory_can_be_restored(lived: Lived, tmp_path: Pat
 
 
 def test_a_gap_between_segments_is_no_whole(lived: Lived, tmp_path: Path) -> None:
-    """Also where nothing that is left has seen what is missing."""
+    """The gap is found also if no remaining entry follows a missing one."""
     files = written(tmp_path / "kept", lived)
     files[1].unlink()
     snapshot, journals, until = choose(tmp_path / "kept", None)
@@ -164,7 +164,7 @@ async def test_every_safe_moment_can_be_restored(lived: Lived, tmp_path: Path) -
 
 
 async def test_entries_before_a_safe_one_are_taken_with_their_causes(tmp_path: Path) -> None:
-    """A timeline is not in the order of clocks: what is safe may stand behind what is not."""
+    """A timeline is not in the order of clocks: a safe entry may come after one that is not."""
     world = World(tmp_path, 8)
     world.begin()
     insert = "INSERT INTO note(rowid, text) VALUES ({0}, 'note {0}')"

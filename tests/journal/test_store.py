@@ -1,4 +1,4 @@
-"""The journal's tables: what is appended is found again by every way of asking, and files are opened or refused."""
+"""The journal's tables: appended entries are found by every query, and files are opened or refused."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def test_appended_entries_are_found(db: apsw.Connection) -> None:
 
 
 def test_each_of_several_commands_is_found(db: apsw.Connection) -> None:
-    """Not a second time under another label of the transaction; and not when the transaction was removed."""
+    """A command is not found a second time under another label, nor after its transaction was removed."""
     a1 = make("A", 1, 10)
     shared = replace(a1.transaction, joined=(("second", b"two"), ("third", b"three")), body=b"")
     assert decode_transaction(shared.body) == shared
@@ -272,7 +272,7 @@ def test_the_file_that_a_killed_node_left_is_read_with_its_wal(tmp_path: Path) -
 
 
 def test_damaged_entry_ends_the_scan(db: apsw.Connection) -> None:
-    """The entries before it are returned; a scan that starts at it names it."""
+    """The scan returns the entries before it; a scan that begins at it names it."""
     entries = [make("A", 1, 10)]
     for tick in (2, 3):
         entries.append(make("A", tick, 10 + tick, entries[-1].hash))
@@ -285,7 +285,7 @@ def test_damaged_entry_ends_the_scan(db: apsw.Connection) -> None:
 
 
 def test_the_newest_entries_are_counted(db: apsw.Connection) -> None:
-    """By their number and by their bytes; a second label counts as nothing."""
+    """They are counted by number and by bytes; a second label does not count."""
     entries = [make("A", 1, 10)]
     for tick in range(2, 6):
         entries.append(make("A", tick, 10 * tick, entries[-1].hash, body=bytes(1_000)))

@@ -1,4 +1,4 @@
-"""Verification: honest journals pass; each manipulation is found, and named correctly."""
+"""Verification: sound journals pass; each manipulation is found, and named correctly."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -281,7 +281,7 @@ def test_joined_commands_that_are_not_those_of_the_bytes_are_found(world: World,
 def test_a_command_applied_twice_is_found_where_it_joined(
     world: World, one: tuple[str, ...], other: tuple[str, ...], twice: str
 ) -> None:
-    """The bytes say so, and the chains are right; what the index says makes no difference."""
+    """The bytes and chains show it, whatever the index table has."""
     places = [joined_to(world, *(f"{name}-{number}" for name in one)) for number in range(2)]
     (leader, first), (_, second) = (entry.place for entry in places)
     db = world.nodes["A"].db
@@ -308,7 +308,7 @@ def test_a_command_that_is_in_one_transaction_twice_is_found(world: World) -> No
 
 
 def test_unreadable_entry_is_reported_once(world: World) -> None:
-    """Its commands are unknown, so commands in the table are not a second fault."""
+    """Its commands are unknown, so extra commands in the table do not count as a second fault."""
     joined_to(world, "first", "second", "third")
     tamper(world, "A", "UPDATE bedrockish_journal SET body = x'00' WHERE command = 'first'")
     assert checks(world, "A") == {"bytes", "hash"}
@@ -371,7 +371,7 @@ def test_quorum_sizes_are_those_of_the_protocol() -> None:
 
 
 def test_two_conflicting_adoptions_can_never_both_look_possible() -> None:
-    """2q + 2 <= n + f would let both of two dead leaders' conflicting transactions block each other for ever."""
+    """With 2q + 2 <= n + f, the conflicting transactions of two dead leaders would block each other for ever."""
     for n in range(1, 40):
         assert 2 * quorum(n) + 2 > n + (n - 1) // 2
 
@@ -384,14 +384,15 @@ def test_a_run_of_entries_is_checked_without_a_file(world: World) -> None:
 
 
 def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> None:
-    """Vectors do not name it any more, and the change that says so has all of it in its base."""
+    """Vectors no longer name the timeline, and the base of the change that retired it includes all of it."""
     assert verify(retiring().write(tmp_path / "sound")).findings == []
     unfinished = retiring()
     unfinished.change(("A", 1), lambda draft: replace(draft, base={**draft.base, "C": 2}))
     found = verify(unfinished.write(tmp_path / "unfinished")[:1]).findings
     assert [one.text for one in found] == [
         "A1 comes after B1 and so after C3, but does not say so",
-        "A1 counts by membership 1, but by what it had seen membership 0 held",  # C3, which it lacks, made the first
+        # C3 made the first membership, and A1 lacks C3
+        "A1 counts by membership 1, but by what it had seen membership 0 held",
         "A1 retires the timeline C at C2, and it goes on to C3",
         "A1 and C3 are both committed, neither after the other, and one of them changes the membership",
     ]

@@ -1,5 +1,5 @@
-"""A few nodes' files, filled the way nodes fill them: rows captured by SQLite's own hook, entries delivered to the
-others late and in different orders, a transaction adopted now and then. No network, no votes: the files are the point.
+"""Some nodes' files, filled as nodes fill them: rows captured by SQLite's own hook, entries delivered late and in
+different orders, now and then an adopted transaction. Neither a network nor votes take part.
 """
 
 import random
@@ -52,7 +52,7 @@ class Node:
         self.inbox: list[Entry] = []
 
     def execute(self, statements: list[str]) -> bytes:
-        """Run statements, return the changes they made, and leave nothing of them."""
+        """Run statements, return their changes, and roll them back."""
         with capture(self.db) as changes:
             self.db.execute("SAVEPOINT trial")
             for statement in statements:
@@ -88,7 +88,7 @@ class Node:
         self.db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
 
     def settle(self, draw: random.Random) -> None:
-        """Take everything from the inbox that can be taken, in a random order."""
+        """Apply all entries in the inbox whose causes are applied, in a random order."""
         while ready := [entry for entry in self.inbox if may_apply(entry, self.applied)]:
             entry = draw.choice(ready)
             self.inbox.remove(entry)
@@ -177,7 +177,7 @@ class World:
         )
 
     def safe(self, applied: dict[str, int]) -> int:
-        """Return the clock up to which nothing can appear any more that a node has not applied."""
+        """Return the clock below which every node has applied everything that can still appear."""
         safe = 0
         for txid, places in sorted(self.places.items()):
             if not any(applied.get(leader, 0) >= tick for leader, tick in places) or txid > min(
@@ -192,7 +192,7 @@ class World:
         node = self.nodes[leader]
         tick = node.applied.get(leader, 0) + 1
         quorum = {name: other.applied.get(name, 0) for name, other in self.nodes.items()} | {leader: tick}
-        # The approvers had caught up with the transaction's base: their own tick is at least the one in it.
+        # The approvers had applied the transaction's base, so their own tick is at least the one in it.
         quorum = {name: max(at, transaction.base.get(name, 0)) for name, at in quorum.items()}
         adopted = None if transaction.txid.leader == leader else transaction.txid.leader
         self.open.discard(transaction.txid)

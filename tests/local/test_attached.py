@@ -22,7 +22,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def test_attached_files_are_read_and_copied_from(other: Path) -> None:
-    """Reads join them, transactions copy rows from them, also after they were opened; nothing is written there."""
+    """Reads join them, and transactions copy rows from them, also when attached later; they are never written."""
     with bedrockish.node() as node, node.connect() as db:
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
         db.execute("INSERT INTO t VALUES (1, 'uno')")
@@ -50,7 +50,7 @@ def test_attached_files_are_read_and_copied_from(other: Path) -> None:
 
 
 def test_files_that_cannot_be_attached_are_named(other: Path, tmp_path: Path) -> None:
-    """A missing file, a text, a name in use, the block of a snapshot."""
+    """A missing file, a text file, a used name, and an attachment in the block of a snapshot."""
     (tmp_path / "text").write_text("this is no database at all, but a text that is long enough to have a header" * 9)
     with bedrockish.node() as node, node.connect() as db:
         db.execute("ATTACH ? AS other", [str(other)])
@@ -110,7 +110,7 @@ def test_temp_objects_and_attached_files_are_both_here(other: Path) -> None:
 def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
     other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are there if the node did not serve its file when the first was made."""
+    """The TEMP objects are at the node if it did not serve its file when the first was created."""
     with bedrockish.node() as node, node.connect() as db:
         steps = db._client.local_steps
         assert steps is not None

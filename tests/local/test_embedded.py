@@ -61,7 +61,7 @@ def test_node_with_a_configuration_keeps_its_file(tmp_path: Path) -> None:
 
 
 def test_node_ends_with_its_program() -> None:
-    """Also if the program is killed: the node reads a pipe that ends then."""
+    """This holds also if the program is killed: the node reads from a pipe that ends then."""
     code = "import bedrockish, time; n = bedrockish.node(); print(n.process, n.path.parent, flush=True); time.sleep(60)"
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=clean_environment())
     assert program.stdout is not None

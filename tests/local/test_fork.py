@@ -31,7 +31,7 @@ def run(node: LocalNode, code: str) -> str:
 
 
 def test_child_cannot_continue_its_parent_s_transaction(node: LocalNode, db: Connection) -> None:
-    """Its COMMIT took the place of that of the parent, whose later statements were lost."""
+    """The child's COMMIT once took the place of the parent's, whose later statements were lost."""
     told = run(
         node,
         """

@@ -71,12 +71,13 @@ def test_removed_function_is_gone(db: Any, table: str) -> None:
     db.create_function("mine", 0, lambda: 1)
     assert db.execute("SELECT mine()").fetchone() == (1,)
     db.create_function("mine", 0, None)
-    with pytest.raises(dbapi.Error, match=r"^no such function: mine$"):  # without advice: the program has removed it
+    # no advice, because the program has removed the function
+    with pytest.raises(dbapi.Error, match=r"^no such function: mine$"):
         db.execute("SELECT mine()")
 
 
 def test_function_in_the_schema_is_refused(db: Any, table: str) -> None:
-    """The file must mean the same on every node."""
+    """The file must have the same meaning on every node."""
     db.create_function("mine", 1, lambda value: value, deterministic=True)
     with pytest.raises(dbapi.Error, match="mine"):
         db.execute(f"CREATE INDEX {table}i ON {table}(mine(a))")
@@ -130,7 +131,8 @@ def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str,
     with closing(dbapi.connect(f"bedrockish:///?local={node.database}&read={level}")) as mine:
         asked, ticks = list[int](), itertools.count()
         mine.set_progress_handler(lambda: asked.append(1), 1_000)
-        for _ in range(10):  # on a busy machine no snapshot may be durable in time, and the node runs it
+        # on a busy machine no snapshot may be durable in time, and then the node executes the statement
+        for _ in range(10):
             assert mine.execute(LONG).fetchone() == (3_000_000,)
             if asked:
                 break

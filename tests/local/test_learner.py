@@ -116,7 +116,7 @@ def test_conflict_with_a_commit_that_the_learner_lacks_is_told(
 
 
 def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: LocalCluster, table: str) -> None:
-    """Also while a voter is stopped, and while another one is killed."""
+    """This holds also while one voter is stopped, and while another is killed."""
     done, stop = [0, 0], threading.Event()
 
     def transfer(place: int) -> None:
@@ -178,7 +178,7 @@ def test_session_comes_back_to_its_node(db: Connection, cluster: LocalCluster, t
 
 
 def test_commit_at_a_voter_is_that_of_the_programs_user(tmp_path: Path) -> None:
-    """With certificates and users: the voter believes a node's word, and no other's."""
+    """With certificates and users, the voter accepts a user's name only from a node."""
     certificates = tmp_path / "certificates"
     assert program("tls", certificates, *(f"{name}=127.0.0.1" for name in "ABCD")).returncode == 0
     cluster = LocalCluster(tmp_path / "nodes", ("A", "B", "C"), {"security": {"tls": str(certificates)}})

@@ -1,4 +1,4 @@
-"""A program's life next to its node's: opened a thousand times, killed at any point, its node restored or removed."""
+"""A program's connections next to a node: opened a thousand times, killed at any point, the node restored."""
 
 import gc
 import os
@@ -59,7 +59,7 @@ def own_locks() -> list[str]:
 
 
 def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, alone: LocalCluster) -> None:
-    """Each has read, and each tenth has begun a transaction that it does not end."""
+    """Each connection has read, and every tenth has an open transaction."""
     with bedrockish.connect(alone.url()) as db:
         db.execute("CREATE TABLE opened(id INTEGER PRIMARY KEY, b)")
         db.execute("INSERT INTO opened VALUES (1, 0)")
@@ -122,7 +122,7 @@ def three(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def test_file_of_a_node_that_was_removed_is_read_no_more(three: LocalCluster) -> None:
-    """The program goes to other nodes, or is told."""
+    """The program goes to other nodes, or gets an error."""
     node = three.nodes[2]
     url = three.url(0, options=f"local={node.database}")
     with bedrockish.connect(url) as db, bedrockish.connect(node.database) as path:
@@ -148,7 +148,7 @@ def test_file_of_a_node_that_was_removed_is_read_no_more(three: LocalCluster) ->
 
 
 def test_file_of_a_node_that_was_removed_while_it_was_down_is_not_read(three: LocalCluster) -> None:
-    """The others send it no journal any more; it is enough that they do not let it in."""
+    """The others send the node no journal any more; their refusal is enough."""
     node = three.nodes[2]
     with bedrockish.connect(three.url(0)) as operator:
         operator.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, b)")
@@ -164,7 +164,7 @@ def test_file_of_a_node_that_was_removed_while_it_was_down_is_not_read(three: Lo
 
 
 def test_restored_file_is_read_as_a_whole_or_refused(tmp_path: Path) -> None:
-    """An operator puts an older state in the place of the node's file, which is another cluster from then on."""
+    """An operator replaces the node's file by an older state, which is another cluster from then on."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)
         node, copy, old = cluster.nodes[0], tmp_path / "backup.db", tmp_path / "old.db"
@@ -196,7 +196,7 @@ def test_restored_file_is_read_as_a_whole_or_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
 def test_program_that_cannot_make_the_missing_shm_is_told() -> None:
-    """Of another user, who may read the file of a node that was killed, and write nothing next to it."""
+    """The program runs as another user, who can read the file of a killed node but not create files next to it."""
     nobody = pwd.getpwnam("nobody").pw_uid
     with tempfile.TemporaryDirectory() as folder, local_cluster(Path(folder, "one"), ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)

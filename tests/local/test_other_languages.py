@@ -81,7 +81,7 @@ def test_shell_of_sqlite_tells_the_moment(db: Connection, node: LocalNode) -> No
 
 
 def test_immutable_reader_misses_rows(db: Connection, node: LocalNode) -> None:
-    """Why docs/local.md forbids it: the WAL is ignored."""
+    """Such a reader ignores the WAL, so docs/local.md forbids it."""
     assert run(IMMUTABLE, str(node.database)).stdout != "1\n"
     plain = run(IMMUTABLE.replace("immutable=1", "mode=ro"), str(node.database))
     assert plain.stdout == "1\n", plain.stderr
@@ -126,7 +126,7 @@ def write_all(db: Connection, numbers: Iterator[int]) -> None:
 
 
 def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) -> None:
-    """Both as docs/local.md tells: a node cannot know what was written, and SQLite knows of no node."""
+    """docs/local.md warns of this: the node cannot know the written rows, and SQLite does not know the node."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)
         node = cluster.nodes[0]
@@ -135,7 +135,7 @@ def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) ->
             db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, a)")
             assert run(READ_ONLY, path).stdout == "0\n"
             assert run(WRITER, path, "once").stdout == "database is locked\n"
-            # Only between two batches of the node is the file free for a moment, which this program waits for.
+            # The file is unlocked only between two batches of the node, for a moment; this program waits for one.
             with subprocess.Popen(
                 [sys.executable, "-c", WRITER, path, "often"], stdout=subprocess.PIPE, text=True
             ) as it:

@@ -1,4 +1,4 @@
-"""The page: a reader believes a whole one of this machine's node, and no other."""
+"""The page: a reader trusts only a complete page of this machine's node."""
 
 import os
 import shutil
@@ -117,7 +117,7 @@ def test_node_that_does_not_serve_is_refused(database: str, page: Page) -> None:
 
 
 def test_generation_changes_before_a_file_is_exchanged(database: str, page: Page) -> None:
-    """A reader that finds the same generation before and after it has opened the file has opened the right one."""
+    """If the generation is the same before and after a reader opens the file, it has opened the right one."""
     reader = Published(database)
     first = reader.facts().generation
     page.beat(READING, 0)
@@ -131,7 +131,7 @@ def test_generation_changes_before_a_file_is_exchanged(database: str, page: Page
 
 
 def test_silent_node_counts_as_gone(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a machine that slept: the clock goes on then."""
+    """This holds also after the machine slept, because the clock goes on."""
     reader = Published(database)
     now = pages.now_ns()
     monkeypatch.setattr(pages, "now_ns", lambda: now + pages.SILENT_NS + 1_000_000_000)
@@ -140,7 +140,7 @@ def test_silent_node_counts_as_gone(database: str, page: Page, monkeypatch: pyte
 
 
 def test_page_of_another_machine_is_refused(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A volume that two machines mount, or a page that a power failure has left."""
+    """The volume may be mounted by two machines, or a power failure has left the page."""
     reader = Published(database)
     monkeypatch.setattr(pages, "boot_id", lambda: bytes(16))
     with pytest.raises(UnavailableError, match="another machine"):

@@ -1,4 +1,6 @@
-"""Reads in the program's process: the same rows as by URL, only durable ones, and none of a file that is not served."""
+"""Reads in the program's process: the same rows as by URL, only durable ones, and none of a file without a running
+node.
+"""
 
 import os
 import signal
@@ -108,7 +110,7 @@ def test_row_is_shown_when_it_is_durable_and_not_before(bench: Bench) -> None:
 
 
 def test_no_read_waits_for_a_disk(bench: Bench) -> None:
-    """While one batch after the other is written and not synced, each read is answered from the last durable one."""
+    """While batches are written and not synced, each read gets the last durable one."""
     bench.keep()
     assert bench.rows() == []
     for number in range(50):
@@ -211,7 +213,7 @@ def test_other_modes_of_a_node(bench: Bench) -> None:
 
 
 def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster may have removed a node that is stopped."""
+    """The cluster may have removed a stopped node."""
     assert bench.rows() == []
     now = page.now_ns() + page.SILENT_NS + 1
     monkeypatch.setattr(page, "now_ns", lambda: now)
@@ -220,7 +222,7 @@ def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
-    """The node leaves its page, another file takes the place, and the next page names that one."""
+    """The node withdraws its page, another file takes the place, and the next page names that file."""
     bench.write("INSERT INTO t VALUES (1)")
     bench.engine.sync()
     with bench.reads.snapshot("session", Token, 1.0):
@@ -247,7 +249,7 @@ def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite opens the -wal by its name at the first read: between that and the page's word lies the danger."""
+    """SQLite opens the -wal by its name at the first read; the file may be replaced after the page's check."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
     open_file = vector_modules.Connection
@@ -264,7 +266,7 @@ def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeyp
 
 
 def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path: Path) -> None:
-    """It would drop our locks when it closes its descriptor, and a checkpoint could write under a reader."""
+    """Closing its descriptor would drop bedrockish's locks, and a checkpoint could then write under a reader."""
     for name in (bench.reads.database, Path(bench.reads.database), f"file:{bench.reads.database}?mode=ro"):
         with pytest.raises(UsageError, match="second SQLite library"):
             sqlite3.connect(name, uri=True)
@@ -364,7 +366,7 @@ def test_errors_are_those_that_the_node_tells(db: Connection, alone: LocalCluste
 
 
 def test_settings_of_the_session_hold_for_reads_here(db: Connection, alone: LocalCluster, table: str) -> None:
-    """Each read is one in the program, and the next session of the same file has its own."""
+    """Each read runs in the program, and the next session of the file has its own settings."""
     with closing(dbapi.connect(db._client.target.local)) as cursor:
         cursor.execute(f"UPDATE {table} SET a = 'Ab' WHERE id = 1")
         cursor.commit()
@@ -530,7 +532,7 @@ def test_threads_share_a_connection(db: Connection, table: str) -> None:
 
 
 def test_child_of_a_fork_opens_its_own(node: LocalNode, table: str, db: Connection) -> None:
-    """Neither loses its locks, and each reads what is there."""
+    """Both processes keep their locks, and read the right rows."""
     code = f"""
 import os, sys, bedrockish
 from bedrockish.local.reads import LocalReads

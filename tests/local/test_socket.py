@@ -48,7 +48,7 @@ def test_only_the_owner_may_use_page_and_socket(node: LocalNode) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o277])
 def test_umask_changes_no_permission(umask: int) -> None:
-    """An operator's shell may have any; a node whose owner could not write them would not start."""
+    """The umask of an operator's shell may be any; files that the owner cannot write would stop the node."""
     script = (
         f"import os, sys; os.umask({umask}); import bedrockish\n"
         "with bedrockish.node() as node:\n"
@@ -85,7 +85,7 @@ def test_page_tells_each_batch_when_it_is_durable(node: LocalNode, table: str) -
 
 
 def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
-    """A program that may open the socket may open the file; at the address the node asks for a password."""
+    """A program that can open the socket could open the file, too; over the network the node asks for a password."""
     with local_cluster(tmp_path / "node", ("A",)) as cluster:
         node = cluster.nodes[0]
         trio.run(cluster.wait_ready, 0)

@@ -33,7 +33,7 @@ def db(node: LocalNode, table: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def calls(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The session's calls to its node, but for members and ids."""
+    """Record the session's calls to its node, except those for members and ids."""
     made: list[Any] = []
     plain = db._client._call
 

@@ -169,7 +169,7 @@ def test_statements_that_need_the_node_are_refused_by_name(db: Connection, table
 def test_unknown_outcome_ends_the_temporary_objects(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their rows may belong to a transaction that happened, or to one that did not."""
+    """The rows may belong to a committed transaction or to another one."""
     db.execute("CREATE TEMP TABLE mine(a)")
     opened = db.begin()
     opened.execute("INSERT INTO mine VALUES (1)")

@@ -1,4 +1,4 @@
-"""Everything that can happen in a few very small clusters, and whether the search itself can be trusted."""
+"""All possible runs of a few very small clusters, and tests of the search itself."""
 
 from collections import defaultdict
 
@@ -38,7 +38,7 @@ def finals(explorer: Explorer) -> set[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_no_law_breaks_in_all_that_can_happen(name: str) -> None:
-    """All of it is gone through, and some of it is brought to a fair end."""
+    """All states are searched, and some get a fair ending."""
     scope = SMALL[name]
     report, way = search(scope, NO_END)
     assert not report.law, (report.story, way)
@@ -50,13 +50,13 @@ def test_no_law_breaks_in_all_that_can_happen(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_no_law_breaks_in_the_published_scopes(name: str) -> None:
-    """Or not as far as a few minutes go."""
+    """The search stops after some minutes at most."""
     report, way = search(ALL[name], 240)
     assert not report.law, (report.story, way)
 
 
 def test_a_body_that_travels_ahead_in_pieces() -> None:
-    """It does so in that scope, whose every state is gone through: offered, fetched, and only then begun."""
+    """This scope, whose states are all searched, has the body offered, fetched, and only then begun."""
     scope = ALL["ahead-3"]
     net = Net("ABC", settings=scope.settings)
     net.ask("A", scope.script("A")[0])
@@ -78,9 +78,8 @@ def test_reduced_search_reaches_the_same_end_states(name: str) -> None:
 
 
 def test_immediate_and_delayed_durability_end_alike() -> None:
-    """With each sync as an event of its own, and restarts that lose what was before it, there is one more end.
-
-    In it the request was lost before any node heard of it.
+    """If each sync is an event of its own, and restarts lose earlier writes, there is one more end: the request was
+    lost before any other node heard of it.
     """
     at_once = Scope("", 2, ALONE, Limits(restarts=1), endings=0)
     soon = at_once.with_(eager=False)
@@ -92,7 +91,7 @@ def test_immediate_and_delayed_durability_end_alike() -> None:
 
 
 class Watched(Nodes):
-    """Keeps a second copy of states that were reached in two ways."""
+    """Keeps a second copy of states that two ways reach."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
@@ -110,7 +109,7 @@ class Watched(Nodes):
     "name", [pytest.param("two that meet", marks=pytest.mark.slow), "one, recovered", "one given up"]
 )
 def test_states_with_equal_keys_behave_alike(name: str) -> None:
-    """Nodes that came to the same state in different ways do the same from there on."""
+    """Nodes that reach one state in different ways behave alike from there on."""
     explorer = Explorer(SMALL[name])
     nodes = explorer.nodes = Watched(SMALL[name])
     explorer.meets = [nodes.event(("meet", one)) for one in SMALL[name].names]
@@ -206,7 +205,7 @@ def test_a_prefix_is_how_it_begins() -> None:
 
 
 def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
-    """Without a vote no commit happens; at the end the held messages are delivered, and one does."""
+    """Without a vote the transaction does not commit; at the end the held messages arrive, and it does."""
     explorer = Explorer(Scope("", 2, ALONE, Limits(), held=("AB",), endings=100))
     report = explorer.search(NO_END)
     assert report.exhausted
@@ -216,13 +215,13 @@ def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
 
 @pytest.mark.parametrize("words", ["A hears B", "A gives up P", "B tries again", "A sings"])
 def test_a_prefix_that_cannot_be_says_so(words: str) -> None:
-    """A script does not pass over what is not there."""
+    """A script fails at a step that is not possible."""
     with pytest.raises(ScriptError):
         Explorer(Scope("", 2, ALONE, Limits(), prefix=(words,))).search(NO_END)
 
 
 def test_a_law_that_breaks_in_the_prefix_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way there is the script up to that step."""
+    """The reported way is the script up to that step."""
     prefix = ("A submits", "B submits", "C hears A", "C hears B", "A hears C", "B hears C", "C hears A")
     monkeypatch.setitem(ALL, "small", Scope("", 3, MEET, Limits(), prefix=prefix))
     found = hunt("no test 4", ("small",), NO_END)

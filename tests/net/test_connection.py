@@ -1,4 +1,4 @@
-"""Two connections with the wire in our hands."""
+"""Two connections, whose bytes the test passes on."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ class Pair:
         self.b = Connection(Side.ACCEPTER, accepter, limits)
 
     def send(self, sender: Connection, event: Event) -> list[Event]:
-        """Send an event and return what the other end sees."""
+        """Send an event, and return the other end's events."""
         data = sender.send(event)
         receiver = self.b if sender is self.a else self.a
         receiver.receive_data(data)
@@ -103,7 +103,7 @@ def test_a_whole_conversation() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_every_local_move(state: State) -> None:
-    """Moves in the table work and lead where it says; all others raise LocalProtocolError and change nothing."""
+    """Moves in the table lead to their state; all others raise LocalProtocolError and change nothing."""
     for event_type in EVENTS:
         connection = in_state(state)
         assert connection.local_state is state
@@ -160,7 +160,7 @@ def test_the_end_inside_a_frame_is_the_other_ends_mistake(length: int) -> None:
 
 
 def test_accepter_speaks_second_and_data_waits_for_both_hellos() -> None:
-    """The accepter speaks second, and nothing but HELLO and GOODBYE travels until both are open."""
+    """The accepter sends HELLO second, and until both links are open only HELLO and GOODBYE are sent."""
     pair = Pair()
     with pytest.raises(LocalProtocolError, match="only after the dialler"):
         pair.b.send(B)
@@ -392,5 +392,5 @@ def test_frame_reader_keeps_nothing_of_messages_that_were_taken() -> None:
 
 
 def _bytes_of(event: Event) -> bytes:
-    """Encode an event as an end would that does not care what its state allows."""
+    """Encode an event like an end that ignores its state."""
     return encode_event(event, Limits())

@@ -1,4 +1,4 @@
-"""No address can fill a node's door for others."""
+"""Connections from one address cannot take all places of a node."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_clients_are_limited_by_address_and_together() -> None:
 
 
 def test_clients_leave_file_descriptors_for_members() -> None:
-    """A member comes in with a descriptor that a client is refused for; a stranger has a few more than members."""
+    """A member connects with a descriptor that is refused to a client; strangers have a few more than members."""
     doors = Doors(strangers_max=10, files_max=100)
     doors.enter("1.2.3.4", 99)
     with pytest.raises(RefusedError, match="open files"):

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class Node:
-    """A mesh and everything it told."""
+    """A mesh with a record of its events."""
 
     def __init__(self, name: str, ports: dict[str, int], **options: object) -> None:
         self.name = name
@@ -156,7 +156,7 @@ async def test_members_can_be_changed() -> None:
 async def test_a_wrong_address_is_told_at_both_ends() -> None:
     ports = {"A": free_port(), "B": free_port()}
     b = Node("B", {"B": ports["B"], "A": ports["A"]})
-    a = Node("A", {"A": ports["A"], "C": ports["B"]})  # A believes that C listens where B does
+    a = Node("A", {"A": ports["A"], "C": ports["B"]})  # A has B's address for C
     async with running(a, b):
         await a.until(lambda: any("no link to C" in line and "check the address of 'C'" in line for line in a.log))
         await b.until(lambda: any("'A' wanted 'C', but this is 'B'" in line for line in b.log))
@@ -283,7 +283,7 @@ async def test_a_peer_that_repeats_nonsense_is_left_alone_for_a_growing_while(au
         await trio.sleep(waits[-1] + 0.1)
         assert mesh._judge(Hello("B", "shop")).to == "B"
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    await trio.sleep(601)  # and earlier failures are forgiven
+    await trio.sleep(601)  # earlier failures no longer count
     mesh._peers["B"].incoming = cast(Any, StubLink())
     mesh.reject("B", "once more")
     assert mesh.left_alone == {}
@@ -333,7 +333,7 @@ async def test_the_client_that_reads_slowest_is_the_one_to_go() -> None:
 
 
 async def test_sender_of_an_unfinished_message_is_disconnected(autojump_clock: MockClock) -> None:
-    """After a time, or at once if others wait for it."""
+    """The node waits for a time, or disconnects at once if other clients need the room."""
     inflow = Inflow(1_000_000, trio.current_time)
     mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5, inflow=inflow)
     links = [cast(Any, StubLink()) for _ in range(3)]
@@ -353,7 +353,7 @@ async def test_sender_of_an_unfinished_message_is_disconnected(autojump_clock: M
 
 
 class StubLink:
-    """A link that only notes why it was dropped."""
+    """A link that records the reason of its end."""
 
     remote = Hello("c", None, "client")
 

@@ -1,4 +1,4 @@
-"""All sockets of a node are read by one task: what came together is read before anybody acts on it."""
+"""One task reads all sockets of a node, and reads all messages of one moment before any is handled."""
 
 import socket
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ async def test_a_reader_that_fails_costs_nobody_else(pairs: list[tuple[socket.so
         with trio.fail_after(5):
             while not (faults and got):  # noqa: ASYNC110
                 await trio.sleep(0.001)
-        await trio.sleep(0.02)  # the bad one still has something to read, and is left alone
+        await trio.sleep(0.02)  # the failed reader's socket still has bytes, and is not read again
         nursery.cancel_scope.cancel()
     assert [(what, type(error)) for what, error in faults] == [("reading a link", ZeroDivisionError)]
     assert got == [b"x"]

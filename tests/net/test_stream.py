@@ -49,7 +49,7 @@ async def links(limits: Limits | None = None, seconds: float = 60) -> AsyncItera
 
 @asynccontextmanager
 async def half_link(limits: Limits) -> AsyncIterator[tuple[Link, trio.abc.Stream]]:
-    """A link to something that said HELLO, and then only does what the test does. Sending waits for a reader."""
+    """Return a link whose other end has sent HELLO, and then obeys the test; a send waits for a reader."""
     left, right = trio.testing.lockstep_stream_pair()
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:
@@ -270,7 +270,7 @@ async def test_bulk_lets_everything_else_go_first() -> None:
                 number = next(urgent, None)
                 if number is not None:
                     link.send_nowait(b"urgent %d" % number)
-        # The one that was being written when it came, and no other, is before each urgent one.
+        # Only the bulk message that was being written is before each urgent one.
         assert [each for each in got if each.startswith(b"bulk")] == [b"bulk %d" % number for number in range(4)]
         assert got.index(b"urgent 2") < got.index(b"bulk 3")
         assert got.index(b"urgent 0") <= 2
@@ -301,7 +301,7 @@ async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: 
 
 
 async def test_of_a_long_message_nothing_is_kept_when_it_is_read(autojump_clock: trio.testing.MockClock) -> None:
-    """Nor is one kept of which the end does not come, without being counted."""
+    """An incomplete message is counted while it is kept."""
     async with half_link(Limits(ping_seconds=50, silence_seconds=99)) as (a, stream):
         inflow = Inflow(1 << 30, trio.current_time)
         a.count_by(inflow)
@@ -325,7 +325,7 @@ async def test_of_a_long_message_nothing_is_kept_when_it_is_read(autojump_clock:
 
 
 async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: trio.testing.MockClock) -> None:
-    """The others wait until it is whole, or given up; short ones do not."""
+    """The others wait until the longest is complete or given up; short ones do not wait."""
     inflow, limits = Inflow(2_000_000, trio.current_time), Limits(ping_seconds=50, silence_seconds=99)
     message, got = encode_frame(Kind.DATA, bytes(1_500_000)), Counter[str]()
     async with half_link(limits) as (a, one), half_link(limits) as (b, two), half_link(limits) as (c, three):
@@ -355,7 +355,7 @@ async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: t
 async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Room for much costs more than reading little; a long message gets it with the second read."""
+    """A large buffer costs more than a small read; a long message gets one with its second read."""
     asked, read = list[tuple[int, int]](), os.read
 
     def noted(file: int, most: int) -> bytes:
@@ -384,7 +384,7 @@ async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_fi
 
 
 async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream may be closed in the very moment in which it has something, and its number be another stream's."""
+    """The stream may be closed at the moment its socket has bytes, and its number may belong to another stream."""
     near, far = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
     with trio.fail_after(30):
         async with trio.open_nursery() as shake:
@@ -407,7 +407,7 @@ async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.Monk
 async def test_peer_that_hangs_up_at_once_is_not_reported_as_remote_without_tls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node that dies as it is called: the caller goes on to the next one, and is not told to get certificates."""
+    """The node dies during the connection: the client tries the next one, and no error advises certificates."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     async def connect_late(host: str, port: int) -> trio.SocketStream:

@@ -38,7 +38,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Files:
-    """Where one node's three PEM files are."""
+    """The paths of one node's three PEM files."""
 
     ca: str
     cert: str
@@ -81,7 +81,7 @@ async def listening(files: Files) -> AsyncIterator[tuple[int, trio.MemoryReceive
 
 
 async def until(told: trio.MemoryReceiveChannel[MeshEvent | str], text: str) -> None:
-    """Wait until something is told that has this in it."""
+    """Wait until a recorded text contains this one."""
     async for each in told:
         if text in str(each):
             return
@@ -282,7 +282,7 @@ def test_a_list_of_revoked_certificates() -> None:
 
 
 async def test_revoked_certificate_is_refused_and_its_links_end(authority: trustme.CA, tmp_path: Path) -> None:
-    """On either side of a link, peer or client; and the list counts for links that are open when it is read."""
+    """This holds for both sides of a link, for peers and clients, and for links that are open when the list is read."""
     a, b = issue(authority, tmp_path, "node-a"), issue(authority, tmp_path, "node-b")
     revoked: set[int] = set()
     log: list[str] = []
@@ -343,7 +343,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
 
 
 async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, tmp_path: Path) -> None:
-    """An accusation comes as a GOODBYE, before any HELLO: it counts only with the certificate of that node."""
+    """An accusation is a GOODBYE before HELLO, so it counts only with the certificate of that node."""
     a, b, thief = (issue(authority, tmp_path, name) for name in ("node-a", "node-b", "thief"))
     for files, code in ((thief, Code.CERTIFICATE), (b, "amnesia")):
         server = listen_context(files.ca, files.cert, files.key)
@@ -368,7 +368,7 @@ async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, 
 
 
 class _Far:
-    """A stream to another machine, as far as its addresses say; nothing may be sent on it."""
+    """A stream whose addresses are on another machine; a send fails the test."""
 
     def __init__(self) -> None:
         self.socket = self

@@ -1,4 +1,4 @@
-"""Messages are acted on where links are read; long work is left to the loop's own task."""
+"""Messages are handled where links are read; the loop's own task does long work."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.node.test_durability import Wire, idle, open_runtime, request, settle
 
 
 async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a disk that is quick, answered before anybody else has had a turn."""
+    """With a fast disk, the command is answered before another task has a turn."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     monkeypatch.setattr(durability, "QUICK_S", 10.0)
     monkeypatch.setattr(durability, "STALL_S", 60.0)
@@ -148,7 +148,7 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
 
 
 class Gossips(Wire):
-    """A mesh that records how often gossip has left."""
+    """A mesh that counts departed gossip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Gossips(Wire):
 async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sync for it alone would hold up the votes that come during that sync."""
+    """A sync for gossip alone would delay the votes that arrive during it."""
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     runtime.core.state.settings = replace(runtime.core.state.settings, heartbeat_ms=60_000)
     monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
@@ -208,9 +208,7 @@ def insert(number: int) -> Request:
 
 
 async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After several were answered at once, the first of the next ones waits for requests that arrive together with
-    it.
-    """
+    """After several requests were answered at once, the next first one waits for others to arrive with it."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[Answer | BedrockishError] = []
     later = [insert(3), insert(4)]

@@ -9,7 +9,7 @@ from bedrockish.common.deadline_timer import Alarm
 
 
 class Sleeper:
-    """Has a time at which it wants to be woken, and notes when it was."""
+    """Has a time for its wakeup, and records its wakeups."""
 
     def __init__(self) -> None:
         self.when: float | None = math.inf

@@ -1,4 +1,4 @@
-"""Calls that one node makes at another: whatever ends them, the caller is told one thing, and catches it as that."""
+"""Calls of one node at another: however they end, the caller gets one error, of a class that it catches."""
 
 from typing import Any, cast
 
@@ -55,7 +55,7 @@ async def test_error_of_the_body_wins_over_a_lost_link(said: BedrockishError) ->
 
 
 async def test_through_several_links_it_is_still_one_error() -> None:
-    """As a comparison of tables has them, when one node refuses and another stops."""
+    """A comparison of tables has such calls, when one node refuses and another stops."""
     doors = [Door(LinkClosedError(Code.LOST, "gone")), Door(LinkClosedError(Code.LOST, "gone, too"))]
     said = UnavailableError("there are not two nodes to compare")
 

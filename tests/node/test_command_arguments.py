@@ -28,7 +28,7 @@ def test_signature_is_printed_as_python_writes_it() -> None:
 
 
 def test_an_annotation_that_says_nothing_refuses_nothing() -> None:
-    """``Mark`` is nowhere: of the other parameters, too, the types cannot be told."""
+    """``Mark`` does not exist, so the types of the other parameters are unknown, too."""
     call(command(rename), 1, "ann")
     with pytest.raises(CommandError, match="missing a required"):
         call(command(rename))

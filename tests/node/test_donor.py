@@ -1,4 +1,4 @@
-"""A copy of the file is made in a thread, which does not outlive the wish for it."""
+"""A thread copies the file, and stops when the copy is not needed any more."""
 
 import threading
 from collections.abc import Callable

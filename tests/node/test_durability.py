@@ -34,7 +34,7 @@ from bedrockish_net.read_loop import ReadLoop
 
 
 class Disk:
-    """Stands between the runtime and its engine's sync, and lets it through when the test says so."""
+    """Holds the engine's syncs until the test lets them pass."""
 
     running: ClassVar[int] = 0  # syncs of all engines that were let through and have not ended
 
@@ -100,7 +100,7 @@ def request(sql: str, command: str) -> Request:
 
 
 async def settled() -> None:
-    """Give the loop and the sync thread time to do whatever they would do, after the last sync of a slow disk."""
+    """Let the loop and the sync thread finish their work, after the last sync of a slow disk."""
     quiet = 0
     with trio.fail_after(60):
         while quiet < 20:
@@ -119,7 +119,7 @@ async def idle(runtime: Runtime) -> None:
 async def test_short_writes_that_come_during_a_sync_share_a_transaction_and_reads_are_executed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write could not leave before the end of the sync; what is executed after it with others costs less."""
+    """A write could not leave before the end of the sync anyway, and later execution with others costs less."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[Answer | BedrockishError] = []
     insert = "INSERT INTO t(x) VALUES (1)"
@@ -164,7 +164,8 @@ async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
         assert answers == []
         for number in range(2, 30):
             runtime.begin(request(f"INSERT INTO t VALUES ({number})", f"c{number}"), answers.append)
-        runtime.begin(request("SELECT count(*) FROM t", "look"), answers.append)  # it saw what is not durable yet
+        # it has read a row that is not durable yet
+        runtime.begin(request("SELECT count(*) FROM t", "look"), answers.append)
         await settled()
         assert answers == []
         before = disk.count
@@ -186,7 +187,7 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         nursery.start_soon(runtime.run)
         await settled()
         state = runtime.core.state
-        state.hear_wall(state.roster.peers["B"], int(1000 * time.time()))  # as if the others had gossiped
+        state.hear_wall(state.roster.peers["B"], int(1000 * time.time()))  # as if other nodes had sent gossip
         state.clock.adjust(pack(int(1000 * time.time())))
         state.clock.safe = state.clock.value
         disk.gate.clear()
@@ -231,7 +232,7 @@ async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
 async def test_after_damage_nothing_more_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DamagedError
 ) -> None:
-    """The core believes that the failed effect was done, and all later ones in the batch may rest on that."""
+    """The core takes the failed effect for done, and later effects of the batch may depend on it."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     def failing(*_arguments: Any, **_options: Any) -> None:
@@ -255,7 +256,7 @@ async def test_after_damage_nothing_more_is_written(
 async def test_node_stopped_during_a_disk_failure_writes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second sync may say that all is well, of pages that the system has dropped after the first."""
+    """A second sync may succeed although the system dropped pages after the first."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     async def live() -> None:
@@ -285,7 +286,7 @@ async def test_node_stopped_during_a_disk_failure_writes_nothing_more(
 async def test_node_stopped_at_the_moment_of_damage_writes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that was begun where links are read has failed half way, and the loop's task is cancelled as well."""
+    """A turn that began where links are read has failed half way, and the loop's task is cancelled, too."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     def failing(*_arguments: Any) -> None:
@@ -315,9 +316,7 @@ async def test_node_stopped_at_the_moment_of_damage_writes_nothing_more(
 
 
 async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accusation that a node has lost promises may be sent only once, and the unused rest of its clock is given
-    back.
-    """
+    """The batch may have an accusation of amnesia, which is sent only once, and the unused rest of the clock."""
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -342,7 +341,7 @@ async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch:
 
 
 async def test_graceful_shutdown_finishes_the_current_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the first effects of the turn would be stored without the rest, on which the core counts."""
+    """Otherwise the first effects of the turn would be stored without the others, on which the core relies."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)

@@ -38,7 +38,7 @@ OTHERS = {
     for one in dataclasses.fields(cls)
     if one.name in keys() and one.name not in FILES
 }
-SEEN: dict[str, Callable[[Runtime], object]] = {  # at the part of the node that lives by it
+SEEN: dict[str, Callable[[Runtime], object]] = {  # the setting in the part of the node that uses it
     "memory_max": lambda node: node.engine.memory.max_bytes,
     "result_bytes_max": lambda node: node.engine._limits.result_bytes,
     "changes_bytes_max": lambda node: node.engine._limits.changes_bytes,
@@ -95,7 +95,7 @@ async def test_every_key_reaches_the_running_node(way: str, tmp_path: Path, monk
 
 
 def test_every_key_is_read_by_the_product() -> None:
-    """A key that no part of the node reads has no effect, whatever its value is."""
+    """A key that no part of the node reads would have no effect."""
     product = "\n".join(path.read_text() for path in ROOT.rglob("*.py") if path.parent.name != "config")
     exposure = (ROOT / "config" / "exposure.py").read_text()
     unread = [key for key in keys() if not re.search(rf"\.{key}\b", product + exposure)]

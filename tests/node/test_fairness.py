@@ -24,7 +24,7 @@ def test_owners_take_turns_and_each_keeps_its_order() -> None:
 
 async def test_single_request_does_not_wait_for_a_busy_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    # A request that a busy machine makes long would run in a worker, and be answered after later ones.
+    # On a busy machine a request could become long, run in a worker, and be answered after later ones.
     runtime.config = replace(runtime.config, limits=replace(runtime.config.limits, loop_ms_max=20_000))
     answered: list[str] = []
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""A bug is one request's misfortune: whatever raises, the node goes on and says so."""
+"""A bug fails one request: whatever raises an exception, the node goes on and reports it."""
 
 import errno
 import logging
@@ -188,7 +188,7 @@ async def test_damage_in_any_task_stops_the_node(error: Exception, text: str, de
 async def test_a_full_disk_that_an_order_meets_ends_the_node_as_one_that_a_commit_meets(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its next batch would say that the file failed, and its process would end, instead of waiting for room."""
+    """Otherwise its next batch would report a failed file and end the process, instead of waiting for room."""
     answers: list[BedrockishError] = []
     with trio.fail_after(20), pytest.RaisesGroup(NoRoomError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
@@ -280,7 +280,7 @@ DISK_FAILURES = (
 async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
     error: Exception, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """It is not a bug, and the node goes on: decided commits do not depend on it. Another node can be asked."""
+    """The failure is not a bug: decided commits do not depend on it, and another node can answer."""
     faults = Faults(Counter(), never)
     told = faults.caught("a backup", error)
     assert isinstance(told, UnavailableError)
@@ -336,7 +336,7 @@ async def test_a_node_that_cannot_begin_says_whether_new_indexes_may_help(
 async def test_damage_is_kept_while_the_file_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A node that was up waits for its disk: a process that ended would begin as a sound one."""
+    """The node waits for its disk in the same process, because a new one would begin as a sound node."""
     served = Served(tmp_path, monkeypatch)
     monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)
     tries = 0
@@ -386,7 +386,7 @@ class Served:
 async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the node would serve its damaged tables as if it were a sound one."""
+    """Otherwise the node would serve its damaged tables as a sound one."""
     served = Served(tmp_path, monkeypatch)
 
     async def wait(_room: Room) -> None:
@@ -414,7 +414,7 @@ async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_ther
 async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    """When the node's program has failed: the node would not come back by itself."""
+    """After a failure of the node's program, the node would not come back by itself."""
     served = Served(tmp_path, monkeypatch, Address("127.0.0.1", 0))
     monkeypatch.setattr(daemon, "PAUSE_S_MIN", 0.01)
     monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)
@@ -503,7 +503,7 @@ def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
 
 
 async def test_waiter_gets_the_place_of_a_stuck_worker(runtime: Runtime) -> None:
-    """Those who do not stop lose theirs after a while, at no moment at which anything else happens."""
+    """A stuck command loses its place after a while, at a moment without another event."""
     workers = runtime.workers
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -529,7 +529,7 @@ async def test_waiter_gets_the_place_of_a_stuck_worker(runtime: Runtime) -> None
 async def test_clock_query_in_a_worker_does_not_block_shutdown(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop waits for the worker's thread then, and the thread for the loop."""
+    """At a shutdown the loop waits for the worker's thread, which may wait for the loop."""
     sql = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(cluster_clock()) FROM c"
     monkeypatch.setattr("bedrockish.node.scheduling.workers.STUCK_S", 1.0)
     told: list[Answer | BedrockishError] = []
@@ -577,7 +577,7 @@ async def test_a_node_that_is_ended_while_others_read_leaves_one_file(
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been stopped just before it let go of them itself."""
+    """The command may have been stopped right before it released the lock itself."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)

@@ -15,7 +15,7 @@ COMMIT_S = 0.004
 
 
 class Scene:
-    """A timer, and the time that it goes by."""
+    """A timer with a clock that the test moves."""
 
     def __init__(self, size_max: int = 64, commit_s: float = COMMIT_S) -> None:
         self.seconds = 100.0
@@ -128,7 +128,7 @@ async def test_a_node_waits_for_as_many_as_it_has_answered(tmp_path: Path, monke
         await runtime.submit(insert(1))
         assert await round_of(2, apart=False) == 1
         assert await round_of(4, apart=True) == 1
-        # One of them is gone: the other one is executed when its time is over, without further arrivals.
+        # One writer has gone: the other one is executed at the end of the wait, without further arrivals.
         monkeypatch.setattr(group_timer, "GATHER_S", 0.05)
         runtime.begin(insert(6), answers.append)
         runtime.begin(insert(7), answers.append)

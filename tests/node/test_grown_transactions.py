@@ -331,7 +331,7 @@ async def test_ended_transaction_is_not_kept(tmp_path: Path, monkeypatch: pytest
 async def test_snapshot_transaction_makes_no_temporary_table_on_a_later_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the later snapshot it would see rows of two moments."""
+    """On the later snapshot the transaction would see rows of two moments."""
     async with a_client(tmp_path, monkeypatch, isolation=SNAPSHOT) as client:
         await client.step(BEGIN)
         assert await client.run("SELECT x FROM t WHERE id = 1") == [(10,)]

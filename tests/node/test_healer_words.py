@@ -10,8 +10,8 @@ from tests.core.net import Net, add
 
 
 async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_majority() -> None:
-    """Others may have the leader's promise from before, and commit it: told that it is rolled back, a node with right
-    tables would serve again, and meet the entry once more.
+    """Other nodes may have the leader's earlier promise and commit the transaction. If a node with right tables learned
+    a rollback, it would serve again, and then meet the entry once more.
     """
     net = Net("ABC")
     net.kept = {Begin, Approve, Rollback}

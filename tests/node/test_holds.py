@@ -49,7 +49,7 @@ async def test_readers_beyond_the_limit_are_refused_and_those_within_go_on() -> 
 
 
 async def test_names_of_readers_are_bounded() -> None:
-    """A client that takes a new name each time does not fill the memory of all nodes."""
+    """A client that uses a new name each time does not fill the memory of all nodes."""
     node = Node(0, released=HOLD_NAMES_MAX)
     with pytest.raises(UsageError, match=r"another: readers have used 1000 names.*use one of these names again"):
         await node.hold("another")

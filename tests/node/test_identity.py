@@ -1,4 +1,4 @@
-"""Which cluster a node belongs to, whom it takes for one of its own, and whose word about its file it believes."""
+"""A node's identity: its cluster, its members, and the accusations about its file that it believes."""
 
 import sqlite3
 from contextlib import closing
@@ -48,7 +48,7 @@ OLDER: dict[str, Any] = {**ID_OF_OURS, "level": LEVEL - 1}
 @pytest.mark.parametrize(
     ("info", "code"),
     [
-        ({**ID_OF_OURS, "store": "another file"}, ""),  # which is for others to judge
+        ({**ID_OF_OURS, "store": "another file"}, ""),  # other nodes judge that
         (ID_OF_ANOTHER, Code.CLUSTER),
         (OLDER, OLDER_RELEASE),
         ({**ID_OF_OURS, "level": str(LEVEL)}, Code.MALFORMED),
@@ -92,9 +92,7 @@ OWN = {"store": "s", "starts": [[b"1", 0], [b"2", 100]]}
     ],
 )
 def test_accusation_counts_only_from_plausible_members(said: dict[str, object], why_not: str) -> None:
-    """An impossible accusation bars no node; a possible one is taken for true, since promises may have been
-    forgotten.
-    """
+    """A node ignores an impossible accusation and believes a possible one, because it may have forgotten promises."""
     found = disbelieve(said, OWN, 200)
     assert (why_not in found) if why_not else not found
 
@@ -140,7 +138,7 @@ async def test_the_first_in_name_order_founds_a_cluster_and_the_others_wait(capl
 
 
 async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: pytest.LogCaptureFixture) -> None:
-    """Also the founder, whose file may have been lost."""
+    """This holds for the founder, too, whose file may have been lost."""
     async with trio.open_nursery() as nursery:
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
         assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
@@ -183,7 +181,7 @@ def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
 
 
 async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_path: Path) -> None:
-    """And one that can be so does, for good: promises may be forgotten."""
+    """A possible accusation bars the node for good, because it may have forgotten promises."""
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
     runtime = Runtime(engine, config("A", A=1, B=2))
@@ -218,7 +216,7 @@ async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_pa
 
 
 def test_file_that_begins_with_tables_founds_a_cluster_alone(tmp_path: Path) -> None:
-    """There they would be taken for damage."""
+    """Other founders would take its rows for damage."""
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY)")
@@ -227,12 +225,12 @@ def test_file_that_begins_with_tables_founds_a_cluster_alone(tmp_path: Path) -> 
         check_alone(path, "A", ["C", "B", "A"])
     ours = Membership(0, {"A": Member("A", "h:1")}, "ours", LEVEL)
     Engine.open(path, founding=Founding("A", ours, "store")).close()
-    check_alone(path, "A", ["A", "B"])  # it is a node's by now
+    check_alone(path, "A", ["A", "B"])  # the file is a node's now
     check_alone(tmp_path / "none.db", "A", ["A", "B"])
 
 
 def test_hello_tells_a_client_nothing_but_its_cluster() -> None:
-    """A caller has shown nothing when it reads this: files, processes, commands and the release are for peers."""
+    """A client has not logged in yet when it reads HELLO; files, processes, commands and the release are for peers."""
     info = {"store": "s", "starts": [[b"x", 0]], "version": "1", "plugins": {}, "batches": 1, "level": 5}
     info |= {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}
     assert info_for_clients(info, {}) == {"cluster_id": "id"}

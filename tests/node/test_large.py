@@ -1,4 +1,4 @@
-"""Large transactions at one node: the loop goes on while they are written, and no reader sees a part of one."""
+"""Large transactions at one node: the loop goes on during the write, and no reader sees a part of one."""
 
 import threading
 from collections import deque
@@ -60,7 +60,7 @@ class Door:
 async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Writes, statements of open transactions and questions wait, and then all are answered; a read need not."""
+    """Writes, statements of open transactions and questions wait, and are then answered; a read need not wait."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     door = Door(engine.entries if method == "apply" else engine, method, monkeypatch)
     answers: dict[str, Any] = {}
@@ -91,7 +91,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_h
         nursery.start_soon(look_in_a_transaction)
         nursery.start_soon(outcome)
         await settled()
-        # When the batch is written, the read is one of it, and so waits until it is durable.
+        # Once the batch is written, the read belongs to it, and waits until it is durable.
         assert answers.keys() == ({"read"} if method == "apply" else set())
         assert engine.dirty
         assert runtime.status()["node"] == "A"
@@ -109,7 +109,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_h
 
 
 def count_in(answer: Answer) -> int:
-    """The number that a count has given."""
+    """Return the number in the answer of a count."""
     count = decode_results(answer.results)[0].rows[0][0]
     assert isinstance(count, int)
     return count
@@ -145,7 +145,7 @@ async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.
 async def test_peers_message_about_its_file_is_stored_without_blocking_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links are read by tasks of the loop: one that waited for the thread would hold up all of them."""
+    """Tasks of the loop read links, so one that waited for the thread would delay all of them."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     door = Door(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
@@ -177,7 +177,7 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
             in_the_way = f"INSERT INTO t VALUES ({MANY}, 'in the way')"
             engine.batch.write(
                 lambda: engine._db.execute(in_the_way).get
-            )  # it is there, too, when the batch is done again
+            )  # the rollback is repeated when the batch is written again
             try:
                 apply(entry, repeat=repeat, applied_ms=applied_ms)
             except EntryMismatchError as error:
@@ -199,7 +199,7 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
 
 
 async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the file would have what the core has not done, or the other way round."""
+    """Otherwise the file and the core would differ."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     door = Door(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
@@ -443,7 +443,7 @@ def apsw_cannot_open() -> Exception:
 async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few and short entries are read in the loop; a repeated question is answered once."""
+    """The loop reads few and short entries itself; a repeated question is answered once."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     wire = Wire()
     read: Callable[..., list[Entry]] = store.read
@@ -499,7 +499,7 @@ async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
 async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pieces may be in the open batch; and a file that cannot be opened once more is read by the writer."""
+    """The pieces may be in the open batch; if the file cannot be opened again, the writer reads them."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     posted: list[Event] = []
     monkeypatch.setattr(runtime._assembler, "_post", posted.append)
@@ -535,7 +535,7 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
 async def test_an_entry_that_is_damaged_is_not_sent_and_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, values: str
 ) -> None:
-    """The requester hears that it is not here, and gets the entries before and after it; the node goes on."""
+    """The requester learns that the entry is missing here, and gets the ones before and after it; the node goes on."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     wire = Wire()
     async with trio.open_nursery() as nursery:

@@ -42,7 +42,7 @@ def not_unicode(*_: object, **__: object) -> NoReturn:
 
 
 async def core_says(node: Node, asked: dict[str, Any], **others: Any) -> bytes:
-    # A request that is led as it is or not at all is always the core's.
+    # A request that must not be executed again always goes to the core.
     answer = await node.runtime.submit(replace(request("", os.urandom(8).hex()), **asked, **others), once=True)
     return answer.results
 

@@ -22,7 +22,7 @@ class Idle:
 
 
 def cached(engine: Engine) -> int:
-    """How many bytes of pages the writer keeps."""
+    """Return the number of bytes of pages that the writer caches."""
     return int(engine._db.status(apsw.SQLITE_DBSTATUS_CACHE_USED)[0])
 
 

@@ -14,7 +14,7 @@ def test_member_without_the_module_is_named() -> None:
     plugins.check_modules([NEAR], ["B"])
     with pytest.raises(UnsupportedError, match="node C has not told, since this node started, that it has"):
         plugins.check_modules([NEAR], ["B", "C"])
-    plugins.learn("C", {"digests": {}, "commands": []})  # as a release tells that knows nothing of modules
+    plugins.learn("C", {"digests": {}, "commands": []})  # a report of a release that does not know modules
     plugins.learn("D", {"digests": {}, "commands": [], "modules": ["vec1"]})
     with pytest.raises(UnsupportedError, match="node D lacks the module vec0; install sqlite-vec there"):
         plugins.check_modules([NEAR], ["B", "D"])

@@ -1,4 +1,4 @@
-"""A step of an open transaction waits only if it reveals a change that is not durable."""
+"""A step of an open transaction waits for the disk only if its answer shows a change that is not durable."""
 
 import gc
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
 async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that was just changed is returned when that change is durable; others are returned at once."""
+    """A row that just changed is returned when the change is durable; other rows are returned at once."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         for name in ("one", "two", "ours"):
@@ -92,7 +92,7 @@ async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
         writes = step(runtime, "ours", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1")
         assert not isinstance(writes, Answer)
         found: list[Answer] = []
-        if isinstance(reads, Answer):  # a batch was being synced already: the snapshot is that of the one before
+        if isinstance(reads, Answer):  # a batch was in its sync, so the snapshot is the one before
             found.append(reads)
             assert told(reads) == [[(10,)]]
 
@@ -129,7 +129,7 @@ async def test_a_token_is_never_ahead_of_the_disk(tmp_path: Path, monkeypatch: p
 async def test_tables_of_the_database_itself_are_told_when_they_are_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No access set tells what they have."""
+    """These tables have no keys in access sets, so any read of them waits."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
@@ -166,7 +166,7 @@ async def test_statements_that_come_with_a_begin_that_waits_come_after_it(
 
 
 async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit between the batch and the read is a conflict if the transaction writes later."""
+    """A commit between the batch and the read conflicts if the transaction writes later."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
@@ -188,7 +188,7 @@ async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypat
 async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the transaction would be lost as soon as it writes, however young it is."""
+    """Otherwise the transaction would lose as soon as it writes, however young it is."""
     monkeypatch.setattr(manager, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
@@ -207,7 +207,7 @@ async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
 
 
 async def test_snapshot_stays_after_a_write_to_its_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer one would contradict what was told; who goes on to write is lost, who only reads is not."""
+    """A newer snapshot would contradict earlier answers; the transaction loses only if it goes on to write."""
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
@@ -222,7 +222,7 @@ async def test_snapshot_stays_after_a_write_to_its_reads(tmp_path: Path, monkeyp
 async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_child_first: bool
 ) -> None:
-    """The delete has found no child, without a read of their absence: each child reads its parent."""
+    """The delete found no child, and its access set has no read of that: each new child reads its parent."""
     child, parent = "INSERT INTO child VALUES (1, 1)", "DELETE FROM t WHERE id = 1"
     async with running(tmp_path, monkeypatch) as (runtime, _):
         await runtime.submit(request("CREATE TABLE child(id INTEGER PRIMARY KEY, t REFERENCES t(id))", "child"))
@@ -236,7 +236,7 @@ async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
 
 
 async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier reads may be overwritten in that time: then a newer snapshot would contradict them."""
+    """A later commit may overwrite earlier reads in that time, and then a newer snapshot would contradict them."""
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]

@@ -25,7 +25,7 @@ REMOVED = MembershipError("there is no member B", reason="unknown")
 @pytest.fixture
 def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     async def run(*answers: BedrockishError | None) -> None:
-        """Ask until there is an end; SILENT is met when the client is opened."""
+        """Ask until the answer is final; SILENT is the answer to opening the client."""
         left = list(answers)
 
         class Client:

@@ -55,7 +55,7 @@ class Node:
                 await trio.sleep(0.001)
 
     def told(self, name: str) -> Any:
-        """The first value that a request was told."""
+        """Return the first value of a request's answer."""
         return decode_results(self.answer(name).results)[0].rows[0][0]
 
     def answer(self, name: str) -> Answer:
@@ -101,7 +101,7 @@ async def writing(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def test_each_read_level_keeps_its_promise_during_a_large_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The large transaction is committed, and may have been told elsewhere: who reads strictly waits for it."""
+    """The large transaction is committed, and another client may know it, so a strict read waits for it."""
     async with a_node(tmp_path, monkeypatch) as node:
         async with writing(node, monkeypatch):
             node.ask("stale", read=STALE)
@@ -200,7 +200,7 @@ async def test_volatile_commit_is_not_returned(tmp_path: Path, monkeypatch: pyte
 async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has been read in the batch that the large transaction is a part of, before that."""
+    """The first read was on the batch of the large transaction, before that transaction."""
     async with a_node(tmp_path, monkeypatch) as node:
         node.disk.gate.clear()
         node.ask("small", "INSERT INTO t VALUES (-1, 'small')")  # its sync keeps the next batch open
@@ -228,7 +228,9 @@ async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
 async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that has read on the new schema at another node waits; others read on the old one, and name it."""
+    """A session that has read on the new schema at another node waits; others read on the old one, and their tokens say
+    so.
+    """
     async with a_node(tmp_path, monkeypatch) as node:
         await node.runtime.submit(request("CREATE INDEX t_x ON t(x)", "index"))
         in_force, following = schema_history.clocks(node.engine._db)
@@ -242,12 +244,12 @@ async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
         await node.wait("old")
         await settled()
         assert node.told("old") == "first"
-        assert node.answer("old").token.clock >= in_force  # else another node could show the schema before that
+        assert node.answer("old").token.clock >= in_force  # otherwise another node could show the earlier schema
         assert "new" not in node.answers
         door.opened.set()
         await node.wait("new", "drop")
         assert decode_results(node.answer("new").results)[0].columns == ("id",)
-        # From now on the connection for such reads has to know the new schema.
+        # From now on the connection for such reads must know the new schema.
         async with writing_a_bit(node, monkeypatch, "INSERT INTO t VALUES (77)"):
             node.ask("columns", "SELECT * FROM t")
             node.ask("gone", "SELECT x FROM t")
@@ -261,7 +263,7 @@ async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
 async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its token covers the change here, too, but the schema of before is still in force."""
+    """The session's token includes the change, but the earlier schema is still in force here."""
     monkeypatch.setattr(executor, "LONG_CHANGE_S", -1)
     monkeypatch.setattr(executor, "BUILD_S", 0.5)
     async with a_node(tmp_path, monkeypatch) as node:
@@ -285,7 +287,7 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
 
 @asynccontextmanager
 async def writing_a_bit(node: Node, monkeypatch: pytest.MonkeyPatch, sql: str, user: str = "") -> AsyncIterator[None]:
-    """While a thread writes something, as if that were large."""
+    """Let a thread write rows inside the block, as for a large transaction."""
     monkeypatch.setattr(node.engine.entries, "is_long", lambda entry: entry.transaction.command == "long")
     door = Door(node.engine.entries, "apply", monkeypatch)
     node.ask("long", sql, user=user)
@@ -361,7 +363,7 @@ async def test_a_fault_is_the_node_s_and_the_read_waits(tmp_path: Path, monkeypa
 
 
 async def test_only_a_completely_known_batch_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may commit the next one during a read."""
+    """The thread may commit the next batch during a read."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     reads = CommittedReads(engine.beside())
     reads.learn()

@@ -13,7 +13,7 @@ from bedrockish_journal.model.transaction import Txid
 
 @pytest.mark.parametrize("force", [True, False])
 def test_journal_keeps_scheduled_schema_changes(force: bool) -> None:
-    """It is run from there: without it the node could not go on."""
+    """The node executes the change from the journal, and could not go on without it."""
     change = Txid(moved(0, 1_000_000), "A")
     state: Any = SimpleNamespace(
         clock=SimpleNamespace(follows_wall=True, safe=moved(0, 9_000_000)),

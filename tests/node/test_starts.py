@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def begin(path: Path, start: bytes, batches: int = 0) -> dict[str, object]:
-    """Be a process that begins, writes some batches, and is killed; return what it told of its file at the end."""
+    """Start as a process, write some batches, and be killed; return the file's last description of itself."""
     engine = Engine.open(path, founding=Founding("A", MEMBERS, "store-A"))
     info = begin_on_file(engine, start)
     for number in range(batches):
@@ -47,7 +47,7 @@ def test_each_start_is_told_with_the_files_ticks(path: Path) -> None:
 
 
 def test_a_file_that_was_put_back_is_noticed_after_it_has_grown(path: Path) -> None:
-    """As a peer sees it that has met the file before the loss."""
+    """A peer that has met the file before the loss notices it."""
     begin(path, b"one", batches=3)
     copy = path.read_bytes()
     known = Incarnations({}, lambda _name, _value: None)
@@ -59,7 +59,7 @@ def test_a_file_that_was_put_back_is_noticed_after_it_has_grown(path: Path) -> N
 
 
 def test_a_copy_for_another_node_has_no_starts_and_has_lost_nothing(path: Path) -> None:
-    """They are those of the old owner; so is what its file was found to lack, which the file of A keeps."""
+    """The copy has neither the old owner's starts nor the mark of its lost commits; the file of A keeps both."""
     begin(path, b"one")
     engine = Engine.open(path, founding=None)
     engine.set_meta("lost", "some promise")

@@ -1,4 +1,4 @@
-"""Steps: what waits for nothing is done at once, and the rest in a task."""
+"""Steps: a step that waits for nothing is done at once, and another one in a task."""
 
 import pytest
 import trio

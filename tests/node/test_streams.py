@@ -1,4 +1,4 @@
-"""A strict stream reads the very snapshot that a majority was asked about."""
+"""A strict stream reads the same snapshot about which a majority was asked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class StillCore:
 
 @dataclass
 class Majority:
-    """Says of the first snapshot that it is asked about that it misses something, and commits that."""
+    """Reports that the first snapshot misses a commit, and makes that commit."""
 
     desk: Desk
     asked: list[dict[str, int]] = field(default_factory=list)

@@ -64,7 +64,7 @@ async def test_read_that_arrives_after_a_question_shares_the_next_one(
 
 
 async def test_answer_is_of_the_state_that_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is committed after the question was asked may be the later of two, and the earlier may be missing."""
+    """A row committed after the question may be the later of two, and the earlier may be missing."""
     async with a_node(tmp_path, monkeypatch) as node:
         questions = Questions(node, monkeypatch)
         node.ask("read", read=STRICT)

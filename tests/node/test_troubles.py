@@ -129,7 +129,7 @@ def lasting(status: dict[str, Any]) -> dict[str, str]:
 
 
 def test_clock_that_is_ahead_hides_no_node_that_is_slow() -> None:
-    """The age of safe time and of messages is told by most voters' clocks, so that this one makes nothing old."""
+    """The ages of safe time and of messages are measured by most voters' clocks, so this clock makes nothing old."""
     stands: dict[str, Any] = {"wall_offset_ms": -3_600_000}
     ahead = WELL | {"nodes": {n: {**NODE, **stands} for n in "BC"} | {"A": NODE}}
     assert set(lasting(ahead)) == {"clock_skew"}
@@ -141,7 +141,7 @@ def test_clock_that_is_ahead_hides_no_node_that_is_slow() -> None:
 
 
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
-    """It is asked for its troubles all the same, also while no peer reaches it."""
+    """The command asks the joining node for its troubles, even if no peer reaches it."""
     nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}
     found = Troubles().look(WELL | {"nodes": nodes, "trouble": "node A is new and still catching up"}, 100.0)
     assert found[0]["code"] == "out_of_service"
@@ -160,7 +160,7 @@ def test_status_of_an_older_node_can_be_read() -> None:
 
 
 def test_a_learner_whose_copy_is_not_compared_yet_is_of_use() -> None:
-    """It answers reads; as a voter it would take no writes, and says so."""
+    """The node answers reads; as a voter it would accept no writes, and says so."""
     alarms = {"unproven_copy": {"reason": "not compared"}}
     voter = WELL | {"mode": "read-only", "alarms": alarms}
     learner = voter | {"nodes": {**WELL["nodes"], "A": {**WELL["nodes"]["A"], "role": "learner"}}}

@@ -148,28 +148,6 @@ def _arg(where: str, value: object) -> object:
     return _param(where, value)
 
 
-def read_row(body: bytes) -> list[Any] | dict[str, Any]:
-    """Parse a row: an array of values, or an object with the names of columns.
-
-    Arrays and objects inside of the row, which SQLite has no type for, become JSON texts.
-
-    Raises:
-        UsageError: the body is not a row, or has a number that SQLite cannot hold.
-    """
-    row = read_json(body)
-    if isinstance(row, dict) and not _is_special(row):
-        return dict(check_params({name: _cell(name, value) for name, value in row.items()}) or {})
-    if not isinstance(row, list):
-        raise UsageError("the body should be a JSON object with names of columns, or an array of values")
-    return list(check_params([_cell(str(place), value) for place, value in enumerate(row, 1)]) or [])
-
-
-def _cell(where: str, value: object) -> object:
-    if isinstance(value, list) or (isinstance(value, dict) and not _is_special(value)):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _param(where, value)
-
-
 def read_json(body: bytes) -> Any:
     """Parse a JSON body; return its value.
 

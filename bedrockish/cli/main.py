@@ -87,11 +87,6 @@ COMMANDS = {
         "clock",
         "Print the clocks of all members, or make them follow the wall clock (on) or only count (off).",
     ),
-    "schema": (
-        "bedrockish.cli.schema",
-        "schema",
-        "Read the versions of the schema, and try a change without making it.",
-    ),
     "user": ("bedrockish.cli.user", "user", "Show and change the users of the cluster."),
     "member": ("bedrockish.cli.member", "member", "Show and change the members of the cluster."),
     "password": (
@@ -131,7 +126,7 @@ COMMANDS = {
 
 GROUPS = {
     "Start": ("init", "serve", "join"),
-    "Use": ("sql", "explain", "import", "export", "schema"),
+    "Use": ("sql", "explain", "import", "export"),
     "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
     "Data": ("backup", "restore", "changes", "export-journal", "compact"),
     "Audit": ("journal", "audit", "anchor"),

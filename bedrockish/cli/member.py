@@ -11,7 +11,6 @@ from bedrockish.api.url import parse_address
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
-from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, UsageError
 
@@ -42,21 +41,6 @@ def member() -> None:
     URL names one or more nodes of the cluster. A node is added as a learner, which has all data and answers reads. A
     promoted node votes, and leads transactions of its own.
     """
-
-
-@member.command("list", cls=UrlCommand)
-@mode_option
-@timeout_option
-def list_members(url: str, mode: str | None, timeout: float | None) -> None:
-    """Print the members, as the node at URL knows them."""
-    with connect(url) as connection:
-        nodes = connection.nodes(timeout=timeout)
-    columns = ("node", "address", "role", "up", "store")
-    rows = [
-        (node, fact["address"], fact["role"], "yes" if fact["up"] else "no", fact["store"])
-        for node, fact in nodes.items()
-    ]
-    show(Rows(columns, rows), mode)
 
 
 @member.command(cls=UrlCommand)

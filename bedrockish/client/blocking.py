@@ -344,10 +344,6 @@ class Connection:
         """Return the versions of the schema, oldest first. See ``Client.schema_history``."""
         return run(self._client.schema_history, timeout=timeout)
 
-    def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
-        """Run schema statements and roll them back; return the errors. See ``Client.try_schema``."""
-        return run(self._client.try_schema, sql, timeout=timeout)
-
     def cluster_clock(self, *, timeout: float | None = None) -> int:
         """Return a new value of the connected node's clock."""
         return run(self._client.cluster_clock, timeout=timeout)

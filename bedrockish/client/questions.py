@@ -9,13 +9,11 @@ from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Ask, Told
 from bedrockish.client.admin_calls import clock_time
 from bedrockish.client.calls import Calls
 from bedrockish.client.request_builder import columns_of, map_of
-from bedrockish.errors import UsageError
 
 HISTORY = (
     "SELECT version, leader, clock, activates, lead(activates) OVER (ORDER BY version) AS until, state, failure, "
     "statements FROM bedrockish_schema ORDER BY version"
 )
-NOT_SCHEMA = "this is no change of the schema; a dry run is for CREATE, ALTER and DROP, and 'explain' for the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +102,3 @@ class QuestionCalls(Calls):
             BedrockishError: no node could be asked.
         """
         return [SchemaVersion(*row) for row in await self.execute(HISTORY, timeout=timeout)]
-
-    async def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
-        """Run schema statements at the connected node, one after the other, and roll them back.
-
-        Returns:
-            for each statement up to the first that fails, its error as a text; empty for a statement that succeeds.
-
-        Raises:
-            SqlError: SQLite does not accept a statement.
-            UsageError: a statement does not change the schema.
-            BedrockishError: a statement cannot be replicated, or no node could be asked.
-        """
-        found = await self.explain(sql, timeout=timeout)
-        if any(one["kind"] != "schema" for one in found):
-            raise UsageError(NOT_SCHEMA)
-        return [str(one["error"]) for one in found]

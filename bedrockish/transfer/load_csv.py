@@ -1,4 +1,4 @@
-"""Loads a file of CSV, or of lines of JSON, into a table: each row once, however often the load is run again."""
+"""Loads a file of CSV into a table: each row once, however often the load is run again."""
 
 import codecs
 import csv
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bedrockish.api.json_forms import read_row
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, UsageError
 from bedrockish.transfer.load_database import (
@@ -26,10 +25,6 @@ from bedrockish.transfer.load_database import (
 
 BATCH_ROWS = 1_000
 CHUNK_BYTES = 1 << 20
-LINE_BYTES_MAX = 2 * ROW_BYTES_MAX
-
-
-Found = Sequence[Any] | dict[str, Any]  # a row: values in their order, or by the names of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +37,12 @@ class TableFile:
         skip: header lines to skip.
         again: a word that distinguishes this load from an earlier one of the same file, so that the rows are added once
             more.
-        is_json: whether each line is a JSON object with names of columns, or a JSON array of values.
     """
 
     path: Path
     separator: str = ","
     skip: int = 0
     again: str = ""
-    is_json: bool = False
 
     def fingerprint(self, table: str) -> str:
         """Return a digest of the file's content and the target table.
@@ -58,7 +51,7 @@ class TableFile:
             UsageError: the file is not UTF-8 text.
         """
         how = f"{LAYOUT} {self.separator!r} {self.skip} {self.again} {table.lower()}"
-        digest = hashlib.sha256((how + " JSON" * self.is_json).encode())
+        digest = hashlib.sha256(how.encode())
         decoder = codecs.getincrementaldecoder("utf-8")()
         with self.path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -69,32 +62,12 @@ class TableFile:
                     raise UsageError(f"{self.path} is not UTF-8 text ({error.reason}); convert it first") from error
         return digest.hexdigest()[:32]
 
-    def rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
+    def rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Sequence[str]], None, None]:
         """Yield each row's last line number and its values; call ``told`` with the number of bytes read so far.
 
         Raises:
-            UsageError: the content is not valid CSV or JSON.
+            UsageError: the content is not valid CSV.
         """
-        return self._json_rows(told) if self.is_json else self._csv_rows(told)
-
-    def _json_rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if number <= self.skip or not line.strip():
-                    continue
-                if len(line) > LINE_BYTES_MAX:
-                    raise UsageError(f"{self.path}:{number}: the line has more than {LINE_BYTES_MAX >> 20} MiB")
-                try:
-                    yield number, read_row(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
-                except UsageError as error:
-                    raise UsageError(
-                        f"{self.path}:{number}: {error.message.replace('the body', 'the line')}"
-                    ) from error
-                if not number % 1000:
-                    told(file.tell())
-        told(self.path.stat().st_size)
-
-    def _csv_rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
         csv.field_size_limit(ROW_BYTES_MAX)
         with self.path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
             for _ in range(self.skip):
@@ -151,17 +124,15 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
     if filled.created:
         with closing(source.rows(lambda _: None)) as peek:
             columns = _header(source, next(peek, (0, []))[1])
-        kind = "" if source.is_json else " TEXT"  # JSON's values have kinds of their own
-        made = ", ".join(f"{quote(column)}{kind}" for column in columns)
+        made = ", ".join(f"{quote(column)} TEXT" for column in columns)
         await once.send("create", [f"CREATE TABLE {quote(table)}({made})"])
-        if not source.is_json:
-            next(rows)
+        next(rows)
     lines: list[int] = []  # the last line number of each row of the batch
 
     def fitted() -> Iterator[tuple[Any, ...]]:
         for line, row in rows:
             lines.append(line)
-            yield _fit(row, columns, filled, f"{source.path}:{line}")
+            yield _fit(row, len(columns), filled)
 
     with closing(rows):
         for number, batch in enumerate(cut(fitted(), BATCH_ROWS, BATCH_BYTES)):
@@ -179,20 +150,11 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
     return filled
 
 
-def _fit(row: Found, columns: list[str], filled: Filled, where: str) -> tuple[Any, ...]:
-    """Return the values of a row in the order of the columns."""
-    if not isinstance(row, dict):
-        filled.short += len(row) < len(columns)
-        filled.long += len(row) > len(columns)
-        return (*row[: len(columns)], *[None] * (len(columns) - len(row)))
-    given = {name.lower(): value for name, value in row.items()}
-    strange = given.keys() - {column.lower() for column in columns}
-    if strange:
-        raise UsageError(f"{where}: there is no column {min(strange)!r}; the table has {', '.join(columns)}")
-    if len(given) < len(row):
-        raise UsageError(f"{where}: the line names a column twice")
-    filled.short += len(given) < len(columns)
-    return tuple(given.get(column.lower()) for column in columns)
+def _fit(row: Sequence[str], count: int, filled: Filled) -> tuple[Any, ...]:
+    """Return a row with as many values as the table has columns."""
+    filled.short += len(row) < count
+    filled.long += len(row) > count
+    return (*row[:count], *[None] * (count - len(row)))
 
 
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
@@ -214,9 +176,7 @@ async def _culprit(client: Client, table: str, columns: list[str], batch: list[t
     return place
 
 
-def _header(source: TableFile, row: Found) -> list[str]:
-    if source.is_json and not isinstance(row, dict):
-        raise UsageError(f"{source.path}: there is no such table, and its first line names no columns; make it first")
+def _header(source: TableFile, row: Sequence[str]) -> list[str]:
     names = [name.strip() for name in row]
     if not names or not all(names):
         raise UsageError(f"{source.path}: its first row should name the columns of the new table, without a gap")

@@ -61,13 +61,12 @@ class Table(ScriptedNode):
         (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
         (["xyzzy"], 2, "there is no command 'xyzzy'; there is init, serve, "),
         (["bedrockish://ann:secret@h"], 2, "the URL comes after the command: bedrockish status URL"),
-        (["member", "bedrockish://ann:secret@h", "list"], 2, "after the command: bedrockish member list URL"),
+        (["member", "bedrockish://ann:secret@h", "add"], 2, "after the command: bedrockish member add URL"),
         (
             ["user", "bedrockish://ann:secret@h"],
             2,
             "after the command: bedrockish user COMMAND URL …; there is list, add",
         ),
-        (["schema", "bedrockish://ann:secret@h"], 2, "bedrockish schema COMMAND URL"),
         (["journal", "bedrockish://ann:secret@h", "prune"], 2, "bedrockish journal prune URL"),
         (
             ["backup", "follow", "bedrockish://h", "s3://b/x"],

@@ -260,7 +260,7 @@ def test_help_lists_commands_and_timer_prints_times(node: LocalCluster) -> None:
         (".mode", None),
         (".mode xml", "there is no mode 'xml'; there is box, column"),
         (".headers maybe", "write on or off"),
-        (".import", "write .import [--csv|--tabs|--json]"),
+        (".import", "write .import [--csv|--tabs]"),
         (".import --fast a b", "has no option --fast"),
         (".import no/such.csv t", "no/such.csv: there is no such file"),
         (".read no/such.sql", "no/such.sql: No such file"),

@@ -1,6 +1,5 @@
 """Habits from sqlite3's shell, at a real node: parameters, files, a narrow terminal, Ctrl-C, broken pipes."""
 
-import json
 import os
 import pty
 import re
@@ -114,46 +113,7 @@ def test_a_backup_is_restored_elsewhere(node: LocalCluster, db: Connection, tmp_
         assert script(other, ".tables\n.indexes\nSELECT * FROM pet;") == "pet\npet_name\n1\tRex\t1.5\n2\tNULL\tNULL\n"
 
 
-def test_lines_of_json_become_rows(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
-    """Numbers stay numbers, what has no form in SQLite stays JSON; twice the same file is once the same rows."""
-    lines = [{"id": 1, "name": "Ann", "x": 1.5}, {"ID": 2, "name": None, "x": {"base64": "AAE="}}]
-    lines += [{"id": 3, "name": True, "x": [1, {"a": 2}]}, {"id": 1 << 62}]
-    file = tmp_path / "people.jsonl"
-    file.write_text("\ufeff" + "\n".join(map(json.dumps, lines)) + "\n\n")
-    for _ in range(2):
-        assert "1 had too few values" in script(node, f".import {file} people")
-    expected = [(1, "Ann", 1.5), (2, None, b"\0\1"), (3, 1, '[1,{"a":2}]'), (1 << 62, None, None)]
-    assert list(db.execute("SELECT * FROM people ORDER BY id")) == expected
-    arrays = tmp_path / "more.txt"
-    arrays.write_text('[9, "Zoe", null]\n')
-    script(node, f".import --json {arrays} people")
-    assert db.execute("SELECT name FROM people WHERE id = 9").value() == "Zoe"
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        (['{"id": 1}', '{"id": 2, "name": }'], ":2: the line is not JSON"),
-        (['{"id": 1}', "", '{"id": 2, "colour": "red"}'], ":3: there is no column 'colour'; the table has id, v"),
-        (['{"id": 1}', "7"], ":2: the line should be a JSON object"),
-        (['{"id": 1}', '{"id": 9223372036854775808}'], ":2: parameter :id is"),
-        (['{"id": 1, "ID": 2}'], ":1: the line names a column twice"),
-        (['{"id": NaN}'], ":1: the line has NaN"),
-        (['{"id": "\\ud800"}'], ":1: the line has half of a surrogate"),
-        ([f'{{"id": {n}}}' for n in (*range(2, 702), 5, *range(800, 900))], "(line 701): UNIQUE constraint failed"),
-        (["[" * 100_000], ":1: the line is nested too deeply"),
-    ],
-)
-def test_a_wrong_line_is_named_by_its_number(
-    node: LocalCluster, db: Connection, tmp_path: Path, lines: list[str], says: str
-) -> None:
-    db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    assert says in refused(node, f".import {tmp_path}/t.jsonl t")
-    assert db.execute("SELECT count(*) FROM t").value() in (0, 1)
-
-
-def test_a_wrong_line_of_a_csv_is_named_too(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+def test_a_wrong_line_of_a_csv_is_named_by_its_number(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     """Its number is that of the line in the file, also behind rows of several lines; what was before it is there."""
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v CHECK(v <> 'bad'))")
     rows = [f'{n},"of two\nlines"' for n in range(1, 1501)] + ["1501,bad", "1502,good"]

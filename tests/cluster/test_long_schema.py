@@ -42,7 +42,6 @@ async def test_long_explain_and_schema_statements_block_no_other_request(tmp_pat
             runs: dict[str, Callable[[], Awaitable[object]]] = {
                 "explain": lambda: client.explain(endless, timeout=60),
                 "explain a write": lambda: client.explain(f"UPDATE t SET i = ({endless})", timeout=60),
-                "dry run": lambda: client.try_schema(INDEX, timeout=60),
                 "request": lambda: client.execute(INDEX, timeout=60),
                 "transaction": in_transaction,
             }
@@ -57,7 +56,6 @@ async def test_long_explain_and_schema_statements_block_no_other_request(tmp_pat
             assert found.rows == [(ROWS, 1)]
             assert [one["kind"] for one in await client.explain("INSERT INTO t VALUES (7)")] == ["write"]
             assert await client.columns("SELECT i FROM t") == [("i", "INTEGER")]
-            assert await client.try_schema("CREATE TABLE u(x)") == [""]
     finally:
         cluster.stop()
 

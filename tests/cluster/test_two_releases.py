@@ -94,7 +94,7 @@ async def every_operation(cluster: LocalCluster, last: Sequence[Path], stage: st
         done = program(other, "sql", url, f"UPDATE {stage} SET n = n + 1 WHERE who = '{who}' RETURNING n")
         assert done.returncode == 0, done.stderr
         counts[who] += 1
-        for command in ("status", "member list"):
+        for command in ("status", "nodes"):
             done = program(other, *command.split(), url)
             assert done.returncode == 0, done.stdout + done.stderr
     async with open_client(cluster.url(options=PATIENT)) as client:

@@ -206,8 +206,8 @@ COMMANDS = {
     "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),
     "nullvalue": Command("TEXT", "what NULL is printed as", _null, most=1),
     "import": Command(
-        "[--csv|--tabs|--json] [--skip N] [--again] FILE TABLE",
-        "load a file of CSV or of lines of JSON, each row once, however often it is interrupted and run",
+        "[--csv|--tabs] [--skip N] [--again] FILE TABLE",
+        "load a file of CSV, each row once, however often it is interrupted and run",
         import_file,
         2,
         6,

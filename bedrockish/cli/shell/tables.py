@@ -1,4 +1,4 @@
-"""``.import``: a file of CSV, or of lines of JSON, into a table."""
+"""``.import``: a file of CSV into a table."""
 
 import uuid
 from pathlib import Path
@@ -10,8 +10,6 @@ from bedrockish.cli.progress import progress_bar
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_csv import Filled, TableFile, load_table
-
-JSON_LINES = (".jsonl", ".ndjson")
 
 
 def import_file(shell: Shell, words: list[str]) -> None:
@@ -56,14 +54,13 @@ async def _load(url: str | None, token: bytes, source: TableFile, table: str) ->
 
 def _arguments(words: list[str]) -> tuple[TableFile, str]:
     separator, skip, again = ",", 0, ""
-    is_json: bool | None = None
     left: list[str] = []
     ahead = iter(words)
     for word in ahead:
         if word == "--tabs":
-            separator, is_json = "\t", False
-        elif word in ("--json", "--csv"):
-            is_json = word == "--json"
+            separator = "\t"
+        elif word == "--csv":
+            separator = ","
         elif word == "--again":
             again = uuid.uuid4().hex
         elif word == "--skip":
@@ -72,12 +69,9 @@ def _arguments(words: list[str]) -> tuple[TableFile, str]:
                 raise UsageError(f"--skip takes how many lines to leave out, not {number!r}")
             skip = int(number)
         elif word.startswith("-"):
-            raise UsageError(f".import has no option {word}; there is --csv, --tabs, --json, --skip N and --again")
+            raise UsageError(f".import has no option {word}; there is --csv, --tabs, --skip N and --again")
         else:
             left.append(word)
     if len(left) != 2:
         raise UsageError("write .import FILE TABLE")
-    path = Path(left[0])
-    if is_json is None:
-        is_json = path.suffix.lower() in JSON_LINES
-    return TableFile(path, separator, skip, again, is_json), left[1]
+    return TableFile(Path(left[0]), separator, skip, again), left[1]

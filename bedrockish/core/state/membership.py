@@ -148,7 +148,7 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
     known = members.get(node)
     # A voter with another file would have forgotten its promises, so its successor gets another name.
     if known is not None and known.voter:
-        raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
+        raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish nodes'")
     # Each of two processes with one name would receive the other's messages.
     if known is not None and node in facts.alive and known.store and known.store != store:
         raise _refused(

@@ -178,7 +178,7 @@ def test_a_pruned_journal_goes_on_from_a_backup_that_meets_it(lived: Lived, tmp_
 
 def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: Path) -> None:
     target = tmp_path / "no.db"
-    with pytest.raises(MomentError, match=f"up to clock {lived.last} .*made later, or an earlier moment"):
+    with pytest.raises(MomentError, match=f"up to clock {lived.last} .*a later backup, or an earlier moment"):
         restore(lived.path("A"), target, until=at(lived.last + 1))
     with pytest.raises(MomentError, match="later than the files are complete: that is up to clock 0"):
         restore(lived.backup, target, until=at(lived.last))

@@ -23,7 +23,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row
 
 FREED_AT_ONCE = 5_000
 SEARCHED_BYTES = 8 << 20  # limit of text for FTS5 in one transaction: about a second of work at each node
-_ROW_COST = 24  # approximate bytes of a row in addition to its values
+ROW_BYTES, VALUE_BYTES = 24, 9  # approximate bytes of a row, and of each value, besides those of texts and blobs
 
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""
@@ -347,7 +347,7 @@ def _as_reals(table: Table, row: Row | None) -> Row | None:
 
 def row_bytes(row: Row) -> int:
     """Return the approximate number of bytes of an encoded row."""
-    size = _ROW_COST + 9 * len(row)
+    size = ROW_BYTES + VALUE_BYTES * len(row)
     for value in row:
         if type(value) is str or type(value) is bytes:
             size += len(value)

@@ -6,50 +6,71 @@ in another thread, for 0.1 s. The steps here are short, so that the event loop c
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from struct import Struct
 from typing import Any
 
 import cbor2
 
+from bedrockish.api.column_blocks import LONG_BYTES, ROWS_MIN, Blocks, head, value_parts
 from bedrockish.api.requests import Result, encode_results
 
 LARGE_BYTES = 1 << 20  # results with values of fewer bytes are encoded at once
-STEP_BYTES = 256 << 10  # approximate bytes in one step; a value of at least this size is encoded by itself
+STEP_BYTES = LONG_BYTES  # approximate bytes in one step; a value of at least this size is encoded by itself
 GROUP = 255  # rows in one step, at most: the head of a CBOR list of up to so many items has two bytes
 SHORT_LIST = 24  # the head of a list with fewer items has one byte
 
-_LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
-_HEAD = Struct(">BI")
+_LIST = 0x80  # kind of a value in CBOR
 _FIXED = {int, float, type(None)}  # types of values that are short
 
 
-def encode_in_steps(results: Sequence[Result], size: int) -> bytes:
+def encode_in_steps(results: Sequence[Result], size: int, *, by_column: bool = False) -> bytes:
     """Encode results like ``encode_results``, except that some heads of lists and values may be longer.
 
     Args:
         results: the results of a request.
         size: approximate size of all their values, in bytes.
+        by_column: whether the client reads rows by column; results of many rows, all as wide as their columns, are
+            encoded so.
     """
-    if size < LARGE_BYTES:
+    by_column = by_column and any(map(_has_many_rows, results))
+    if size < LARGE_BYTES and not by_column:
         return encode_results(results)
-    rows = sum(len(one.rows) for one in results)
-    return b"".join(_parts(results, max(1, min(GROUP, STEP_BYTES * rows // size))))
+    return b"".join(_parts(results, size, by_column=by_column))
 
 
-def _parts(results: Sequence[Result], group: int) -> Iterator[bytes]:
-    yield _head(_LIST, len(results))
+def _has_many_rows(one: Result) -> bool:
+    return len(one.rows) >= ROWS_MIN or (one.blocks is not None and one.blocks.count > 0)
+
+
+def _parts(results: Sequence[Result], size: int, *, by_column: bool = False) -> Iterator[bytes]:
+    group = max(1, min(GROUP, STEP_BYTES * sum(len(one.rows) for one in results) // max(size, 1)))
+    yield head(_LIST, len(results))
     for one in results:
-        yield b"\x84"
-        yield cbor2.dumps(one.columns)
-        yield _head(_LIST, len(one.rows))
-        for start in range(0, len(one.rows), group):
-            rows = one.rows[start : start + group]
-            if all(map(_is_short, zip(*rows, strict=True))):
-                yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # strip the head of the list
-            else:
-                yield from chain.from_iterable(map(_row_parts, rows))
-        yield cbor2.dumps(one.rowcount)
-        yield cbor2.dumps(one.lastrowid)
+        yield from _by_column(one, size) if by_column and _has_many_rows(one) else _by_row(one, group)
+
+
+def _by_column(one: Result, size: int) -> Iterator[bytes]:
+    blocks = one.blocks or Blocks()
+    blocks.add(one.rows, size)
+    yield b"\x85"
+    yield cbor2.dumps(one.columns)
+    yield from blocks.encode()
+    yield cbor2.dumps(one.rowcount)
+    yield cbor2.dumps(one.lastrowid)
+    yield cbor2.dumps(blocks.count)
+
+
+def _by_row(one: Result, group: int) -> Iterator[bytes]:
+    yield b"\x84"
+    yield cbor2.dumps(one.columns)
+    yield head(_LIST, len(one.rows))
+    for start in range(0, len(one.rows), group):
+        rows = one.rows[start : start + group]
+        if all(map(_is_short, zip(*rows, strict=True))):
+            yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # strip the head of the list
+        else:
+            yield from chain.from_iterable(map(_row_parts, rows))
+    yield cbor2.dumps(one.rowcount)
+    yield cbor2.dumps(one.lastrowid)
 
 
 def _is_short(column: Sequence[Any]) -> bool:
@@ -63,18 +84,5 @@ def _is_short(column: Sequence[Any]) -> bool:
 
 
 def _row_parts(row: tuple[Any, ...]) -> Iterator[bytes]:
-    yield _head(_LIST, len(row))
-    for value in row:
-        if isinstance(value, str) and len(value) >= STEP_BYTES:
-            encoded = value.encode()
-            yield _head(_TEXT, len(encoded))
-            yield encoded
-        elif isinstance(value, bytes) and len(value) >= STEP_BYTES:
-            yield _head(_BYTES, len(value))
-            yield value
-        else:
-            yield cbor2.dumps(value)
-
-
-def _head(kind: int, count: int) -> bytes:
-    return _HEAD.pack(kind | 26, count)
+    yield head(_LIST, len(row))
+    yield from chain.from_iterable(map(value_parts, row))

@@ -15,6 +15,7 @@ from typing import Any
 
 import cbor2
 
+from bedrockish.api.column_blocks import Blocks, rows_of_blocks
 from bedrockish.common.levels import LEVEL
 from bedrockish.common.trace_context import came_with
 from bedrockish.errors import ForeignClusterError, ProtocolMismatchError, UsageError
@@ -212,6 +213,7 @@ class Request:
         digest: the digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
         temporary: name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the
             first of them; empty if the session has none.
+        by_column: whether the client reads the rows of a large result by column. It is set by the client's link.
     """
 
     command: str
@@ -228,6 +230,7 @@ class Request:
     trace: str = ""
     digest: bytes = b""
     temporary: str = ""
+    by_column: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -251,6 +254,7 @@ class Request:
             self.trace,
             self.digest,
             self.temporary,
+            self.by_column,
         )
 
 
@@ -343,12 +347,14 @@ class Result:
         rows: the rows.
         rowcount: number of rows changed by the statement itself; -1 for a statement that cannot change rows.
         lastrowid: rowid of the last row inserted by the transaction so far, or None.
+        blocks: at a node, the rows before ``rows``, if they are encoded already; None if none are.
     """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     rowcount: int = -1
     lastrowid: int | None = None
+    blocks: Blocks | None = None
 
 
 def as_part_of_trace(request: Request) -> Request:
@@ -408,7 +414,10 @@ def _decoded(data: bytes) -> Any:
         ValueError, TypeError, cbor2.CBORError: the bytes are not results.
     """
     found = cbor2.loads(data, immutable=True)
-    for columns, rows, _rowcount, _lastrowid in found:
+    for one in found:
+        if len(one) == BY_COLUMN:
+            return [*map(_by_row, found)]
+        columns, rows, _rowcount, _lastrowid = one
         if type(columns) is not tuple or type(rows) is not tuple or not {*map(type, rows)} <= _TUPLES:
             raise TypeError("columns and rows should be lists")
         if len(rows) == 1 and len(rows[0]) == 1 and type(rows[0][0]) not in _STORED:
@@ -417,6 +426,19 @@ def _decoded(data: bytes) -> Any:
     return found
 
 
+def _by_row(one: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a decoded result, which may have its rows by column, with its rows as tuples."""
+    columns, rows, rowcount, lastrowid, *count = one
+    if type(columns) is not tuple or type(rows) is not tuple:
+        raise TypeError("columns and rows should be lists")
+    if count:
+        return columns, rows_of_blocks(rows, len(columns), *count), rowcount, lastrowid
+    if not {*map(type, rows)} <= _TUPLES:
+        raise TypeError("columns and rows should be lists")
+    return one
+
+
+BY_COLUMN = 5  # items of a result whose rows are by column; the last is their number
 _TUPLES = {tuple}
 _STORED = {int, float, str, bytes, type(None)}  # types of the values of SQLite
 

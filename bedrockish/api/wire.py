@@ -62,6 +62,7 @@ QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
+BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
 UNTAKEN = "untaken"  # in the details of a link's last error: the node has executed none of the unanswered calls
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 200, 100
 
@@ -207,8 +208,13 @@ def encode_call(call: Call) -> bytes:
         raise UsageError(f"a text in the request cannot be sent: {error}") from error
 
 
-def decode_call(payload: bytes, user: str = "") -> Call:
-    """Decode a call and set its user to ``user``, the authenticated one; a user named in the bytes is ignored.
+def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> Call:
+    """Decode a call.
+
+    Args:
+        payload: the bytes.
+        user: the authenticated user; a user named in the bytes is ignored.
+        by_column: whether the client reads the rows of large results by column.
 
     Raises:
         MalformedCallError: the bytes are not a call.
@@ -225,7 +231,7 @@ def decode_call(payload: bytes, user: str = "") -> Call:
     op = packed.get("op")
     try:
         if op in (EXECUTE, CALL):
-            return Execute(number, _decode_request(packed, user))
+            return Execute(number, _decode_request(packed, user, by_column=by_column))
         if op in STEPS or op in STREAM_STEPS:
             prepared = packed.get("prepared", b"") if op == COMMIT else b""
             if type(prepared) is not bytes:
@@ -233,7 +239,8 @@ def decode_call(payload: bytes, user: str = "") -> Call:
             owner = packed.get("for")
             if owner is not None and (op not in (COMMIT, SETTLE) or type(owner) is not str):
                 raise UsageError("a learner commits and settles for a user's program, who goes by a name")
-            request = _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM)))
+            least = int(op in (STATEMENTS, STREAM))
+            request = _decode_request(packed, user, least, by_column=by_column)
             return Step(number, request, op, prepared, owner)
         if op == MEMBER:
             return Execute(number, _decode_change(packed, user))
@@ -268,7 +275,7 @@ def _command(packed: Mapping[str, Any]) -> str:
     return command
 
 
-def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Request:
+def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1, *, by_column: bool = False) -> Request:
     call = _decode_named(packed) if packed["op"] == CALL else None
     statements = packed.get("statements") if call is None else []
     if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
@@ -294,6 +301,7 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
         _digest(packed) if packed["op"] == SETTLE and "digest" in packed else b"",
         _temporary(packed) if "temporary" in packed else "",
+        by_column,
     )
 
 

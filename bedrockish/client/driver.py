@@ -9,7 +9,7 @@ from typing import assert_never
 import trio
 
 from bedrockish.api.url import Address, Target
-from bedrockish.api.wire import Answered, Ask, Told
+from bedrockish.api.wire import BY_COLUMN, Answered, Ask, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
@@ -143,7 +143,7 @@ class Driver:
 
     async def _hold(self, dial: Dial) -> None:
         """Open a link and read from it until it ends."""
-        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
+        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client", info={BY_COLUMN: True})
         with trio.CancelScope() as scope:
             self._scopes[dial.link] = scope
             try:

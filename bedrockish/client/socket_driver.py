@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, assert_never, cast
 
 from bedrockish.api.url import Address, Target
-from bedrockish.api.wire import NODES, Answered, Ask, Step, Told
+from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.fork import watch_forks
@@ -300,7 +300,7 @@ class SocketDriver:
 
     def _dial(self, dial: Dial) -> None:
         """Open a link, while other threads may make calls."""
-        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
+        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client", info={BY_COLUMN: True})
         link: SocketLink | None = None
         try:
             link = self._entry.dial_socket(dial.address, hello, dial.timeout_s, LIMITS)

@@ -17,6 +17,7 @@ import trio
 
 from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.api.wire import (
+    BY_COLUMN,
     EVENTS,
     EXPLAIN,
     JOIN,
@@ -206,6 +207,7 @@ async def serve_client(
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
     session.user, session.access, session.why_out = user, access or Access(), why_out
     session.commit_prepared = commit_prepared
+    session.by_column = link.remote.info.get(BY_COLUMN) is True
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
@@ -233,9 +235,11 @@ class _Session:
         commit_prepared: commits a transaction that a program of the machine has executed.
         access: the users' rights.
         why_out: returns why the client has to be disconnected, or an empty text.
+        by_column: whether the client reads the rows of large results by column.
     """
 
     user = ""
+    by_column = False
     commit_prepared: "CommitPrepared | None" = None
     access: Access
     why_out: Callable[[], str] | None = None
@@ -315,7 +319,7 @@ class _Session:
     def _start(self, payload: bytes) -> None:
         size = _long(payload)
         try:
-            call = decode_call(payload, self.user)
+            call = decode_call(payload, self.user, by_column=self.by_column)
         except MalformedCallError as error:
             logger.warning("client %s sent a malformed call: %s", self._link.remote.node, error.message)
             self._refuse(error.id, error, size)

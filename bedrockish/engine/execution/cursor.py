@@ -11,7 +11,8 @@ from bedrockish.access_sets.analysis import AccessSetBuilder
 from bedrockish.access_sets.call_costs import Lengths, too_long
 from bedrockish.access_sets.change_capture import row_bytes
 from bedrockish.access_sets.readset import ReadPlan
-from bedrockish.api.requests import Result, Statement, encode_results
+from bedrockish.api.large_results import encode_in_steps
+from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import translate
@@ -56,10 +57,20 @@ class Batches:
         piece: the statement.
         params: its parameters.
         lengths: the bounds of the lengths of its values.
+        by_column: whether the client reads the rows by column.
     """
 
-    def __init__(self, snapshot: Snapshot, piece: Piece, params: tuple[Any, ...], lengths: Lengths) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        piece: Piece,
+        params: tuple[Any, ...],
+        lengths: Lengths,
+        *,
+        by_column: bool = False,
+    ) -> None:
         self._snapshot, self._piece, self._params, self._lengths = snapshot, piece, params, lengths
+        self._by_column = by_column
         self._cursor: apsw.Cursor | None = None
         self._is_stopped = False
 
@@ -79,12 +90,13 @@ class Batches:
                 try:
                     if self._is_stopped:
                         raise apsw.InterruptError
-                    rows, more = self._rows(limits.seconds() + BATCH_S)
+                    rows, size, more = self._rows(limits.seconds() + BATCH_S)
                 except apsw.Error as error:
                     was_interrupted = snapshot.was_interrupted(error)
                     raise
             columns = self._piece.columns
-            return encode_results([Result(columns, rows)]), len(rows), more
+            encoded = encode_in_steps([Result(columns, rows)], size, by_column=self._by_column)
+            return encoded, len(rows), more
         except apsw.Error as error:
             if was_interrupted:
                 if snapshot.is_refused:
@@ -98,7 +110,7 @@ class Batches:
                 "the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=self._piece.sql
             ) from None
 
-    def _rows(self, until: float) -> tuple[list[tuple[Any, ...]], bool]:
+    def _rows(self, until: float) -> tuple[list[tuple[Any, ...]], int, bool]:
         seconds = self._snapshot.limits.seconds
         if self._cursor is None:
             self._snapshot.switch(self._piece.settings, on=True)
@@ -110,8 +122,8 @@ class Batches:
             rows.append(row)
             size += row_bytes(row)
             if size >= BATCH_BYTES or seconds() >= until:
-                return rows, True
-        return rows, False
+                return rows, size, True
+        return rows, size, False
 
     def _interrupted(self) -> BedrockishError:
         if self._is_stopped:

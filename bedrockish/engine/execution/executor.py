@@ -23,6 +23,7 @@ from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
+from bedrockish.api.column_blocks import Blocks, Row
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
@@ -294,7 +295,9 @@ class Executor:
                     if self.stays:
                         raise UnsupportedError(ALONE)
                     raise MixesError
-                run.one(piece, params)
+                # If another statement writes, the journal keeps all results, as lists of rows.
+                packs = request.by_column and len(request.statements) == 1 and piece.only_reads(statement.sql)
+                run.one(piece, params, Blocks() if packs else None)
         if run.schema:
             assert cookie is not None
             with self.judging(run.schema[-1]):
@@ -304,7 +307,8 @@ class Executor:
             raise ConstraintError(
                 "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
             )
-        return self.prepare_rows(run.gatherer, run.encode(), base, schema_version, writes=run.writes)
+        result = run.encode(by_column=request.by_column and not run.writes)
+        return self.prepare_rows(run.gatherer, result, base, schema_version, writes=run.writes)
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
         """Execute a request without computing its read set; return its encoded results, or None if it does not only
@@ -332,12 +336,13 @@ class Executor:
                 for piece, params in self.pieces(statement, request.user):
                     if piece.kind != READ or piece.setting:
                         return None
-                    rows, size = self.run_piece(piece, params, room)
+                    blocks = Blocks() if request.by_column else None
+                    rows, size = self.run_piece(piece, params, room, None, blocks)
                     room -= size
-                    results.append(Result(piece.columns, rows, -1, None))
+                    results.append(Result(piece.columns, rows, -1, None, blocks))
         finally:
             self.allow(_FOREVER)
-        return encode_in_steps(results, most - room)
+        return encode_in_steps(results, most - room, by_column=request.by_column)
 
     def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:
         """Return the encoded result of a statement if it is a lookup; None for any other."""
@@ -558,8 +563,8 @@ class Executor:
             self._until = _FOREVER
 
     def run_piece(
-        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths | None = None
-    ) -> tuple[list[tuple[Any, ...]], int]:
+        self, piece: Piece, params: Row, room: int, lengths: Lengths | None = None, blocks: Blocks | None = None
+    ) -> tuple[list[Row], int]:
         """Run one statement; return its rows and an estimate of their bytes.
 
         Args:
@@ -567,6 +572,7 @@ class Executor:
             params: its parameters.
             room: the bytes that its rows may take.
             lengths: the bounds of the lengths of its values; by default those of its plan.
+            blocks: takes the rows, if they are many, except for the last of them, which are returned.
 
         Raises:
             TakesLongError: it exceeds the loop's budget, or could with values of these lengths.
@@ -577,13 +583,13 @@ class Executor:
         if lengths is None:
             lengths = self.lengths(piece)
         if not piece.settings:
-            return self._run_piece(piece, params, room, lengths)
+            return self._run_piece(piece, params, room, lengths, blocks)
         with in_force(self._db, piece.settings):
-            return self._run_piece(piece, params, room, lengths)
+            return self._run_piece(piece, params, room, lengths, blocks)
 
     def _run_piece(
-        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths
-    ) -> tuple[list[tuple[Any, ...]], int]:
+        self, piece: Piece, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
+    ) -> tuple[list[Row], int]:
         db, in_loop, most, text = self._db, self._budget.is_brief, self._most_bytes, piece.sql
         if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
             db = self.reader
@@ -594,7 +600,11 @@ class Executor:
         shorten(db, lengths, in_loop=in_loop, most=most, params=params)
         try:
             if piece.columns:
-                rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
+                cursor = db.execute(text, params, can_cache=piece.can_cache)
+                try:
+                    rows, size = fetch(cursor, self._limits, self._number, room, blocks)
+                finally:
+                    cursor.close(True)
             else:
                 rows, size = [], 0
                 if piece.kind == WRITE and not piece.settings:
@@ -645,15 +655,6 @@ class Executor:
         if piece.kind == SCHEMA:
             return schema_lengths(self._db, piece.sql)
         return self.analysis.plan(piece).lengths
-
-    def _fetch(
-        self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int, *, can_cache: bool
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        cursor = db.execute(text, params, can_cache=can_cache)
-        try:
-            return fetch(cursor, self._limits, self._number, room)
-        finally:
-            cursor.close(True)
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:
@@ -758,8 +759,8 @@ class Run:
         pragmas.apply(self._executor._db, piece.sql)
         self.results.append(Result((), [], -1, None))
 
-    def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
-        """Run a statement; record its result and its reads."""
+    def one(self, piece: Piece, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
+        """Run a statement; record its result, of which ``blocks`` takes all but the last rows, and its reads."""
         executor = self._executor
         resolved = lengths = None
         if piece.kind != SCHEMA:
@@ -767,7 +768,7 @@ class Run:
             resolved, lengths = self.gatherer.read(plan, params, executor.query), plan.lengths
         self._begun.append((piece, params))
         before = 0 if resolved is None else executor.capture.count
-        rows, size = executor.run_piece(piece, params, self._room, lengths)
+        rows, size = executor.run_piece(piece, params, self._room, lengths, blocks)
         if resolved is not None:
             self.gatherer.complete(resolved, executor.capture.since(before), executor.capture.blind)
         if executor.scope.locked:
@@ -775,7 +776,7 @@ class Run:
         self._room -= size
         db = executor._db
         rowcount = db.changes() if piece.kind == WRITE else -1
-        self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
+        self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None, blocks))
 
     def alike(self, request: Request, first: int) -> int:
         """Run statements of one text, from a place on, in a batch; return their number, 0 if a batch is not possible.
@@ -805,9 +806,9 @@ class Run:
         self.writes = True
         return count
 
-    def encode(self) -> bytes:
+    def encode(self, *, by_column: bool = False) -> bytes:
         """Return the encoded results."""
-        return encode_in_steps(self.results, self._most - self._room)
+        return encode_in_steps(self.results, self._most - self._room, by_column=by_column)
 
     def looked_at(self) -> AccessSet:
         """Return the reads of the statements and constraint checks so far, on which an error rests."""

@@ -11,11 +11,12 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, shorten, too_long
-from bedrockish.access_sets.change_capture import row_bytes
+from bedrockish.access_sets.change_capture import ROW_BYTES, VALUE_BYTES, row_bytes
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.settings_in_force import in_force, switch
 from bedrockish.access_sets.table_layout import Tables
+from bedrockish.api.column_blocks import BLOCK_BYTES, Blocks
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
@@ -42,7 +43,9 @@ def read_schema_again(db: apsw.Connection) -> None:
     db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
 
 
-def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[list[tuple[Any, ...]], int]:
+def fetch(
+    cursor: apsw.Cursor, limits: Limits, number: int, room: int, blocks: Blocks | None = None
+) -> tuple[list[tuple[Any, ...]], int]:
     """Return the rows of a started statement, and an estimate of their bytes.
 
     Args:
@@ -50,6 +53,7 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
         limits: the limits of its cost.
         number: its number in the memory account; 0: it is brief, and gets a number only if its rows are large.
         room: the bytes that the rows may take.
+        blocks: takes the rows, if they are many, except for the last of them, which are returned.
 
     Raises:
         TooLargeError: the rows take more than ``room`` bytes.
@@ -58,13 +62,19 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
     if number:
         rows: list[tuple[Any, ...]] = []
         counted = Rows(limits, number, room, WAY_OUT)
-        size = 0
+        size = packed = 0
         for row in cursor:
             rows.append(row)
-            size += row_bytes(row)
+            size += ROW_BYTES + VALUE_BYTES * len(row)  # as ``row_bytes``, whose call takes as long as the row
+            for value in row:
+                if type(value) is str or type(value) is bytes:
+                    size += len(value)
             if size > UNCOUNTED_BYTES:
                 counted.add(size)
                 size = 0
+                if blocks is not None and counted.size - packed > BLOCK_BYTES:
+                    blocks.add(rows, counted.size - packed)
+                    rows, packed = [], counted.size
         counted.add(size)
         return rows, counted.size
     rows = cursor.fetchall()

@@ -109,6 +109,7 @@ _REFUSED = {
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
     **dict.fromkeys(_TEMP, _TEMPORARY),
 }
+_AROUND = " \t\r\n;"  # characters around a statement
 # Values for a statement whose number of parameters is not known yet; apsw.ext.query_info uses the same.
 _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 
@@ -195,6 +196,10 @@ class Piece:
     def checks_keys(self) -> bool:
         """Whether the statement is PRAGMA foreign_key_check."""
         return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
+
+    def only_reads(self, sql: str) -> bool:
+        """Return whether this statement reads, and a client's text has no other one."""
+        return self.kind == READ and self.sql.strip(_AROUND) == sql.strip(_AROUND)
 
     def text(self, params: Sequence[Any]) -> str:
         """Return the text to run with these parameters."""

@@ -200,7 +200,7 @@ class Streams:
             self._snapshots.give_back(snapshot)
         state, now = self._core.state, time.monotonic()
         token = Token(base, state.read_clock())
-        batches = Batches(snapshot, piece, params, plan.lengths)
+        batches = Batches(snapshot, piece, params, plan.lengths, by_column=request.by_column)
         return Stream(request.command, owner, caller, piece.columns, token, snapshot, batches, now, now)
 
     def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:

@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import (
     NOTHING,
     OPEN,
@@ -29,7 +30,6 @@ from bedrockish.api.requests import (
     Token,
     as_part_of_trace,
 )
-from bedrockish.api.requests import encode_results as encode
 from bedrockish.api.shown import is_refused
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
@@ -481,7 +481,8 @@ class Transactions:
             self.on_ran(request.texts, Ran(took_s, is_failed, refused, 1, size, request.user, request.trace))
         if failed is not None:
             raise failed
-        return Answer(encode(results), self._visibility.token(one))
+        encoded = encode_in_steps(results, self._bounds.result_bytes_max - room, by_column=request.by_column)
+        return Answer(encoded, self._visibility.token(one))
 
     def _move(self, one: Open) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -48,9 +48,20 @@ BATCH = 20_000
 
 
 def measure(
-    engine: str, where: str, work: str, processes: int, clients: int, seconds: float
-) -> tuple[float, float, float]:
-    """Return the rate, and the median and the 99th percentile in microseconds, of clients in some processes."""
+    engine: str,
+    where: str,
+    work: str,
+    processes: int,
+    clients: int,
+    seconds: float,
+    processor_s: Callable[[], float],
+) -> tuple[float, float, float, float]:
+    """Measure clients in some processes, after one run of the work by each.
+
+    Returns:
+        the rate, the median and the 99th percentile in microseconds, and by how much ``processor_s`` has grown for each
+        counted run, in milliseconds.
+    """
     threads = max(1, clients // processes)
     running = [
         subprocess.Popen(
@@ -66,7 +77,7 @@ def measure(
     for one in running:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n", f"a client of {engine} could not begin"
-    took, count = list[float](), 0
+    took, count, before = list[float](), 0, processor_s()
     for one in running:
         assert one.stdin is not None
         one.stdin.write("go\n")
@@ -76,7 +87,8 @@ def measure(
         times, number = out.splitlines()
         took += json.loads(times)
         count += int(number)
-    return count / seconds, quantile(took, 0.5), quantile(took, 0.99)
+    used_ms = 1e3 * (processor_s() - before) / max(1, count)
+    return count / seconds, quantile(took, 0.5), quantile(took, 0.99), used_ms
 
 
 def fill_plain(path: Path) -> None:
@@ -234,9 +246,7 @@ def main(
                 for many in processes:
                     for count in [one for one in clients if one >= many]:
                         for engine, where in engines.items():
-                            before = node.processor_s()
-                            rate, p50, p99 = measure(engine, where, work, many, count, seconds)
-                            used = (node.processor_s() - before) * 1e3 / max(1.0, rate * seconds)
+                            rate, p50, p99, used = measure(engine, where, work, many, count, seconds, node.processor_s)
                             shown = "" if engine not in (FILE, URL) or math.isnan(used) else f"{used:.3f}"
                             table.add_row(
                                 work, str(many), str(count), engine, f"{rate:,.0f}", f"{p50:,.0f}", f"{p99:,.0f}", shown

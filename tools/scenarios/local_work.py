@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from bedrockish import dbapi
@@ -15,6 +16,7 @@ from bedrockish.dbapi import Error
 from tools.scenarios.postgres import connect
 
 ROWS = 100_000
+WARM_S = 60.0  # seconds in which all clients must have done the work once
 PLAIN, GALERA, POSTGRES = "sqlite3", "Galera", "PostgreSQL"
 WORKS = ("point", "range", "mix", "order", "open", "transfer")
 POINT = "SELECT a FROM item WHERE id = ?"
@@ -120,9 +122,15 @@ class Client:
         self._db.execute(ADD, (other,))
         self._db.execute("COMMIT")
 
-    def run(self, do: Callable[[], None], until: float, took: list[float]) -> None:
-        """Repeat the work until a moment; transactions that lose a conflict are rolled back and not counted."""
-        do()
+    def run(self, do: Callable[[], None], begin: Callable[[], float], took: list[float]) -> None:
+        """Do the work once, call ``begin``, and repeat the work until the moment that it returns.
+
+        Transactions that lose a conflict are rolled back and not counted.
+        """
+        with suppress(*LOST):
+            do()
+        self._db.rollback()
+        until = begin()
         while (began := time.perf_counter()) < until:
             try:
                 do()
@@ -140,15 +148,24 @@ def main() -> None:
         LOST = (importlib.import_module("MySQLdb" if engine == GALERA else "psycopg2").Error,)
     clients = [Client(engine, where, int(seed) * 1_000 + number) for number in range(int(threads))]
     took = [list[float]() for _ in clients]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    until = time.perf_counter() + float(seconds)
+    warm, begun, until = threading.Barrier(len(clients) + 1, timeout=WARM_S), threading.Event(), 0.0
+
+    def begin() -> float:
+        warm.wait()
+        begun.wait()
+        return until
+
     running = [
-        threading.Thread(target=client.run, args=(getattr(client, work), until, times))
+        threading.Thread(target=client.run, args=(getattr(client, work), begin, times))
         for client, times in zip(clients, took, strict=True)
     ]
     for thread in running:
         thread.start()
+    warm.wait()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    until = time.perf_counter() + float(seconds)
+    begun.set()
     for thread in running:
         thread.join()
     print(json.dumps([round(1e6 * one, 1) for times in took for one in times][:200_000]))

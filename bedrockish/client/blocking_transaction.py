@@ -34,8 +34,8 @@ class BlockingTransaction:
 
     def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement; see ``Transaction.execute``."""
-        found: Rows = self._call(self._opened.execute, sql, params, timeout=timeout)
-        return found
+        found = self._opened.run_plain(sql, params, timeout)
+        return found if found is not None else self._call(self._opened.execute, sql, params, timeout=timeout)
 
     def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
         """Run one statement with many parameters; see ``Transaction.executemany``."""
@@ -44,6 +44,10 @@ class BlockingTransaction:
 
     def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
         """Run several statements in one round trip; see ``Transaction.run``."""
+        if len(statements) == 1 and type(statements[0]) is tuple:
+            one = self._opened.run_plain(*statements[0], timeout)
+            if one is not None:
+                return [one]
         found: list[Rows] = self._call(self._opened.run, statements, timeout=timeout)
         return found
 

@@ -238,6 +238,39 @@ class LocalSteps:
         found = await self._run_all(one, statements, step, timeout_s, begins=False)
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
+    def run_plain(self, command: str, statement: Statement) -> Result | None:
+        """Run a statement that does not depend on the session in this thread, and return its result.
+
+        Return None if ``run_here`` must run it: the transaction is not open here, or the statement needs ids or the
+        node, and had no effect.
+
+        Raises:
+            BedrockishError: see ``Transaction.run``.
+        """
+        one = self._find(command)
+        if one is None or one.keeps_rows:
+            return None
+        try:
+            return one.run(statement, is_plain=True)
+        except (IdsNeededError, NodeNeededError):
+            return None
+        except BedrockishError as error:
+            told = self._explained(one, error, 0)
+            if told is error:
+                raise
+            raise told from error
+
+    def _explained(self, one: LocalTransaction, error: BedrockishError, place: int) -> BedrockishError:
+        """Return the error that the caller gets for the statement at a place; forget a transaction that is over."""
+        if not isinstance(error, UsageError):
+            self.transactions.forget(one.request.command)
+            return error
+        error.details = {**error.details, "statement": place}
+        if not one.is_over:
+            return error
+        self.transactions.forget(one.request.command)
+        return type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
+
     async def _statements(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered:
         if what.request.temporary and not one.keeps_rows:
             one = await self._with_temporary(one, what.request)
@@ -254,7 +287,7 @@ class LocalSteps:
         *,
         begins: bool,
     ) -> list[Result]:
-        command, results, alone = one.request.command, list[Result](), 0
+        results, alone = list[Result](), 0
         while (place := len(results)) < len(statements):
             try:
                 if alone <= place < len(statements) - 1:
@@ -266,17 +299,12 @@ class LocalSteps:
                 results.append(await self._run(one, statements[place], ids, timeout_s))
             except NodeNeededError as error:
                 return [*results, *await self._move(one, step(), place, error, timeout_s)]
-            except UsageError as error:
-                error.details = {**error.details, "statement": place}
-                if one.is_over:
-                    self.transactions.forget(command)
-                    told = f"{error.message}; the transaction was rolled back"
-                    raise type(error)(told, **error.details, ended=True) from error
-                if begins:
+            except BedrockishError as error:
+                told = self._explained(one, error, place)
+                if told is not error:
+                    raise told from error
+                if begins and isinstance(error, UsageError):
                     error.details = {**error.details, BEGUN: True}
-                raise
-            except BedrockishError:
-                self.transactions.forget(command)
                 raise
         return results
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
-from bedrockish.client.request_builder import columns_of, new_command, seen, with_values
+from bedrockish.client.request_builder import columns_of, is_plain, new_command, seen, with_values
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.temporary import makes_temporary
@@ -133,6 +134,32 @@ class Transaction:
             reply = await self._step(STATEMENTS if self._is_begun else BEGIN, made, timeout)
             found = rows_of(reply.answer, len(made))
         return seen(found, options.values)
+
+    def run_plain(self, sql: str, params: Params, timeout_s: float | None) -> Rows | None:
+        """Run a statement in this thread, in less time than ``run`` takes, and return its result.
+
+        Return None if ``run`` must run it: the transaction is not open in this process, the statement depends on the
+        session, or it needs the node.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        local, options = self._local, self._options
+        if local is None or not (self._is_begun and self._is_open) or options.temporary.asked:
+            return None
+        if options.values.settings or type(sql) is not str or len(sql) > KEPT_TEXT_MAX or not is_plain(sql):
+            return None
+        statement = Statement(sql, check_params(params))
+        self._seconds(timeout_s)
+        try:
+            result = local.run_plain(self.command, statement)
+        except BaseException as error:
+            self._note(STATEMENTS, error)
+            raise
+        if result is None:
+            return None
+        rows = Rows(result.columns, result.rows, result.rowcount, result.lastrowid)
+        return seen([rows], options.values)[0]
 
     async def _run_here(
         self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None

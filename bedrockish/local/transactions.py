@@ -231,8 +231,10 @@ class LocalTransaction:
         """Rowid of the row that the transaction inserted last."""
         return self._session.lastrowid or None
 
-    def run(self, statement: Statement) -> Result:
+    def run(self, statement: Statement, *, is_plain: bool = False) -> Result:
         """Run one statement, which may be SAVEPOINT, RELEASE or ROLLBACK TO; return its result.
+
+        With ``is_plain``, a text that has run here before needs no further look at what it is.
 
         Raises:
             NodeNeededError: the transaction must move to the node.
@@ -243,7 +245,8 @@ class LocalTransaction:
             raise self._ended
         try:
             with self._lock, self._statement:
-                result = self._run(statement)
+                known = self._work.run_known(statement) if is_plain else None
+                result = self._run(statement) if known is None else known
         except (NodeNeededError, ClockNeededError) as error:
             if self._owner.attached.has_any:
                 raise UnsupportedError(

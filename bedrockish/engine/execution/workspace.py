@@ -442,6 +442,12 @@ class Work:
         assert last is not None
         return last
 
+    def run_known(self, statement: Statement) -> Result | None:
+        """Run a text that is known to have one statement, as ``run``; None: it is not known, and was not run."""
+        self._check_goes_on()
+        known = self.interactive.single(self.session, statement)
+        return None if known is None else self._run_piece(*known, read_only=False)
+
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 

@@ -1,0 +1,103 @@
+"""Statements of an open transaction that have run in the program before: the short way, and when it is left."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import bedrockish
+from bedrockish.client.blocking import Connection
+from bedrockish.client.local_steps import LocalSteps
+from bedrockish.errors import ConstraintError, SqlError
+from tools.cluster import LocalNode
+
+ADD = "UPDATE {} SET b = b + 1 WHERE id = ?"
+
+
+@pytest.fixture
+def db(node: LocalNode, table: str) -> Iterator[Connection]:
+    with bedrockish.connect(node.database) as made:
+        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER CHECK (b >= 0))")
+        made.execute(f"INSERT INTO {table} VALUES (1, 'one', 10), (2, 'two', 20)")
+        yield made
+
+
+@pytest.fixture
+def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the statements that took the long way."""
+    found, run_here = list[str](), LocalSteps.run_here
+
+    async def noted(self: LocalSteps, command: str, statements: Any, *rest: Any) -> Any:
+        found.extend(one.sql for one in statements)
+        return await run_here(self, command, statements, *rest)
+
+    monkeypatch.setattr(LocalSteps, "run_here", noted)
+    return found
+
+
+def test_statement_that_has_run_takes_the_short_way(db: Connection, table: str, long_way: list[str]) -> None:
+    read, add = f"SELECT b FROM {table} WHERE id = ?", ADD.format(table)
+    with db.transaction() as tx:
+        told = []
+        for number in (1, 2, 1):
+            told.append(tx.execute(read, (number,)).rows)
+            assert tx.execute(add, (number,)).rowcount == 1
+        assert told == [[(10,)], [(20,)], [(11,)]]
+    assert not long_way
+    assert [row[0] for row in db.execute(f"SELECT b FROM {table} ORDER BY id").rows] == [12, 21]
+    assert db.execute("SELECT changes(), total_changes()").rows[0][0] == 1
+
+
+def test_statement_that_needs_ids_leases_them(db: Connection, table: str, long_way: list[str]) -> None:
+    insert = f"INSERT INTO {table}(a) VALUES (?)"
+    with db.transaction() as tx:
+        ids = [tx.execute(insert, (f"row {number}",)).lastrowid or 0 for number in range(150)]
+        assert ids == sorted({*ids})
+        assert db.execute("SELECT last_insert_rowid()").value() == ids[-1]
+    assert 0 < len(long_way) < 20
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 152
+
+
+def test_statement_that_comes_to_need_the_node_moves_there(db: Connection, table: str) -> None:
+    clock = f"SELECT CASE WHEN b > 10 THEN transaction_clock() ELSE 0 END FROM {table} WHERE id = 1"
+    with db.transaction() as tx:
+        assert [tx.execute(clock).value() for _ in range(2)] == [0, 0]
+        tx.execute(ADD.format(table), (1,))
+        assert tx.execute(clock).value() > 0
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 11
+
+
+def test_failed_statement_leaves_the_transaction_open(db: Connection, table: str, long_way: list[str]) -> None:
+    add, insert = ADD.format(table), f"INSERT INTO {table} VALUES (?, 'two', 0)"
+    with db.transaction() as tx:
+        tx.execute(add, (1,))
+        for number in (3, 4):
+            with pytest.raises(ConstraintError) as error:
+                tx.execute(insert, (number,))
+            assert error.value.details["statement"] == 0
+        with pytest.raises(SqlError):
+            tx.execute(add, (1, 2))
+        tx.execute(add, (1,))
+    assert not long_way
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 12
+
+
+def test_statement_that_ends_the_transaction_says_so(db: Connection, table: str) -> None:
+    insert = f"INSERT OR ROLLBACK INTO {table} VALUES (?, ?, 0)"
+    opened = db.begin()
+    opened.execute(insert, (3, "three"))
+    with pytest.raises(ConstraintError, match="was rolled back") as error:
+        opened.execute(insert, (4, "three"))
+    assert error.value.details["ended"]
+    assert not opened.is_open
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
+def test_settings_and_values_of_the_session_take_the_long_way(db: Connection, table: str, long_way: list[str]) -> None:
+    with db.transaction() as tx:
+        tx.execute(ADD.format(table), (1,))
+        assert [tx.execute("SELECT changes()").value() for _ in range(2)] == [1, 1]
+        assert len(long_way) == 2
+        tx.execute("PRAGMA case_sensitive_like = on")
+        like = f"SELECT count(*) FROM {table} WHERE a LIKE 'ONE'"
+        assert [tx.execute(like).value() for _ in range(2)] == [0, 0]

@@ -29,7 +29,7 @@ class Law(NamedTuple):
     @property
     def brief(self) -> str:
         """The law, shortened to fit into a line of a report."""
-        return re.split(r"[:;]|, and nobody else|, and neither", self.says.rstrip("."))[0].replace("`", "").strip()
+        return re.split(r"[:;]|, and no other node|, and neither", self.says.rstrip("."))[0].replace("`", "").strip()
 
 
 LAWS = (
@@ -39,79 +39,80 @@ LAWS = (
     ),
     Law(
         "columns",
-        "The columns of a row, `bedrockish_joined` and `bedrockish_packed` say what the bytes say.",
+        "The columns of a row, `bedrockish_joined` and `bedrockish_packed` agree with the bytes.",
         simulated=False,
     ),
     Law(
         "label",
-        "A timeline holds what its leader began; of anything else it says from whom it was adopted.",
+        "A timeline has transactions that its leader began; the label of any other one names the node that began it.",
     ),
     Law(
         "density",
-        "A timeline counts 1, 2, 3, … from where the file begins to a last entry, without a gap or a double.",
+        "The ticks of a timeline are 1, 2, 3, … from the beginning of the file to its last entry, each once.",
     ),
-    Law("hash", "An entry is what was hashed: `hash = sha256(prev ‖ label ‖ body)`."),
+    Law("hash", "An entry has the hash of its bytes: `hash = sha256(prev ‖ label ‖ body)`."),
     Law(
         "link",
-        "An entry continues the one before it; the first continues 32 zero bytes, or what was removed.",
+        "An entry continues the one before it; the first continues 32 zero bytes, or the mark of the removal.",
     ),
-    Law("causality", "What an entry comes after is in the same file, and was applied before it."),
-    Law("clock", "An entry's clock is later than all clocks up to what it comes after."),
-    Law("closure", "What an entry comes after comes after nothing that the entry does not come after."),
+    Law("causality", "The base of an entry is in the same file, and was applied before it."),
+    Law("clock", "An entry's clock is later than all clocks in its base."),
+    Law("closure", "The base of an entry includes the bases of all entries in it."),
     Law(
         "quorum",
-        "Enough voters of the membership in force at its base approved an entry, and nobody else, its leader "
-        "at its own tick among them: max(n//2 + 1, (n + f)//2) of n, with f = (n - 1)//2; of an adopted one, "
-        "a majority held it.",
+        "Enough voters of the membership in force at its base approved an entry, and no other node: "
+        "max(n//2 + 1, (n + f)//2) of n, with f = (n - 1)//2, with its leader at its own tick; a majority held "
+        "an adopted entry.",
     ),
     Law(
         "approval",
-        "An approver's own tick fits what it and the entry had seen: it is not before what the entry has seen of it, "
-        "and before the first that it led after it had seen the entry.",
+        "The tick of an approver fits the bases: it is not before the approver's last entry in the base, and before "
+        "the first entry that the approver led with this entry in its base.",
     ),
     Law(
         "members",
-        "Memberships can be read, count up one by one, and retire whole timelines only, which end there; each makes "
-        "one change of the one before it, and the file is the one that they bind its node to.",
+        "Memberships can be read; each has the next version, makes one change, and retires only timelines that are "
+        "complete and end there; the file is the one to which they bind its node.",
     ),
     Law(
         "users",
-        "A user had the right to the command, by the membership that the transaction had seen: a removed user does "
+        "A user had the right to the command, by the membership in the transaction's base: a removed user does "
         "nothing, and a reader changes nothing.",
         simulated=False,
     ),
     Law(
         "txid",
-        "A transaction is applied once; a repeat has the very content of what was applied before it.",
+        "A transaction is applied once; a repeat has the same content as the first.",
     ),
-    Law("command", "A command is applied once, alone or sharing a transaction; no command is there that was removed."),
+    Law(
+        "command",
+        "A command is applied once, alone or in a shared transaction, and not again after the removal of its entry.",
+    ),
     Law(
         "void",
-        "A file applies a transaction without its changes where a membership says that an operator decided so, "
-        "and nowhere "
-        "else.",
+        "A file applies a transaction without its changes exactly if a membership has the operator's decision.",
         simulated=False,
     ),
-    Law("safe", "A transaction had seen every commit up to the safe time of its snapshot."),
+    Law("safe", "The base of a transaction has every commit up to the safe time of its snapshot."),
     Law("schema", "A transaction ran on the version of the schema that was in force at its clock."),
-    Law("rollbacks", "A transaction that a leader has given up is its own, and is not committed."),
-    Law("writes", "Each changed row is among the keys that the transaction says it wrote.", simulated=False),
+    Law("rollbacks", "A leader gives up only its own transactions, and these are not committed."),
+    Law("writes", "The write set of a transaction has the key of each changed row.", simulated=False),
     Law(
         "fork",
-        "A place of a timeline is the same everywhere, also in a file that only says that it removed it.",
+        "All files have the same entry at a place of a timeline, or the same hash as the mark of its removal.",
         OTHERS,
     ),
-    Law("lost", "Nobody has more of a node's timeline than that node itself.", OWN),
+    Law("lost", "No file has more of a node's timeline than the node's own file.", OWN),
     Law(
         "conflict",
-        "Of two transactions of which neither comes after the other, neither writes what the other reads or writes, "
+        "Of two concurrent transactions, neither writes a key that the other reads or writes, "
         "and neither changes the membership.",
         OTHERS,
     ),
-    Law("tables", "The tables are what a replay of the journal makes.", TABLES, simulated=False),
+    Law("tables", "The tables equal a replay of the journal.", TABLES, simulated=False),
     Law(
         "anchor",
-        "What an anchor has is there, and is the same: the last entry of each timeline, and who founded the cluster.",
+        "The file agrees with the anchor: the last entry of each timeline, and the founders of the cluster.",
         ANCHORS,
         simulated=False,
     ),

@@ -1,4 +1,4 @@
-"""The map of the code leads where a real transaction goes."""
+"""The map of the code follows a real transaction."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ STOP = re.compile(r"^\d+\. `([\w/.]+)` `([\w.]+)`", re.MULTILINE)
 
 
 def test_a_map_is_short() -> None:
-    """A reader should reach its end."""
+    """A long list would not be read to its end."""
     assert 10 <= len(STOP.findall(PAGE)) <= 15
 
 

@@ -1,4 +1,4 @@
-"""The page about the clock: its statements run, its functions are all there are."""
+"""The page about the clock: its statements run, and it has all functions."""
 
 from pathlib import Path
 

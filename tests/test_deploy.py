@@ -65,7 +65,7 @@ def test_dockerfile_passes_hadolint() -> None:
 
 
 def test_the_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
-    """The page's, with the rules that it names; read by promtool where that is installed."""
+    """The page has the configuration with its rules; promtool reads it, if it is installed."""
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "deploying.md").read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["scrape_configs"]
     (rules,) = yaml.safe_load(text)["rule_files"]
@@ -80,7 +80,7 @@ def test_the_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
 
 
 def test_image_gets_exactly_the_files_of_the_wheel() -> None:
-    """Nothing else of the checkout is copied: not the private environment, no history, no secrets."""
+    """The image gets nothing else of the checkout: no private environment, no history, no secrets."""
     taken = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert taken == {"bedrockish", "journal", "net", "LICENSE", "README.md", "pyproject.toml"}
     assert all((ROOT / name).exists() for name in taken)
@@ -109,7 +109,7 @@ def test_unit_passes_systemd_verification(tmp_path: Path) -> None:
 
 
 def test_each_service_of_the_compose_file_is_a_node_of_init(tmp_path: Path) -> None:
-    """The folder that is mounted has the configuration that the variable names; peers are called as services are."""
+    """The mounted folder has the configuration that the variable names, and peers have the services' names."""
     line = next(line for line in comment("compose.yaml") if line.startswith("bedrockish init"))
     _, command, place, *rest = line.split()
     run(*PROGRAM, command, tmp_path / place, *rest)
@@ -131,7 +131,7 @@ def pod_config(number: int) -> Config:
 
 
 def test_the_pods_are_three_nodes(tmp_path: Path) -> None:
-    """Each runs its command, with the certificates of ``init``; only addresses and folders are this machine's."""
+    """Each pod runs its command, with the certificates of ``init``; only addresses and folders are this machine's."""
     init = next(line for line in comment("kubernetes.yaml") if line.startswith("bedrockish init"))
     _, command, place, *nodes = init.split()
     run(*PROGRAM, command, tmp_path / place, *nodes)

@@ -95,7 +95,7 @@ def test_generated_pages_are_current(page: str) -> None:
     ],
 )
 def test_a_word_of_other_systems_finds_ours(word: str) -> None:
-    """A reader from another database searches for its words, and the glossary gives ours."""
+    """A reader who knows another database searches for its words; the glossary gives those of bedrockish."""
     rows = [line.partition(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
     assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]
 

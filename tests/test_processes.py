@@ -67,7 +67,7 @@ async def test_it(number):
 
 
 def command(place: Path, files: dict[str, str]) -> list[str]:
-    """Write test files and return the arguments by which pytest runs them as those of the project."""
+    """Write test files; return the arguments with which pytest runs them as the project's tests."""
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text.replace("{place!r}", repr(str(place))))
@@ -76,7 +76,7 @@ def command(place: Path, files: dict[str, str]) -> list[str]:
 
 
 def test_there_is_one_summary_and_all_of_spark_is_in_one_process(tmp_path: Path) -> None:
-    """A failure is named as it happens and told whole at the end; the status tells it; counts are of all processes."""
+    """A failure is named at once and printed in full at the end; the status shows it; counts are of all processes."""
     told = {f"tests/spark/test_{name}.py": TELLS_ITS_PROCESS for name in "abc"}
     given = command(tmp_path, {**told, "tests/cluster/test_d.py": TELLS_ITS_PROCESS, "tests/test_e.py": FAILS})
     done = subprocess.run(
@@ -92,7 +92,7 @@ def test_there_is_one_summary_and_all_of_spark_is_in_one_process(tmp_path: Path)
 
 
 def test_skipped_tests_are_reported_at_the_end(tmp_path: Path) -> None:
-    """Also by the process that has run nothing itself."""
+    """A process that has run no test itself reports them, too."""
     ran = [sys.executable, "-m", *command(tmp_path, {"tests/test_a.py": NEEDS_JAVA}), "-n", "1"]
     environment = clean_environment() | {"JAVA_HOME": str(tmp_path)}
     done = subprocess.run(ran, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -102,7 +102,7 @@ def test_skipped_tests_are_reported_at_the_end(tmp_path: Path) -> None:
 
 
 def test_named_tests_run_in_one_process(tmp_path: Path) -> None:
-    """At once, as with plain pytest; and an unknown name is reported."""
+    """They run at once, as with plain pytest; an unknown name is reported."""
     *given, folder = command(tmp_path, {"tests/test_a.py": TELLS_ITS_PROCESS})
     for named, status, said in (
         (f"{folder}/test_a.py", 0, "collected 1 item"),
@@ -117,7 +117,7 @@ def test_named_tests_run_in_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_ctrl_c_ends_the_run_and_its_nodes(tmp_path: Path) -> None:
-    """A test in a nursery is not taken for one that failed, after which the next ones would start nodes of theirs."""
+    """The interrupted test does not count as failed, after which the next tests would start nodes of their own."""
     given = command(tmp_path, {f"tests/test_{name}.py": WAITS.replace('f"', f'f"{name}') for name in "ab"})
     program = f"from tools.check import run; run('tests', {given!r})"
     with (tmp_path / "said").open("w") as said:
@@ -148,9 +148,7 @@ def test_ctrl_c_ends_the_run_and_its_nodes(tmp_path: Path) -> None:
 
 
 def test_a_port_that_was_found_free_stays_so() -> None:
-    """The system gives it to no other program; a program that names it gets it, and again after others; at last it is
-    released.
-    """
+    """The system gives the port to no other program; a program that names it gets it, also later, until its release."""
     port = free_ports(1)[0]
     with socket.socket() as other, pytest.raises(OSError, match="in use") as caught:
         other.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who may import whom, how long things are, what a text must not contain."""
+"""The house rules that a machine can check: imports, lengths, and forbidden texts."""
 
 import ast
 import gc
@@ -327,7 +327,7 @@ def room(full: str) -> str:
 
 
 def test_every_module_has_a_floor() -> None:
-    """A new folder is put on a floor on purpose."""
+    """Each new folder must be assigned to a floor."""
     assert not [
         name(p) for p in sources() if name(p).startswith(("bedrockish", "journal/", "net/")) and not room(module(p))
     ]

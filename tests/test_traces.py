@@ -23,12 +23,12 @@ def test_trace(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 def test_a_wrong_label_fails() -> None:
-    """A file is honest about where each leader stands."""
+    """The file must name the present place of each leader."""
     with pytest.raises(SlipError, match="has committed 0 of its own, not 1"):
         play("cluster A B C\n----\nok\n\nA1: BEGIN Alice writes x\n----\n")
 
 
 def test_nothing_is_delivered_that_is_not_under_way() -> None:
-    """A delivery of nothing is a slip of the writer's."""
+    """A delivery of a missing message is a mistake of the trace."""
     with pytest.raises(SlipError, match="nothing COMMIT is under way"):
         play("cluster A B C\n----\nok\n\ndeliver A -> B COMMIT\n----\n")

@@ -177,7 +177,7 @@ def test_sdist_has_sources_licence_and_readme(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_the_wheel_serves_beside_a_users_modules(python: Path, folder: Path, served: tuple[str, str]) -> None:
-    """A node, a client and the dashboard run from it alone, in a folder with a ``net.py`` and a ``journal.py``."""
+    """A node, a client and the dashboard run from the wheel alone, next to a ``net.py`` and a ``journal.py``."""
     url, page = served
     said, where = run(python, folder, "-c", USE, url).split()
     assert said == "kept"
@@ -191,7 +191,7 @@ def test_the_wheel_serves_beside_a_users_modules(python: Path, folder: Path, ser
 def test_spark_reads_and_audits_with_the_wheel_and_its_extra(
     python: Path, folder: Path, served: tuple[str, str]
 ) -> None:
-    """Spark's workers find the data source in the wheel, and nothing is needed that only we who develop it have."""
+    """Spark's workers find the data source in the wheel, without any package of a development environment."""
     run(python, folder, "-c", USE, served[0])
     others = re.split(r"^# group: dev$", (ROOT / "tools" / "requirements.lock").read_text(), flags=re.MULTILINE)[1]
     absent = re.findall(r"^([\w.-]+)==", others, flags=re.MULTILINE)

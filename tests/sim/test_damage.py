@@ -1,4 +1,4 @@
-"""Rows that no commit has made, at nodes of the simulator: they are found, they heal, and nothing is made of them."""
+"""Damaged rows at nodes of the simulator are found and repaired, and no commit is based on them."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from tools.simulate import run_seed
 
 
 def test_damage_is_found_and_heals() -> None:
-    """With a row damaged every few commits, and everything else that goes wrong in such worlds."""
+    """A row is damaged every few commits, in worlds with all other faults."""
     total: Counter[str] = Counter()
     for seed in range(1, 10):
         options = draw_hard_options(seed).with_(flip_every_s=0.03, alter=0.0, load_s=2.0, delay_ms=2.0, sync_ms=1.0)
@@ -24,7 +24,7 @@ def test_damage_is_found_and_heals() -> None:
 
 
 def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
-    """In a quarter of them, and never together with changes of the schema."""
+    """A quarter of the worlds has them, and never together with schema changes."""
     for draw in (draw_wide_options, draw_hard_options):
         drawn = [draw(seed) for seed in range(1, 401)]
         damaged = [options for options in drawn if options.flip_every_s]
@@ -33,7 +33,7 @@ def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
 
 
 def test_rows_that_cannot_be_read_are_found_and_heal() -> None:
-    """A statement, a comparison or a commit that meets such a row stops its node, which fills itself again."""
+    """A statement, a comparison or a commit that reads such a row stops its node, which fills itself again."""
     total: Counter[str] = Counter()
     for seed in range(1, 4):
         options = draw_hard_options(seed).with_(flip_every_s=0.03, unreadable=1.0, alter=0.0, load_s=2.0, delay_ms=2.0)
@@ -42,11 +42,11 @@ def test_rows_that_cannot_be_read_are_found_and_heal() -> None:
         total.update(world.counts)
     assert total["nodes damaged"] > 5
     assert total["filled again"] > 5
-    assert not total["transactions doubted"]  # none is compared with such a row
+    assert not total["transactions doubted"]  # no transaction is compared with such a row
 
 
 def test_read_of_undetected_damage_is_allowed() -> None:
-    """A strict read is certified to be recent, not to be undamaged: the law covers undetected damage."""
+    """The certification of a strict read shows that it is recent, not that its rows are undamaged."""
     told = 0
     for seed in range(1, 6):
         broken, world = run_seed(Options(seed, keys=3, hot=0.9, flip_every_s=0.1, scrub_s=20.0, load_s=2.0))
@@ -56,7 +56,7 @@ def test_read_of_undetected_damage_is_allowed() -> None:
 
 
 def test_refilled_file_keeps_the_nodes_promises() -> None:
-    """Its votes, the greater of two promises of time, and its count of batches; the alarm goes with the damage."""
+    """The file keeps its votes, the greater of two promises of time, and its count of batches; the alarm ends."""
     txid = Txid(5, "A")
     own = Image(Membership(0, {}), votes={txid: Vote(txid, None, promised=3)}, batches=7)
     own.meta = {ALARM: b"damaged", "cut": 9, "clock_ceiling": 4, "safe": 2, "lost": "an older file"}
@@ -68,7 +68,7 @@ def test_refilled_file_keeps_the_nodes_promises() -> None:
 
 
 def test_a_damaged_world_is_one_story() -> None:
-    """No address of an object gets into what is told of it."""
+    """The printed events contain no address of an object."""
     options = Options(2, keys=3, hot=0.9, flip_every_s=0.05, load_s=1.0)
     broken, world = run_seed(options, twice=True)
     assert broken is None, broken

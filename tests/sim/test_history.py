@@ -17,8 +17,8 @@ def label(made: Transaction, leader: str, tick: int) -> Entry:
 
 
 def test_behind_a_retired_timeline_there_is_another_label_and_no_other_commit() -> None:
-    """A removed leader A may commit its removal, too, before it learns of it; no node accepts that, and no entry may
-    follow it.
+    """A removed leader A may also commit its own removal before it learns of it; no node accepts that, and no entry may
+    follow.
     """
     world = SimpleNamespace(broken=lambda law, story: pytest.fail(f"{law}: {story}"))
     histories = Histories(cast(Any, world), [], {})

@@ -75,14 +75,14 @@ def test_a_trace_notices(name: str) -> None:
     with in_force(FAULTS[name]):
         try:
             happens = play(text)
-        except AssertionError:  # the core's own, or the trace asks for a message that is not there
+        except AssertionError:  # an assertion of the core, or a step of the trace whose message is missing
             happens = ""
     assert happens != text
 
 
 @pytest.mark.parametrize("name", SOON_IN_SEEDS)
 def test_a_seed_notices(name: str) -> None:
-    """A law breaks in one of a few worlds, and in the same world no law breaks with the rule in force."""
+    """One of a few worlds breaks a law, and the same world breaks none with the rule in force."""
     catch = Hunter(seconds=600, worlds=100).in_worlds(FAULTS[name])
     assert catch.law
     assert not catch.unsound
@@ -97,12 +97,12 @@ def test_all_faults_fit_the_code() -> None:
 
 @pytest.mark.slow
 def test_all_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole list; four minutes of a processor."""
+    """This runs the whole list, in four minutes of a processor."""
     assert main([]) == 0, capsys.readouterr().out
 
 
 def test_summary_names_the_catcher_of_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each fault; and in the end, that all are caught."""
+    """The summary has a line for each fault, and says at the end that all were detected."""
     assert main(["quorum less one", "learners vote"]) == 0
     told = capsys.readouterr().out
     assert "| quorum less one | model check | `meet-3` |" in told
@@ -111,7 +111,7 @@ def test_summary_names_the_catcher_of_each_fault(capsys: pytest.CaptureFixture[s
 
 
 def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Here one that changes nothing."""
+    """The fault of this test changes nothing."""
     nothing = fault("nothing", (roster, "approvals_needed", "majority(voters)", " majority(voters)"), load_s=0.2)
     monkeypatch.setitem(FAULTS, "nothing", nothing)
     assert main(["nothing", "--seeds", "2"]) == 1
@@ -131,7 +131,7 @@ def test_breach_without_the_fault_is_not_evidence(
 
 
 def test_a_scope_that_breaks_without_the_fault_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a quorum that is too small in both."""
+    """In this test the quorum is too small with and without the fault."""
     monkeypatch.setattr(roster, "approvals_needed", lambda _voters: 1)
     catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")
     assert not catch.law

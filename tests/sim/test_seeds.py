@@ -1,6 +1,6 @@
-"""Whole clusters in one process: whatever a seed does to them, the laws hold.
+"""Whole clusters in one process: the laws hold in the world of every seed.
 
-A seed that fails is played again, event by event, with ``tools/simulate --seed N -v``.
+``tools/simulate --seed N -v`` repeats a failing seed and prints its events.
 """
 
 import os
@@ -32,14 +32,14 @@ def test_laws_hold(start: int) -> None:
 
 @pytest.mark.parametrize("start", range(QUICK.start, QUICK.stop, 12))
 def test_laws_hold_in_hard_worlds(start: int) -> None:
-    """Nor in small, hot ones, full of needless recoveries and restarts."""
+    """Hard worlds are small and hot, with many needless recoveries and restarts."""
     for seed in range(start, start + 12):
         broken, _ = run_seed(draw_hard_options(seed))
         assert broken is None, f"hard seed {seed}: {broken}"
 
 
 def test_leader_recovers_a_transaction_promised_to_a_dead_recovery() -> None:
-    """The recovery's node died before it asked the leader, whose other voters hold a rival and approve no more."""
+    """The recovering node died before it asked the leader, and the other voters hold a rival and approve no more."""
     broken, _ = run_seed(draw_options(80_455))
     assert broken is None, str(broken)
 
@@ -61,8 +61,8 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
 
 @pytest.mark.parametrize("voters", range(1, 8))
 def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
-    """With any number of wiped files: a membership change needs a quorum of approvals, and an amnesiac node gives
-    none.
+    """Any number of files could be lost, but a membership change needs a quorum of approvals, and an amnesiac node
+    gives none.
     """
     options = Options(3, voters=voters, faults=("wipe",), fault_every_s=0.05, load_s=2.0, heartbeat_ms=30)
     broken, world = run_seed(options)
@@ -79,7 +79,7 @@ def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
 
 @pytest.mark.parametrize("start", [1, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_file_that_was_put_back_has_no_vote(start: int) -> None:
-    """In worlds that do little else, with clients at the node that was put back, so that its file grows."""
+    """These worlds do little else, and clients write at the node with the older file, so that the file grows."""
     put_back = 0
     for seed in range(start, start + 12):
         options = draw_hard_options(seed).with_(
@@ -93,7 +93,7 @@ def test_a_file_that_was_put_back_has_no_vote(start: int) -> None:
 
 
 def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None:
-    """A reported commit is found under another label if only its lost leader had the first one."""
+    """An acknowledged commit is found under another label if only its lost leader had the first one."""
     broken, world = run_seed(Options(3, load_s=1.0))
     assert broken is None
     histories = Histories(world, world.laws.calls, world.laws.committed)
@@ -112,7 +112,7 @@ def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None
 
 @pytest.mark.parametrize("start", [1, pytest.param(7, marks=pytest.mark.slow)])
 def test_worlds_in_which_most_come_too_late_come_to_rest(start: int) -> None:
-    """With a closing lag of half of a BEGIN's way, once the machines are quick enough for it."""
+    """The closing lag is half the delay of a BEGIN, until all machines are fast enough at the end."""
     assert Options(0).pace_at_rest == 1.0
     for seed in range(start, start + 6):
         options = draw_hard_options(seed).with_(
@@ -148,7 +148,7 @@ def test_a_seed_is_one_story_in_every_process() -> None:
 
 
 def test_request_for_many_rows_is_not_starved() -> None:
-    """With commands over many rows that lose all the time, and nodes that die, stand still or leap in time."""
+    """Commands over many rows lose all the time, and nodes die, pause or jump in time."""
     asked = 0
     for seed in range(1, 7):
         broken, world = run_seed(Options(seed, **CROWDED))
@@ -167,7 +167,7 @@ def test_laws_hold_for_long(start: int) -> None:
 
 
 def test_a_schema_change_without_delay_is_not_asked_after_all_the_time() -> None:
-    """A pause of nothing would let a node do nothing else (seed 3009)."""
+    """Without a pause a node would do nothing else (seed 3009)."""
     broken, world = run_seed(draw_options(3009))
     assert broken is None
     assert world.counts["events"] < 100_000

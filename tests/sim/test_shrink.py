@@ -11,7 +11,7 @@ FAULT = FAULTS["no test 4"]
 
 
 def failing() -> Options:
-    for seed in range(22, 100):  # in the world of seed 21, which fails as well, nothing can be left out
+    for seed in range(22, 100):  # the world of seed 21 fails as well, but has no event to leave out
         options = options_of(seed, FAULT)
         broken, _ = run_seed(options)
         if broken is not None:
@@ -20,7 +20,7 @@ def failing() -> Options:
 
 
 def test_a_failing_world_shrinks() -> None:
-    """To a few commands, that break the same law with the fault in force, each time, and no law without it."""
+    """The remaining few commands break the same law with the fault in force, each time, and no law without it."""
     with in_force(FAULT):
         shrinker = Shrinker(run_seed, failing(), 40)
         before = shrinker.happened
@@ -36,7 +36,7 @@ def test_a_failing_world_shrinks() -> None:
 
 
 def test_only_named_happenings_happen() -> None:
-    """``only`` leaves out all other commands and faults; what is left has the luck that it had."""
+    """``only`` leaves out all other commands and faults; the remaining ones keep their random numbers."""
     options = options_of(1, FAULT)
     _, world = run_seed(options)
     kept = tuple(world.happened[::7])

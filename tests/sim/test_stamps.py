@@ -1,4 +1,4 @@
-"""The law of transaction clocks, on calls that are made up."""
+"""The law of transaction clocks, on invented calls."""
 
 import cbor2
 
@@ -21,7 +21,7 @@ def nowhere(_: tuple[str, int]) -> Entry | None:
 
 
 def test_later_clocks_are_fine() -> None:
-    """Also of calls that overlap, in any order, and of one that has no answer."""
+    """This holds also for overlapping calls in any order, and for a call without an answer."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 4, 12), asked("c", 3, 5, 11), asked("d", 6, None, 0)]
     assert late_stamp(calls, nowhere, ()) == (3, "")
 

@@ -1,7 +1,7 @@
-"""The life of a cluster that had everything happen to it, for the sake of its journals.
+"""A cluster with a long life, for its journals.
 
-``python -m tests.spark.lifetime DIRECTORY`` lets real nodes live through kills under load, an adoption, schema changes,
-and members that are added, demoted, removed and replaced, and prints the files that are left, to be audited.
+``python -m tests.spark.lifetime DIRECTORY`` runs real nodes through kills under load, an adoption, schema changes,
+and members that are added, demoted, removed and replaced. It prints the remaining files, for an audit.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STOPS_MOST = 8
 
 
 async def load(cluster: LocalCluster, name: str, nodes: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Insert and update rows at some nodes, each client until it has its answers."""
+    """Insert and update rows at some nodes, with a client at each that waits for its answers."""
 
     async def some(node: int) -> None:
         for number in range(ROWS):
@@ -52,7 +52,7 @@ async def adopted(cluster: LocalCluster) -> int:
 
 
 async def change(cluster: LocalCluster, wanted: MemberChange) -> None:
-    """Change the membership; it may have to wait for another one."""
+    """Change the membership, if necessary after another change."""
 
     async def done() -> bool:
         async with open_client(cluster.url()) as client:
@@ -110,7 +110,7 @@ async def members(cluster: LocalCluster) -> None:
 
 
 async def live(cluster: LocalCluster) -> None:
-    """Let everything happen, and wait until all have the same."""
+    """Run all phases, and wait until all nodes are equal."""
     await ready(cluster)
     await run(cluster, "CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n INTEGER)")
     await load(cluster, "first")
@@ -126,14 +126,14 @@ async def live(cluster: LocalCluster) -> None:
 
 
 def lifetime(directory: Path) -> list[Path]:
-    """Let a cluster live in a directory; return the files of the nodes that are members at its end."""
+    """Run a cluster in a directory; return the files of its last members."""
     with local_cluster(directory) as cluster:
         trio.run(live, cluster)
         return [node.database for node in cluster.nodes]
 
 
 def counts(path: Path) -> dict[str, int]:
-    """Return how often the remarkable things are in a journal."""
+    """Return how often each rare feature occurs in a journal."""
     queries = {
         "adopted": "leader <> origin",
         "repeats": "repeat = 1",

@@ -1,4 +1,4 @@
-"""Sound journals of any size, made without a cluster: commits that are concurrent wherever they do not conflict."""
+"""Sound journals of any size, made without a cluster: commits that do not conflict are concurrent."""
 
 import random
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ NODES = ("A", "B", "C")
 START_MS = 1_790_000_000_000
 KEYS = 100_000
 OWNER = "somebody or other"
-RANGED = 0.05  # of all commits, that read a range as well
+RANGED = 0.05  # the fraction of commits that also read a range
 SHARED_EVERY = 16  # of so many commits, one has several commands
 
 
@@ -42,13 +42,13 @@ class Maker:
         tick = self.applied.get(leader, 0) + 1
         base = dict(self.seen[leader])
         if self.luck.random() < 0.5:
-            base = dict(self.applied)  # the leader catches up
+            base = dict(self.applied)  # the leader applies all commits
         one = 0 if self.luck.random() < self.hot else self.luck.randrange(1, KEYS)
         other = self.luck.randrange(KEYS, 2 * KEYS)
         low = self.luck.randrange(2 * KEYS, 3 * KEYS)
         ranges = ((_key(low), _key(low + 20)),) if self.luck.random() < RANGED else ()
         if any(base.get(name, 0) < at for row in (one, other) for name, at in self._uses(row)):
-            base = dict(self.applied)  # it conflicted with something that it had not seen, and ran again
+            base = dict(self.applied)  # it conflicted with a commit outside its base, and is executed again
         self.seen[leader] = {**base, leader: tick}
         self.written[one] = (leader, tick)
         self.read.pop(one, None)

@@ -1,6 +1,6 @@
-"""A Spark program of its own, to be killed: streams a journal's commits into Parquet.
+"""A Spark program for tests that kill it: it streams a journal's commits into Parquet.
 
-``python -m tests.spark.streamer FILE OUT CHECKPOINT MOST [once]``; with ``once`` it ends when it has all there is.
+``python -m tests.spark.streamer FILE OUT CHECKPOINT MOST [once]``; with ``once`` it ends after all present commits.
 """
 
 import sys

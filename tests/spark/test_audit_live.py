@@ -65,7 +65,7 @@ async def write_and_audit(cluster: LocalCluster) -> list[int]:
 
 
 def test_an_export_that_is_older_than_the_files_is_no_fault(tmp_path: Path) -> None:
-    """A file that is older is one: a node alone writes its timeline, before anybody hears of it."""
+    """An older file of the node itself is a fault, because the node writes its timeline before any other node."""
     world = honest(40)
     old = world.write(tmp_path / "old")
     with open_feed(str(old[0])) as feed:

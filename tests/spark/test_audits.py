@@ -24,11 +24,11 @@ from tests.journal.anchoring import anchored, hold
 from tests.journal.tampering import SEEN, UNANCHORED, UNSEEN, make, tampered
 from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, touching
 
-PANDAS = "ignore:PySpark does not yet fully support pandas"  # said whatever is asked; ``quiet_session`` hides it, too
+PANDAS = "ignore:PySpark does not yet fully support pandas"  # a warning of every run, which ``quiet_session`` hides
 
 
 def audit(paths: list[Path], *laws: str) -> list[Finding]:
-    """Return what DuckDB finds of some laws, or of all."""
+    """Return DuckDB's findings for some laws, or for all."""
     told = run_audits([str(path) for path in paths], 50, laws=frozenset(laws or QUERIES))
     return [one for law in told if isinstance(law, Outcome) for one in law.findings]
 
@@ -43,7 +43,7 @@ def spoil(path: Path, sql: str, *bindings: object) -> None:
 
 
 def both(spark: SparkSession, paths: list[Path]) -> list[Finding]:
-    """Return what is found, which must be the same by DuckDB and by Spark."""
+    """Return the findings, which must be equal by DuckDB and by Spark."""
     found = audit(paths)
     told = ask_spark(spark, find_inputs([str(path) for path in paths]), 50)
     by_spark = [one for law in told if isinstance(law, Outcome) for one in law.findings]
@@ -71,7 +71,7 @@ def test_honest_journals_are_silent(tmp_path: Path) -> None:
 def test_spark_and_duckdb_find_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tiny: bool
 ) -> None:
-    """A journal with all kinds of faults at once: each finding of one engine is one of the other, to the letter."""
+    """The journal has all kinds of faults at once, and both engines report the same findings, to the letter."""
     if not is_tiny:
         monkeypatch.setattr(on_spark, "TINY_BYTES", 0)
     world = honest(90)
@@ -111,7 +111,7 @@ def test_spark_finds_each_tampering_as_duckdb_does(spark: SparkSession, tmp_path
 
 
 def test_an_export_is_audited_like_the_files(tmp_path: Path) -> None:
-    """Two nodes from an export, one from its file; what is wrong in the export is found and named."""
+    """Two nodes are given as exports and one as a file; faults in the exports are found and named."""
     world = honest(60)
     first = world.commit("A", touching("fresh"))
     second = world.commit("B", touching("other"))
@@ -267,7 +267,7 @@ def test_concurrent_writes_of_one_key_are_found_by_conflicts(tmp_path: Path) -> 
 
 
 def test_write_concurrent_with_a_read_is_found_by_conflicts(tmp_path: Path) -> None:
-    """Whether the reader or the writer is first by clock, and whether it read the key itself or a range around it."""
+    """The reader or the writer may be first by clock, and the read may be a key or a range."""
     world = honest(60)
     expected = set()
     for number, (reader_first, ranged) in enumerate([(True, True), (True, False), (False, True), (False, False)]):
@@ -287,7 +287,7 @@ def test_write_concurrent_with_a_read_is_found_by_conflicts(tmp_path: Path) -> N
 
 
 def test_overlapping_ranges_are_found_by_conflicts(tmp_path: Path) -> None:
-    """A write of a whole range, as a schema change makes it, against a range that another commit read."""
+    """A write of a whole range, as by a schema change, overlaps a range that another commit read."""
     world = World()
     first, second = world.commit("A", touching("a")), world.commit("B", touching("b"))
     assert first is not None
@@ -323,7 +323,7 @@ def test_doubled_command_is_found_by_commands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("joined", [("x", "twice"), ("twice",)])
 def test_doubled_command_is_found_where_it_joined(tmp_path: Path, joined: tuple[str, ...]) -> None:
-    """It joined one transaction, and is the first of another or joined that as well."""
+    """The command joined one transaction, and is the first of another or joined that, too."""
     world = honest(60)
     first = world.commit("A", touching("fresh"), joined=joined)
     assert first is not None
@@ -353,7 +353,7 @@ def test_a_repeat_without_its_original_is_found_by_commands(tmp_path: Path) -> N
 
 
 def test_a_transaction_applied_twice_is_found_by_commands(tmp_path: Path) -> None:
-    """The second label of an adopted transaction, which must change nothing, is taken for a first one."""
+    """The second label of an adopted transaction, which must change no data, is marked as the first."""
     paths = honest(90).write(tmp_path)
     spoil(paths[2], "UPDATE bedrockish_journal SET repeat = 0 WHERE repeat = 1")
     (found,) = audit(paths, "txid", "command")
@@ -392,7 +392,7 @@ def test_node_that_is_behind_is_information(tmp_path: Path) -> None:
 
 
 def test_audit_needs_the_whole_timeline_after_a_retirement(tmp_path: Path) -> None:
-    """Vectors do not name it any more; without the membership that says so, they lack it."""
+    """Vectors no longer name the timeline; without the membership that retired it, they lack it."""
     assert audit(retiring().write(tmp_path / "sound")) == []
     found = audit(retiring({}).write(tmp_path / "unsaid"))
     assert {one.check for one in found} == {"closure", "conflict"}

@@ -1,4 +1,4 @@
-"""A real cluster that had everything happen to it: its journals pass every audit, and each planted fault is named."""
+"""A real cluster with a long life: its journals pass every audit, and each planted fault is named."""
 
 import json
 import shutil
@@ -112,4 +112,4 @@ def test_each_planted_fault_is_named(paths: list[Path], check: str, text: str, t
     assert text in one.text
     assert (one.node, one.table) == ("D", "t")
     assert one.key is not None
-    assert one.txid == txid or check == "columns"  # it is another transaction that stands there now
+    assert one.txid == txid or check == "columns"  # another transaction has that place now

@@ -1,4 +1,4 @@
-"""Exports: what is in the Parquet is what is in the journal, whatever happened on the way; nothing here needs Java."""
+"""Exports: the Parquet equals the journal, after any interruption; no Java is needed here."""
 
 import json
 import subprocess
@@ -91,7 +91,7 @@ def test_only_new_entries_are_exported(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_anywhere_is_made_good_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    """It dies at its n-th file, fsync or rename, for every n (or each ninth); no reader ever sees a row twice."""
+    """The run dies at its n-th file, fsync or rename, for every n (or each ninth); no reader ever sees a row twice."""
     files = honest(16).write(tmp_path)
     real = {name: getattr(exporting, name) for name in ("sync_directory", "write_manifest", "file_of")}
     expected = held(files[:1], "commits")

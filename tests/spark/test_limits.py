@@ -1,4 +1,4 @@
-"""The limits of a read: only entries that can meet them are planned and decoded, in a few seeks."""
+"""The limits of a read: only entries that can match them are planned and decoded, in a few seeks."""
 
 from pathlib import Path
 
@@ -50,11 +50,11 @@ def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypa
     assert 0 < ticks(Limits(frozenset("A"))) < everything / 2
     assert ticks(Limits(frozenset("Z"))) == 0
     narrow = Limits(clocks=(clocks[50], clocks[59]))
-    assert 10 <= ticks(narrow) < 40  # a timeline is not quite in the order of clocks
+    assert 10 <= ticks(narrow) < 40  # a timeline is only roughly in the order of clocks
     assert ticks(Limits(clocks=(clocks[-1] + 1, HIGHEST))) == 0
     monkeypatch.setattr("bedrockish_journal.spark.source.plans.NARROW_MOST", 5)
     assert NARROW_MOST > 5
-    assert ticks(narrow) == everything  # too many to look at: they are left out when they are read
+    assert ticks(narrow) == everything  # too many to plan, so the reader leaves out the others
 
 
 @pytest.mark.parametrize("where", ["leader = 'A' AND tick = 3", "leader = 'B' AND tick = 1"])
@@ -123,7 +123,7 @@ def test_a_dataframe_is_of_one_moment(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_a_plan_takes_a_few_seeks_however_long_the_journal_is(tmp_path: Path) -> None:
-    """Counted in steps of SQLite's machine: a hundred million entries are planned like these."""
+    """The work is counted in steps of SQLite's machine: a hundred million entries need as many as these."""
 
     def steps(commits: int) -> int:
         (path,) = make_journals(tmp_path / str(commits), commits, nodes=("A",))

@@ -1,4 +1,4 @@
-"""Running nodes: their journals exported over the network are what is in their files, and the cluster goes on."""
+"""Journals that are exported from running nodes equal the files, and the cluster goes on."""
 
 import math
 from collections.abc import Iterator
@@ -69,13 +69,13 @@ def stream_from_a_node(url: str) -> None:
     found = [place for start, end in pairwise(steps) for place in rows(reader, start, end)]
     with open_feed(url) as feed:
         applied = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
-    assert steps[-1] == {"B": applied}  # nothing is under way, so all is safe
+    assert steps[-1] == {"B": applied}  # no transaction is in flight, so all commits are safe
     assert len(found) == sum(applied.values()) == len({(row["leader"], row["tick"]) for row in found})
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three nodes that ask who one is."""
+    """Three nodes that require a login."""
     cluster = LocalCluster(tmp_path / "cluster", settings={"users": {"ann": str(hash_password(PASSWORD, bytes(16)))}})
     cluster.write_files()
     cluster.login = f"ann:{quote(PASSWORD, safe='')}@"
@@ -113,7 +113,7 @@ def test_passwords_are_not_shown() -> None:
 
 
 def read_with_options(cluster: LocalCluster) -> None:
-    """Options may carry the login, which Spark hides in its output; a stranger learns nothing."""
+    """Options may have the login, which Spark hides in its output; without one the node refuses the read."""
     url = f"bedrockish://127.0.0.1:{cluster.nodes[0].port}"
     found = read(url, user="ann", password=PASSWORD, columns="leader,tick")
     assert found == read(cluster.nodes[0].database, columns="leader,tick")
@@ -135,7 +135,7 @@ def odd_values_survive(path: object) -> None:
 
 
 def typed_rows_are_read_by_another_thread(url: str, database: Path) -> None:
-    """DuckDB asks for batches in a thread of its own. A finite number in an untyped column stands in both columns."""
+    """DuckDB reads batches in a thread of its own. Both columns have a finite number of an untyped column."""
     twice = sum(isinstance(value, int | float) and math.isfinite(value) for value in ODD)
     for path in (url, database):
         found = read_journal(path, rows="odd")
@@ -169,6 +169,6 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     odd_values_survive(urls[2])
     odd_values_survive(databases[1])
     with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):
-        list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had been there and were gone
+        list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had existed and was removed
     for table in TABLES:
         assert exported(Path(out), table) == held([node.database for node in cluster.nodes], table), table

@@ -1,4 +1,4 @@
-"""Findings name the transaction, the table and the row, also of entries that one journal lacks or has altered."""
+"""Findings name the transaction, the table and the row, also for entries that one journal lacks or has altered."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_finding_without_row_or_place_stays_unnamed(world: World, tmp_path: Path
         (None, None, None),
         (schema, None, None),
         (None, None, None),
-        ("A-0", None, None),  # what stands there is another transaction
+        ("A-0", None, None),  # another transaction has that place
     ]
 
 

@@ -35,7 +35,9 @@ def prune(path: Path, part: float) -> dict[str, int]:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Three files of which two lack their beginning: one the first two thirds, with a membership change in it."""
+    """Three files, two of them without their beginning: one lacks the first two thirds, which include a membership
+    change.
+    """
     paths = honest(120).write(tmp_path)
     prune(paths[0], 0.7)
     prune(paths[1], 0.3)
@@ -54,7 +56,7 @@ def test_the_table_pruned_says_where_a_journal_begins(tmp_path: Path) -> None:
     assert {(row["leader"], row["tick"]) for row in read(path)} == {
         place for place in commits if place[1] > upto.get(place[0], 0)
     }
-    # A membership that was removed is still one.
+    # A removed membership stays in the table of members.
     kept = [{**row, "txid": None, "clock": None, "origin": None, "committed_at": None} for row in members]
     assert read(path, table="members") == kept
     assert {row["leader"] for row in read(path, table="members", leader="B")} == {"B"}

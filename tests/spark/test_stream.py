@@ -1,4 +1,4 @@
-"""The stream: offsets, batches, what is said when entries are gone; and each commit once, however often Spark dies."""
+"""The stream: offsets, batches, errors for removed entries; and each commit once, however often Spark dies."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_stream_until_safe_skips_unsafe_commits(tmp_path: Path) -> None:
     entries = world.entries()
     db = apsw.Connection(str(path))
     reader = stream(path, until="safe")
-    assert offsets(reader, ReadAllAvailable())[-1] == {"A": {}}  # the node does not know of any yet
+    assert offsets(reader, ReadAllAvailable())[-1] == {"A": {}}  # the node knows no safe commit yet
     clocks = sorted(entry.txid.clock for entry in entries.values())
     end: Offset = {}
     for safe in (clocks[20], clocks[-1]):
@@ -134,7 +134,7 @@ def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> Non
         with pytest.raises(JournalPrunedError, match="its timeline B begins at B5") as caught:
             reader.latestOffset(start, ReadMaxRows(3))
         assert (caught.value.leader, caught.value.first) == ("B", 5)
-        with pytest.raises(JournalPrunedError):  # also when it happens between planning and reading
+        with pytest.raises(JournalPrunedError):  # also if the removal comes between planning and reading
             rows(reader, start, end)
     after = {"A": {"A": 2, "B": 4}}
     assert min(row["tick"] for row in rows(reader, after, end) if row["leader"] == "B") == 5

@@ -52,7 +52,7 @@ def wait(what: str, holds: Callable[[], bool], process: "subprocess.Popen[bytes]
 
 
 def to_the_end(streamer: Streamer, log: Path) -> None:
-    """Let it take all that there is; as long as it writes batches it may take any time."""
+    """Let the stream read all commits; it may take any time while it writes batches."""
     process = streamer.start("once")
     try:
         while process.poll() is None:

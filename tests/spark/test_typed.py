@@ -1,4 +1,4 @@
-"""Changes with typed columns: what is in the journal, by the schema history, whatever the rows and the file hold."""
+"""Changes with typed columns equal the journal, by the schema history, whatever values rows have."""
 
 import random
 import re
@@ -106,7 +106,7 @@ def test_every_value_of_every_change_is_there_once(tmp_path: Path) -> None:
         assert (row["_commit_seq"], row["_change_type"], row["_key"], row["_rowid"]) == (seq, kind, key, int(key))
         for column, value in zip(COLUMNS, image, strict=True):
             back = value_of(row, column, "x_any_20_thing" if column == "any thing" else column)
-            if type(value) is not type(back) and value is not None:  # a number became what its column holds
+            if type(value) is not type(back) and value is not None:  # the value was converted to the type of its column
                 assert back == (float(str(value)) if column == "r" else repr(value))
             else:
                 assert same_value(value, back), (column, value)
@@ -131,7 +131,7 @@ def test_types_are_those_of_the_schema_history(tmp_path: Path) -> None:
     commit(world, insert("t", ("id", "a", "K", "new"), "x", 7, 1, 2.5, rowid=None))
     commit(world, insert("T", ("id", "a", "k"), "x", "seven", 2, rowid=None))
     path = world.write(tmp_path)[0]
-    for kept in (False, True):  # a file of an earlier release has no such table, and the journal says it
+    for kept in (False, True):  # a file of an earlier release lacks this table, and the journal has the changes
         if kept:
             db = apsw.Connection(str(path))
             db.execute("CREATE TABLE bedrockish_schema(version INTEGER, state TEXT, statements TEXT)")

@@ -1,7 +1,7 @@
-"""Journals for the Spark tests: honest ones of three nodes, made by a tiny cluster in memory, and ways to spoil them.
+"""Journals for the Spark tests: sound ones of three nodes, made by a tiny cluster in memory, and ways to damage them.
 
 A world keeps drafts of commits and the order in which each node applied them. Chains are computed when the files are
-written, so a fault planted in a draft is hidden behind right hashes, as a skilled forger would hide it.
+written, so a fault in a draft has right hashes, as a skilled attacker would produce.
 """
 
 import random
@@ -55,7 +55,7 @@ def key(name: str, table: str = "accounts") -> bytes:
 
 
 def number(name: str) -> int:
-    """Return the rowid that a name stands for; in the order of the names."""
+    """Return the rowid for a name; rowids follow the order of the names."""
     return int(name) if name.isdecimal() else int.from_bytes(name.encode().ljust(7, b"\0"))
 
 
@@ -83,7 +83,7 @@ def membership(version: int, *retired: dict[str, int], **voters: bool) -> bytes:
 
 @dataclass
 class World:
-    """Three nodes that always tell the truth, until a test changes that."""
+    """Three sound nodes, until a test changes an entry."""
 
     drafts: dict[Place, Draft] = field(default_factory=dict)
     orders: dict[str, list[Place]] = field(default_factory=lambda: {node: [] for node in NODES})
@@ -98,7 +98,7 @@ class World:
         }
 
     def commit(self, leader: str, access_set: AccessSet, **fields: object) -> Draft | None:
-        """Commit at ``leader`` unless something that it has not seen conflicts; its own file has it at once."""
+        """Commit at ``leader`` unless a commit outside its base conflicts; its own file gets the commit at once."""
         base = self.applied(leader)
         for other in self.drafts.values():
             if other.tick > base.get(other.leader, 0) and conflict(other.access_set, access_set):
@@ -148,7 +148,7 @@ class World:
             self.deliver(node)
 
     def change(self, place: Place, how: Callable[[Draft], Draft]) -> None:
-        """Change a commit in every journal alike, with right hashes everywhere."""
+        """Change a commit in every journal alike, with right hashes."""
         self.drafts[place] = how(self.drafts[place])
 
     def entries(self) -> dict[Place, Entry]:
@@ -228,9 +228,9 @@ def honest(commits: int = 240, seed: int = 7) -> World:
 
 
 def retiring(says: dict[str, int] | None = None) -> World:
-    """Return a world in which C leads commits and its own removal, and is retired then; A and B go on on its rows.
+    """Return a world in which C leads commits and its own removal, and is then retired; A and B continue on its rows.
 
-    ``says`` is the retired leaders that the change names; None for the right ones.
+    ``says`` has the retired leaders that the change names; None for the right ones.
     """
     world, everything = World(), AccessSet(write_ranges=((b"", b"\xff\xff"),))
 

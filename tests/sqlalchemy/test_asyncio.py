@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def on_asyncio(cluster: LocalCluster, work: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
-    """Do something with a new engine on asyncio's loop, with empty tables."""
+    """Run a function with a new engine and empty tables on asyncio's loop."""
 
     async def run() -> None:
         engine = create_async_engine(cluster.url(options="/?read=strict"))
@@ -63,7 +63,7 @@ def on_asyncio(cluster: LocalCluster, work: Callable[[AsyncEngine], Coroutine[An
 
 
 def test_the_orm_on_asyncio(cluster: LocalCluster) -> None:
-    """Objects in and out, relations loaded, a block that fails rolled back, an error with its class."""
+    """Objects are stored and loaded with relations, a failed block is rolled back, and errors have their classes."""
 
     async def work(engine: AsyncEngine) -> None:
         make = async_sessionmaker(engine, expire_on_commit=False)
@@ -133,7 +133,7 @@ def test_a_result_is_streamed(cluster: LocalCluster) -> None:
 
 
 def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
-    """Its connection is not used again, and its uncommitted changes are gone."""
+    """The connection is not used again, and its uncommitted changes are rolled back."""
 
     async def work(engine: AsyncEngine) -> None:
         began = asyncio.Event()
@@ -157,7 +157,7 @@ def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("by_session", [True, False])
 def test_a_transaction_that_lost_is_run_again(cluster: LocalCluster, *, by_session: bool) -> None:
-    """With a sessionmaker and with an engine; an error that trying again cannot help is raised at once."""
+    """With a sessionmaker and with an engine; an error that a retry cannot help is raised at once."""
     engine = create_engine(cluster.url(options="/?read=strict"))
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
@@ -249,7 +249,7 @@ def test_tasks_that_fight_for_a_row_all_get_it(cluster: LocalCluster) -> None:
 
 
 def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> None:
-    """Then the error is that of the last attempt, and its writes are gone."""
+    """The error is that of the last attempt, and its writes are rolled back."""
 
     async def work(engine: AsyncEngine) -> None:
         async with engine.begin() as connection:
@@ -271,7 +271,7 @@ def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> Non
 
 
 def test_create_all_of_many_at_once(cluster: LocalCluster) -> None:
-    """As the workers of a web server begin: every one finds all tables, and no one an error."""
+    """Workers of a web server start like this: each finds all tables, and none gets an error."""
     tables = MetaData()
     for number in range(5):
         Table(f"made{number}", tables, Column("id", Integer, primary_key=True), Column("x", String, index=True))
@@ -296,7 +296,7 @@ def test_create_all_of_many_at_once(cluster: LocalCluster) -> None:
 
 
 def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
-    """On asyncio it is a part of a transaction, which is run again."""
+    """On asyncio ``create_all`` is part of a transaction, which is executed again."""
 
     async def work(engine: AsyncEngine) -> None:
         tables = MetaData()
@@ -314,7 +314,7 @@ def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
 
 
 def test_a_table_that_stays_there_is_an_error_soon() -> None:
-    """A lookup finds the table again, so it was not created in between each time."""
+    """A lookup finds the table again, so no other client created it in between."""
     tried = []
 
     def make() -> None:

@@ -204,7 +204,7 @@ def downgrade():
 
 @pytest.mark.cluster
 def test_alembic_migrates_there_and_back(engine: Engine, tmp_path: Path) -> None:
-    """Two revisions: tables with rows, then a new column and a batch, which copies the table; and back."""
+    """Two revisions, forward and back: tables with rows, then a new column and a batch that copies the table."""
     (tmp_path / "versions").mkdir()
     for name, content in (("env.py", ENV), ("versions/first.py", FIRST), ("versions/second.py", SECOND)):
         (tmp_path / name).write_text(content)
@@ -230,7 +230,7 @@ def test_alembic_migrates_there_and_back(engine: Engine, tmp_path: Path) -> None
 
 
 def test_results_that_are_asked_for_as_streams_come_in_parts(engine: Engine) -> None:
-    """More than a node gives at once; within a transaction that has begun, as ever."""
+    """The result is larger than one answer; within an open transaction it comes as usual."""
     many = text(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT i, zeroblob(10000) FROM n"
     )
@@ -268,7 +268,7 @@ def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: 
             two.commit()
         assert getattr(caught.value.orig, "retry", False)
         two.rollback()
-        # Another row is another matter, and so is a cached statement with another value.
+        # Another row does not conflict, nor does a cached statement with another value.
         other = study.select().where(study.c.id == 2).with_for_update()
         assert one.execute(locked).one() == (1, 5)
         assert two.execute(other).one() == (2, 6)

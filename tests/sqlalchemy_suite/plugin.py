@@ -38,7 +38,7 @@ def _temp_table_keyword_args(cfg: Any, eng: Any) -> dict[str, Any]:
 
 @drop_all_schema_objects_pre_tables.for_db("bedrockish")
 def _before_tables_are_dropped(cfg: Any, eng: Any) -> None:
-    """Nothing stands in the way of dropping tables."""
+    """Do nothing, because nothing prevents dropping tables."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

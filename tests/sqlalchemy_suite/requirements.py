@@ -1,7 +1,7 @@
 """The requirements that the dialects declare to SQLAlchemy's suite: those of SQLite, and those of bedrockish, which
 differ in a few places.
 
-The suite skips what is not claimed. Its defaults are kept where nothing is said here.
+The suite skips tests of undeclared requirements. Requirements that are not listed here keep its defaults.
 """
 
 import os

@@ -43,7 +43,7 @@ if Requirements is Bedrockish:
             if request.node.name.startswith("test_without_metadata[plain"):
                 pytest.skip("CTAS: CREATE TABLE AS SELECT is refused; create, then insert")
 
-    # These want a second schema without saying so to the suite.
+    # These need a second schema without declaring it to the suite.
 
     class ComponentReflectionTestExtra(_ReflectionTestExtra):  # type: ignore[misc]
         @testing.fixture(params=[True, False])

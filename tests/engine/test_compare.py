@@ -5,7 +5,9 @@ import random
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import apsw
 import cbor2
@@ -261,17 +263,49 @@ async def test_a_page_that_cannot_be_read_names_its_node(three: Three) -> None:
 
 
 def test_a_question_that_is_none_is_refused() -> None:
-    for packed in (
+    keys: list[Any] = [[], [[1]], [{}], [None], [1 << 63], [True], [1] * 2_001]
+    questions: list[dict[str, Any]] = [
         {},
         {"table": 1},
         {"table": "t", "after": 5},
         {"table": "t", "limit": -1},
+        {"table": "t", "limit": 1 << 63},
         {"table": "", "beyond": 1},
-    ):
+        {"table": "", "beyond": {"A": 1 << 63}},
+        {"table": "", "beyond": {1: 1}},
+        *({"table": "t", "upto": key} for key in keys),
+    ]
+    for packed in questions:
         with pytest.raises(ValueError, match="should"):
             unpack_range(packed)
-    with pytest.raises(ValueError, match="something else"):
-        unpack_digest({"vector": {}})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vector": {"A": inf}},
+        {"schema": None},
+        {"digest": 1 << 40},  # as many zeros would be allocated for it
+        {"count": "many"},
+        {"last": [{}]},
+        {"rows": {b"key": 1 << 40}},
+        {"touched": [1 << 40]},
+        {"incomparable": 1},
+    ],
+)
+def test_an_answer_that_is_no_digest_is_refused(wrong: dict[str, Any]) -> None:
+    packed = pack_digest(RangeDigest({"A": 1}, 1, b"digest", 1, (1,), {b"key": b"one"}, {b"other"}))
+    assert pack_digest(unpack_digest(packed)) == packed
+    with pytest.raises(ValueError, match=r"something else|should be a list"):
+        unpack_digest(packed | wrong)
+
+
+def test_a_key_with_another_number_of_columns_cannot_be_compared(three: Three) -> None:
+    """The schema may have changed between the question and the answer."""
+    db = apsw.Connection(str(three.paths["A"]), flags=apsw.SQLITE_OPEN_READONLY)
+    found = digest_range(db, Range("t", after=(1, 2), limit=10))
+    assert found.incomparable == "the key of t has 1 column(s) here"
+    db.close()
 
 
 def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three) -> None:

@@ -3,7 +3,10 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from bedrockish.core.protocol.messages import Approve, Begin, Rollback
+from bedrockish.errors import UsageError
 from bedrockish.node.repair.healer import Healer
 from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN
 from tests.core.net import Net, add
@@ -33,3 +36,11 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     net.kept = set()
     net.run(3.0)
     assert await outcome() == ROLLED_BACK
+
+
+@pytest.mark.parametrize("source", ["Z", ["A"], {"A": 1}, 5, None])
+async def test_a_repair_from_anything_but_another_member_is_refused(source: object) -> None:
+    nothing = cast(Any, None)
+    healer = Healer(Net("AB").places["A"].core, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    with pytest.raises(UsageError, match="there is no other member"):
+        await healer.repair({"from": source})

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
@@ -21,6 +22,7 @@ import cbor2
 import trio
 
 import bedrockish
+from bedrockish import open_client
 from bedrockish.api.requests import STALE, Request, Statement
 from bedrockish.api.url import Address, parse_url
 from bedrockish.config.config import Config, build
@@ -296,6 +298,50 @@ class Texts(Attack):
             self.found(f"a client raised {type(error).__name__}: {error} at {text[:200]!r}")
 
 
+ORDERS: tuple[dict[str, Any], ...] = (
+    {"do": "clock", "set": "default"},
+    {"do": "hold", "name": "reader", "after": None, "release": True},
+    {"do": "prune", "older_than_s": 1e6, "larger_than_mb": 1e6, "force": False},
+    {"do": "activity"},
+    {"do": "end", "command": "c"},
+    {"do": "statements", "reset": False},
+    {"do": "lease", "table": "t", "above": 5, "count": 3},
+    {"do": "lease", "table": "t", "back": [7, 8]},
+    {"do": "token", "user": "u", "for_s": 60},
+    {"do": "digest", "table": "t", "after": [1], "upto": [5], "limit": 9, "beyond": {"A": 1, "B": 0}},
+    {"do": "entry", "txid": "A-64f0c3a1b2c00000"},
+    {"do": "repair", "from": "A"},
+    {"do": "resolve", "txid": "A-64f0c3a1b2c00000", "force": False},
+    {"do": "anchor", "heads": {"A": [1, b"h"]}},
+)
+
+
+class Orders(Attack):
+    """Orders of operators and peers with something wrong in them."""
+
+    def run(self) -> None:
+        """Attack until the time is over."""
+        trio.run(self._send)
+
+    async def _send(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            urls = [self.lab.url(index, only=True, options="discover=no") for index in range(3)]
+            clients = [await stack.enter_async_context(open_client(url)) for url in urls]
+            while time.monotonic() < self.until:
+                asked = mutated_value(self.luck.choice(ORDERS), self.luck)
+                if not isinstance(asked, dict):
+                    continue
+                self.counts["orders"] += 1
+                try:
+                    await self.luck.choice(clients).upkeep(asked, timeout=2)
+                except InternalError as error:
+                    self.found(f"{asked!r:.300}: {error.message}")
+                except BedrockishError:
+                    self.counts["orders refused"] += 1
+                except Exception as error:
+                    self.found(f"a client raised {type(error).__name__}: {error} at {asked!r:.300}")
+
+
 def streamed(db: bedrockish.Connection, text: str) -> int:
     """Read a streamed result, and return the number of its rows."""
     with db.stream(text, timeout=2) as rows:
@@ -367,7 +413,7 @@ class Settings(Attack):
 def attack(lab: Lab, seconds: float, seed: int) -> list[Attack]:
     """Run all attacks at once, and return them."""
     until = time.monotonic() + seconds
-    kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Http, Settings)
+    kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Orders, Http, Settings)
     attacks = [kind(lab, seed + number, until) for number, kind in enumerate(kinds)]
     threads = [threading.Thread(target=one.run, name=type(one).__name__) for one in attacks]
     for thread in threads:

@@ -123,8 +123,8 @@ class Healer:
         """
         state = self._core.state
         source = asked.get("from", "")
-        if source and source != OWN_JOURNAL and source not in state.roster.peers:
-            raise UsageError(f"there is no other member {source!r}; there is {', '.join(state.roster.peers)}")
+        if not isinstance(source, str) or (source and source != OWN_JOURNAL and source not in state.roster.peers):
+            raise UsageError(f"there is no other member {source!r:.100}; there is {', '.join(state.roster.peers)}")
         if DAMAGED_TABLES in state.health.alarms:
             self._ordered = str(source)
             self._wake.set()

@@ -9,7 +9,7 @@ rows must be the same at all nodes that cover the vector.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeGuard
 
 import apsw
 import cbor2
@@ -27,6 +27,8 @@ HASH_BYTES = 8
 TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
 LISTED_MAX = 20_000  # rows that an answer lists one by one
 COUNTED_MAX = 500_000  # rows that one answer covers
+KEY_VALUES_MAX = 2_000  # of a received key; SQLite allows no table with more columns
+INTEGER_MAX = (1 << 63) - 1
 LONG_BYTES = 1 << 16  # bytes or characters of a value from which on it is hashed without being encoded
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 
@@ -120,6 +122,9 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
         found.digest = b"absent"
         return
     keys = _key_columns(table)
+    if any(bound is not None and len(bound) != len(keys) for bound in (asked.after, asked.upto)):
+        found.incomparable = f"the key of {table.name} has {len(keys)} column(s) here"
+        return
     total = blake2b(digest_size=HASH_BYTES)
     key: Key | None = None
     for row in _rows(db, table, keys, asked):
@@ -268,20 +273,18 @@ def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
     Raises:
         ValueError: the answer is malformed.
     """
-    try:
-        return RangeDigest(
-            {str(leader): int(tick) for leader, tick in packed["vector"].items()},
-            int(packed["schema"]),
-            bytes(packed["digest"]),
-            int(packed["count"]),
-            None if packed["last"] is None else tuple(packed["last"]),
-            {bytes(key): bytes(one) for key, one in packed["rows"].items()},
-            {bytes(key) for key in packed["touched"]},
-            str(packed["incomparable"]),
-            str(packed["unreadable"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the node answered something else than digests: {error!r}") from error
+    wrong = ValueError("the node answered something else than digests")
+    vector, schema, count = _vector(packed.get("vector")), packed.get("schema"), packed.get("count")
+    digest, rows, touched = packed.get("digest"), packed.get("rows"), packed.get("touched")
+    why = packed.get("incomparable"), packed.get("unreadable")
+    if vector is None or not _is_count(schema) or not _is_count(count) or not isinstance(digest, bytes):
+        raise wrong
+    if not isinstance(rows, dict) or not isinstance(touched, list) or not all(isinstance(one, str) for one in why):
+        raise wrong
+    if not all(isinstance(one, bytes) for one in (*rows, *rows.values(), *touched)):
+        raise wrong
+    last = _key("last", packed.get("last"))
+    return RangeDigest(vector, schema, digest, count, last, rows, set(touched), str(why[0]), str(why[1]))
 
 
 def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
@@ -291,16 +294,39 @@ def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
         ValueError: the question is malformed.
     """
     table, limit, beyond = packed.get("table"), packed.get("limit", 0), packed.get("beyond")
-    bounds = []
-    for name in ("after", "upto"):
-        bound = packed.get(name)
-        if bound is not None and (not isinstance(bound, list) or not bound):
-            raise ValueError(f"{name} should be a list of the values of a key")
-        bounds.append(None if bound is None else tuple(bound))
-    if not isinstance(table, str) or type(limit) is not int or limit < 0:
+    after, upto = (_key(name, packed.get(name)) for name in ("after", "upto"))
+    if not isinstance(table, str) or not _is_count(limit):
         raise ValueError("a range should have the name of a table and a number of rows")
-    if beyond is not None:
-        if not isinstance(beyond, dict) or not all(type(tick) is int for tick in beyond.values()):
-            raise ValueError("beyond should be a vector")
-        beyond = {str(leader): tick for leader, tick in beyond.items()}
-    return Range(table, bounds[0], bounds[1], limit), beyond
+    vector = None if beyond is None else _vector(beyond)
+    if beyond is not None and vector is None:
+        raise ValueError("beyond should be a vector")
+    return Range(table, after, upto, limit), vector
+
+
+def _key(name: str, values: Any) -> Key | None:
+    """Return the key in a received list of values; None if no list was sent.
+
+    Raises:
+        ValueError: the key is not a list of values that SQLite can compare.
+    """
+    if values is None:
+        return None
+    if not isinstance(values, list) or not 0 < len(values) <= KEY_VALUES_MAX or not all(map(_is_value, values)):
+        raise ValueError(f"{name} should be a list of the values of a key")
+    return tuple(values)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether SQLite can store a value."""
+    return (type(value) is int and -INTEGER_MAX - 1 <= value <= INTEGER_MAX) or isinstance(value, float | str | bytes)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= INTEGER_MAX
+
+
+def _vector(value: Any) -> dict[str, int] | None:
+    """Return a received vector, or None if it is malformed."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) and _is_count(n) for name, n in value.items()):
+        return None
+    return value

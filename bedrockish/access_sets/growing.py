@@ -196,7 +196,7 @@ class Growing:
         """Return the access set to be certified.
 
         Args:
-            reads: whether what was read is; by default as the isolation says.
+            reads: whether to include the plain reads; by default, if the transaction is serializable.
         """
         with_reads = self._serializable if reads is None else reads
         points = set(self._probes)

@@ -75,7 +75,7 @@ class AsyncStreamingCursor(AsyncCursor):
         return _in_thread(self._cursor.fetchall)
 
     def close(self) -> None:
-        """End the result at its node."""
+        """Close the result, also at its node."""
         _in_thread(self._cursor.close)
 
     async def _async_soft_close(self) -> None:

@@ -116,7 +116,7 @@ async def test_an_idle_session_whose_node_is_gone_is_replaced(monkeypatch: pytes
             nursery.cancel_scope.cancel()
 
 
-async def test_cancelled_while_it_waits_or_works_the_pool_stays_whole() -> None:
+async def test_pool_keeps_its_session_after_a_cancelled_wait_and_call() -> None:
     node = ScriptedNode()
     node.script = [node.hang, node.succeed]
     async with running(node) as url, open_pool(url, size=1) as pool:

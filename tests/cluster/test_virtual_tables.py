@@ -73,7 +73,7 @@ async def write_at_all(cluster: LocalCluster, documents: int, enough: trio.Event
 
 
 async def write(cluster: LocalCluster, index: int, documents: int, enough: trio.Event | None) -> None:
-    """Write at one node, on through its kills, at most until there are ``enough`` rows."""
+    """Write at one node, also while it is killed and restarted, until ``enough`` is set or all rows are written."""
     url = cluster.url(index)
     for number in range(documents // 30):
         if enough is not None and enough.is_set():

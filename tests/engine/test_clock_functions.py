@@ -99,7 +99,7 @@ def test_safe_clock_reads_the_stored_safe_time(one: TestNode) -> None:
         ("is_after(1, NULL)", None),
     ],
 )
-def test_moments_and_comparisons(one: TestNode, sql: str, found: Any) -> None:
+def test_clock_functions_return_times_and_compare_clocks(one: TestNode, sql: str, found: Any) -> None:
     assert one.rows(f"SELECT {sql}") == [(found,)]
 
 

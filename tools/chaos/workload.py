@@ -92,7 +92,7 @@ class Keys:
         return active[0] if luck.random() < 0.5 else luck.choice(active[HOT:])
 
     def wrote(self, key: str) -> None:
-        """Count a write, and replace a key that has had enough of them."""
+        """Count a write of a key, and replace the key after ``WRITES_MAX`` writes."""
         self._writes[key] += 1
         active = self._active[key[0]]
         if self._writes[key] >= WRITES_MAX and key in active:

@@ -183,7 +183,7 @@ class Clock:
 
     def tick(self) -> int:
         """Return a new value, above all that this node has seen, closed or promised."""
-        # Our own vote would reject a clock that is not above it (V14).
+        # This node's own vote rejects a clock at or below closed (V14).
         self.adjust(self.closed)
         # Above every earlier value even if the wall stands still or goes back: a Txid, whose half is the clock, is
         # given once.

@@ -274,7 +274,7 @@ class Journal:
             made = time_ms(command)
             found = FORGOTTEN if made is not None and made <= self.forgotten_ms else None
         if found is None:
-            self._not_here = command  # cached: the lookup runs at execution and again at the start
+            self._not_here = command  # cached: the same id is looked up at execution and when the transaction begins
         return found
 
     def has(self, txid: Txid) -> bool:

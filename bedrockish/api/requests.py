@@ -418,7 +418,11 @@ def _decoded(data: bytes) -> Any:
         if len(one) == BY_COLUMN:
             return [*map(_by_row, found)]
         columns, rows, _rowcount, _lastrowid = one
-        if type(columns) is not tuple or type(rows) is not tuple or not {*map(type, rows)} <= _TUPLES:
+        if type(columns) is not tuple or type(rows) is not tuple:
+            raise TypeError("columns and rows should be lists")
+        if not rows:
+            continue
+        if not {*map(type, rows)} <= _TUPLES:
             raise TypeError("columns and rows should be lists")
         if len(rows) == 1 and len(rows[0]) == 1 and type(rows[0][0]) not in _STORED:
             # The value of a command has lists and maps in it, which callers may change.

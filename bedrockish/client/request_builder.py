@@ -64,9 +64,12 @@ def make_request(
     _check_id(command)
     check_modes(read, isolation)
     made: list[Statement] = []
+    text, checked = "", object()
     for statement in [statements] if isinstance(statements, str) else statements:
         sql, params = (statement, None) if isinstance(statement, str) else statement
-        made.append(Statement(check_statement(sql), check_params(params)))
+        if sql is not checked:  # a load has one text for all its rows
+            text = checked = check_statement(sql)
+        made.append(Statement(text, check_params(params)))
     if not made:
         raise UsageError("a transaction needs at least one statement")
     return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)

@@ -113,6 +113,7 @@ class Engine:
             db, batch, versions, lambda: self.tables, prepare, reads.open_reader, self._note_change
         )
         self.entries = EntryApplier(db, batch, self._applier, self._capture, versions, self._learn_members)
+        self._executor.encode_changes = self.entries.encode
         heads = store.heads(db)
         self.applied: dict[str, int] = {leader: tick for leader, (tick, _) in heads.items()}
         self._heads: dict[str, bytes] = {leader: digest for leader, (_, digest) in heads.items()}

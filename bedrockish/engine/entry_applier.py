@@ -19,8 +19,8 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.storage import store
 
 FEW_BYTES = 64 << 10  # changes below this size are decoded at once
-KEPT_BYTES = 32 << 10  # changes up to this size stay decoded from their check to their application
-KEPT_MAX = 64  # transactions whose changes stay decoded
+KEPT_BYTES = FEW_BYTES  # changes up to this size stay decoded from their execution or check to their application
+KEPT_MAX = 32  # transactions whose changes stay decoded
 
 
 class EntryApplier:
@@ -55,7 +55,7 @@ class EntryApplier:
         self._versions, self._learn_members = versions, learn_members
         self.staged = StagedStore(db)
         self.void = set(system.void(db))
-        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded for a check
+        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, executed here or decoded
 
     @staticmethod
     def is_long(entry: Entry) -> bool:
@@ -72,6 +72,12 @@ class EntryApplier:
         self._keep(data, changes)
         return changes
 
+    def encode(self, changes: list[Change]) -> bytes:
+        """Encode the changes of a transaction; if they are few, keep them until the transaction is applied."""
+        data = encode_changes(changes)
+        self._keep(data, changes)
+        return data
+
     def _keep(self, data: bytes, changes: list[Change]) -> None:
         if len(data) <= KEPT_BYTES:
             self._kept[data] = changes
@@ -86,9 +92,7 @@ class EntryApplier:
         """
         lists = [self._kept.pop(data) if data in self._kept else decode_changes(data) for data in each]
         changes = [change for one in lists for change in one]
-        data = encode_changes(changes)
-        self._keep(data, changes)
-        return data, tuple(map(len, lists))
+        return self.encode(changes), tuple(map(len, lists))
 
     def why_rows_differ(self, transaction: Transaction) -> str:
         """Return how the old rows of a transaction's changes differ from this node's rows; empty if they do not.

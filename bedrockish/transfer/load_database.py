@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ LAYOUT = 3  # is incremented when batches are cut differently, so that no id sta
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL = "virtual table"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")
-
-TEXTS = frozenset({str, bytes})
 
 Progress = Callable[[str, int, int], None]
 Statements = list[tuple[str, Params]]
@@ -201,10 +200,9 @@ def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
     return found[:FINDINGS_MAX]
 
 
-def row_bytes(row: Iterable[Any]) -> int:
+def row_bytes(row: Sequence[Any]) -> int:
     """Return the approximate number of bytes of a row."""
-    values = tuple(row)
-    return 8 * len(values) + sum([len(value) for value in values if value.__class__ in TEXTS])
+    return 8 * len(row) + sum(map(length_hint, row))  # of a number and of None, the hint is 0
 
 
 def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:

@@ -5,7 +5,7 @@ always rolled back. Some failures make SQLite roll back the whole transaction in
 interrupted write, a full disk); the engine then writes the batch again (see ``Engine``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ from bedrockish.errors import BedrockishError, ConstraintError, SqlError, Unsupp
 from bedrockish.sqltext.session_settings import Settings, split_settings
 from bedrockish.sqltext.statement_ends import after_nothing
 from bedrockish_journal.model.access_set import AccessSet, Range
-from bedrockish_journal.model.changes import encode_changes, encode_statements
+from bedrockish_journal.model.changes import Change, encode_changes, encode_statements
 from bedrockish_journal.model.membership import ADMIN, OWNER
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
@@ -95,6 +95,7 @@ class Executor:
         scope: the values of the functions that statements call.
         stays: whether only a rollback of the whole transaction undoes an effect of the request.
         analysis_s: the seconds that the exact analysis of a statement may take.
+        encode_changes: encodes the changes of a transaction.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class Executor:
         self._budget = Budget(limits)
         self.allow = self._budget.allow
         # The running statement's number in the memory account, and whether it has taken too much memory.
-        self._number, self._is_refused = 0, False
-        self._most_bytes = limits.length_bytes
+        self._number, self._is_refused, self._most_bytes = 0, False, limits.length_bytes
+        self.encode_changes: Callable[[list[Change]], bytes] = encode_changes
         self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
@@ -719,7 +720,7 @@ class Executor:
             changes += capture.net_changes(before, after)
         # A write that changed no row is led like any other, so that it claims its command's id. Otherwise, if the
         # client sent it again after a lost answer, it could report no row while its first attempt commits elsewhere.
-        packed = encode_changes(changes) if writes else b""
+        packed = self.encode_changes(changes) if writes else b""
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)

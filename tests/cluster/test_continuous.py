@@ -161,7 +161,7 @@ async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path)
 
         await until("the follower has opened it", opened)
         told = command("backup", "follow", cluster.url(), folder, "--once", status=2)
-        assert "another process writes" in told
+        assert "another process continues the backup" in told
     cluster.stop()
     other = LocalCluster(tmp_path / "other")
     other.write_files()

@@ -45,7 +45,7 @@ COMMANDS = {
     "explain": (
         "bedrockish.cli.explain",
         "explain",
-        "Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).",
+        "Print the keys that SQL would read and write at the node at URL (by default that of BEDROCKISH_URL).",
     ),
     "status": ("bedrockish.cli.status", "status", "Print the status of the node at URL, its troubles first."),
     "nodes": ("bedrockish.cli.status", "nodes", "Print the members of the cluster, as the node at URL knows them."),

@@ -92,7 +92,7 @@ def read_expected(path: Path) -> Expected:
         elif word == "plain":
             found.plain = {kind: int(many) for many, kind in (one.split() for one in rest.split(", "))}
         else:
-            raise ValueError(f"{path}, line {number}: {line!r} belongs to nothing")
+            raise ValueError(f"{path}, line {number}: unknown line {line!r}")
     return found
 
 

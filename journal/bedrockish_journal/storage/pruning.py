@@ -63,7 +63,7 @@ def marks(db: apsw.Connection) -> dict[str, Mark]:
         typed = (type(leader), type(tick), type(digest), type(clock), type(origin))
         if typed != (str, int, bytes, int, str) or tick < 1 or len(digest) != 32:
             raise EntryMalformedError(
-                f"the table {TABLE} says of the timeline {leader!r} what it never says; fill this node again"
+                f"the row of timeline {leader!r} in the table {TABLE} is malformed; fill this node again"
             )
         found[leader] = Mark(tick, digest, clock, origin, tuple(changed.get(leader, ())))
     return found

@@ -86,7 +86,9 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
     marks = tuple(Mark._make(row) for row in ask(_MARKS, ())) if _has(ask, "bedrockish_pruned") else ()
     for mark in marks:
         if list(map(type, mark)) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
-            raise JournalError(f"{path} says of the timeline {mark.leader!r} what no node says; fill this node again")
+            raise JournalError(
+                f"{path}: the row of timeline {mark.leader!r} in bedrockish_pruned is malformed; fill this node again"
+            )
     return Beginning(founding, changed, marks, void)
 
 

@@ -103,7 +103,7 @@ def test_catching_up_keeps_little_in_memory(behind: Behind) -> None:
     assert len(behind.journal) == LAST
     assert behind.state.clock.safe == LATER
     assert not behind.state.votes.outcomes
-    assert behind.state.commit_window.floor == {"A": LAST}  # who has not seen them cannot be judged here
+    assert behind.state.commit_window.floor == {"A": LAST}  # a base without them is refused
 
 
 def test_it_remembers_all_as_long_as_a_majority_has_not_told(behind: Behind) -> None:

@@ -61,7 +61,7 @@ def everywhere(deed: Callable[[Forger], None]) -> Deed:
 
 
 def in_b(deed: Callable[[Forger], None]) -> Deed:
-    """Do it to the file of B alone."""
+    """Make the change in the file of B alone."""
     return lambda files: deed(files["B"])
 
 

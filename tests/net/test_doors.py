@@ -29,7 +29,7 @@ def test_speaker_is_not_evicted_from_the_door() -> None:
     doors.go(number)
     for _ in range(SPEAKERS_MAX):
         doors.speak(doors.come("x", lambda: None)[0])
-    with pytest.raises(RefusedError, match="being looked at"):
+    with pytest.raises(RefusedError, match="being admitted"):
         doors.speak(doors.come("x", lambda: None)[0])
 
 

@@ -35,7 +35,7 @@ IN_TRACES = {
     "known outcome still accepts": "race_seen_commit_counted_out",
     "decided by one": "leader_dies_committed",
     "accepted values ignored": "abort_accepted_is_still_pending",
-    "tokens are not looked at": "session_after_a_lost_label",
+    "sessions ignore their tokens": "session_after_a_lost_label",
     "strict reads skip the majority": "read_levels",
 }
 SOON_IN_SEEDS = (
@@ -46,7 +46,7 @@ SOON_IN_SEEDS = (
     "judged by one",
     "two voters at once",
     "the old voters go on counting",
-    "who forgot is let in",
+    "a voter that forgot its promises is admitted",
     "learners vote",
     "snapshot skips test 3",
     "reports believed at once",

@@ -115,7 +115,7 @@ USES: dict[str, Fault] = {
         (once, "first_conflict", "conflicts = window", "conflicts = () if spans else window"),
         **{**_LARGE, "sweeps": 0.3},
     ),
-    "tokens are not looked at": fault(
+    "sessions ignore their tokens": fault(
         "a session waits for the commits in its token", (_State, "has_seen", "return covers", "return True or covers")
     ),
     "a read's token has the safe time": fault(
@@ -157,12 +157,12 @@ USES: dict[str, Fault] = {
         ),
         **_CHANGES,
     ),
-    "who was not let in has closed time": fault(
-        "a node claims nothing closed before a majority has let it in since it started",
+    "a node that no majority has admitted reports closed time": fault(
+        "a restarted node reports no closed time before a majority has admitted it",
         (safe_time.SafeTime, "_report", "if state.roster.claims_time else", "if not state.roster.barred else"),
         **{"faults": ("crash", "kill"), "fault_every_s": 0.1, "voters": 5, "heartbeat_ms": 20, "load_s": 2.0},
     ),
-    "who forgot is let in": fault(
+    "a voter that forgot its promises is admitted": fault(
         "a voter that lost its file, or came back on an older one, is turned away",
         (incarnations.Incarnations, "judge", "if not code:", "if True:"),
         **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},

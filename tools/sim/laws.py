@@ -164,19 +164,22 @@ class Laws:
                 # A node that has just started says what its file says, until a peer tells it of a newer membership.
                 node = self.world.machines[source].node
                 if (message.closed or message.cut) and node is not None and node.state.roster.barred:
-                    self.broken("who forgot does not vote", f"{source} says that it has closed {message.closed}")
+                    self.broken(
+                        "a voter that forgot its promises does not vote",
+                        f"{source} says that it has closed {message.closed}",
+                    )
                 if (message.closed or message.cut) and node is not None:
                     # The voters of the message's own membership: when it leaves, a newer one may be in force.
                     voters = self.voters.get(message.config, self.world.founded.voters)
                     let_in = {source, *self.world.machines[source].let_in}
                     if len(let_in.intersection(voters)) < majority(len(voters)):
                         what = f"{source} says that it has closed {message.closed}, and {sorted(let_in)} let it in"
-                        self.broken("who was not let in has closed nothing", what)
+                        self.broken("a node that no majority has admitted has closed nothing", what)
                 if message.clock < self.clocks.get(source, 0) and not self.world.machines[source].forgot:
                     self.broken("clocks never go back", f"{source} tells {message.clock:x} after a later one")
                 self.clocks[source] = message.clock
             case Approve() | Promise() | Accepted() | Checked() | ToldClock() if self.world.machines[source].forgot:
-                self.broken("who forgot does not vote", f"{source} says {message}")
+                self.broken("a voter that forgot its promises does not vote", f"{source} says {message}")
             case Told(txid, False):
                 self.rolled_back.setdefault(txid, source)
                 if txid in self.committed:

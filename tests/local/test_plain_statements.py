@@ -1,25 +1,14 @@
 """Statements of an open transaction that have run in the program before: the short way, and when it is left."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import bedrockish
 from bedrockish.client.blocking import Connection
 from bedrockish.client.local_steps import LocalSteps
 from bedrockish.errors import ConstraintError, SqlError
-from tools.cluster import LocalNode
 
 ADD = "UPDATE {} SET b = b + 1 WHERE id = ?"
-
-
-@pytest.fixture
-def db(node: LocalNode, table: str) -> Iterator[Connection]:
-    with bedrockish.connect(node.database) as made:
-        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER CHECK (b >= 0))")
-        made.execute(f"INSERT INTO {table} VALUES (1, 'one', 10), (2, 'two', 20)")
-        yield made
 
 
 @pytest.fixture

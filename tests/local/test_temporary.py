@@ -18,6 +18,7 @@ from bedrockish.errors import (
     TemporaryLostError,
     UnsupportedError,
 )
+from tests.local.conftest import here
 from tools.cluster import LocalCluster, LocalNode
 
 
@@ -28,12 +29,6 @@ def db(node: LocalNode, table: str) -> Iterator[Connection]:
         made.execute(f"INSERT INTO {table} VALUES (1, 10), (2, 20)")
         yield made
         assert not here(made).has_any
-
-
-def here(db: Connection) -> Any:
-    steps = db._client.local_steps
-    assert steps is not None
-    return steps.transactions
 
 
 def calls_of(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -192,8 +187,10 @@ def test_temporary_objects_end_with_the_node_process() -> None:
     with bedrockish.node() as node, node.connect() as db:
         db.execute("CREATE TABLE t(a)")
         db.execute("CREATE TEMP TABLE mine(a)")
-        before = here(db)._temporary.facts
-        here(db)._temporary.facts = before._replace(generation=before.generation + 1)  # as after its restart
+        temporary = here(db)._temporary
+        assert temporary is not None
+        before = temporary.facts
+        temporary.facts = before._replace(generation=before.generation + 1)  # as after its restart
         with pytest.raises(TemporaryLostError, match="make them again"):
             db.execute("SELECT * FROM mine")
         with pytest.raises(SqlError, match="no such table"):

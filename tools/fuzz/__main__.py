@@ -56,10 +56,16 @@ def examine(made: Lab) -> list[str]:
             if counts.get(name):
                 wrong.append(f"{node.name} counts {counts[name]} {name}, the last: {status['internal_error_last']}")
     until = time.monotonic() + ANSWER_S
-    while len(set((rows := read_rows(made, wrong)).values())) > 1 and not wrong:
-        if time.monotonic() > until:
-            wrong.append(f"the nodes have other rows: {rows}")
+    while True:
+        unread: list[str] = []
+        rows = read_rows(made, unread)
+        differ = len(set(rows.values())) > 1
+        if not differ or time.monotonic() > until:
+            break
         time.sleep(0.1)  # a request that its client has given up may still commit
+    wrong += unread
+    if differ:
+        wrong.append(f"the nodes have other rows: {rows}")
     return wrong
 
 

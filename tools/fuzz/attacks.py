@@ -64,10 +64,14 @@ class Attack:
     def run(self) -> None:
         """Attack until the time is over; an unexpected exception of this program is also a finding."""
         try:
-            while time.monotonic() < self.until:
-                self.once()
+            self.attack()
         except Exception as error:
             self.findings.append(f"{type(self).__name__} failed: {type(error).__name__}: {error}")
+
+    def attack(self) -> None:
+        """Attack once and again until the time is over."""
+        while time.monotonic() < self.until:
+            self.once()
 
     def once(self) -> None:
         """Attack once."""
@@ -319,8 +323,8 @@ ORDERS: tuple[dict[str, Any], ...] = (
 class Orders(Attack):
     """Orders of operators and peers with something wrong in them."""
 
-    def run(self) -> None:
-        """Attack until the time is over."""
+    def attack(self) -> None:
+        """Send orders until the time is over."""
         trio.run(self._send)
 
     async def _send(self) -> None:

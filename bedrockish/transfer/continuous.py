@@ -156,7 +156,7 @@ class _Backup:
         if not snapshots:
             await self._snapshot()
         elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # killed between snapshot and segment
-            self._begin(snapshots[-1], anew=False)
+            self._begin(snapshots[-1], leaves_gap=False)
 
     def close(self) -> None:
         if self._segment is not None:
@@ -170,28 +170,32 @@ class _Backup:
             return await self._take(client)
         except GapError as error:
             self._say(f"{error}; making a snapshot")
-            await self._snapshot(anew=True)
+            await self._snapshot(leaves_gap=True)
             return True
 
     def _is_due(self) -> bool:
         newest = numbered(self._folder, SNAPSHOTS)[-1]
         return time.time() - newest.stat().st_mtime > self._plan.every_s
 
-    async def _snapshot(self, *, anew: bool = False) -> None:
+    async def _snapshot(self, *, leaves_gap: bool = False) -> None:
         """Make a snapshot, begin a new segment, and remove what is too old."""
         found = numbered(self._folder, SNAPSHOTS)
         number = int(found[-1].stem[-6:]) + 1 if found else 1
         path = self._folder / f"snapshot-{number:06}.db"
         size = await back_up(self._url, path)
         self._say(f"{path.name}: {size} bytes")
-        self._begin(path, anew=anew)
+        self._begin(path, leaves_gap=leaves_gap)
         if self._plan.keep_s is not None:
             for old in too_old(self._folder, time.time() - self._plan.keep_s):
                 old.unlink()
                 self._say(f"{old.name} is too old and was removed")
 
-    def _begin(self, snapshot: Path, *, anew: bool) -> None:
-        """Begin the segment after a snapshot: where the last segment ends, or, if ``anew``, where the snapshot ends."""
+    def _begin(self, snapshot: Path, *, leaves_gap: bool) -> None:
+        """Begin the segment after a snapshot at the end of the last segment.
+
+        With ``leaves_gap``, nodes have removed entries after the last segment, and the new one begins at the end of the
+        snapshot.
+        """
         db = open_readonly(snapshot)
         try:
             heads: Heads = ends(db)
@@ -203,7 +207,7 @@ class _Backup:
         if before is not None and before.bootstrap != bootstrap:
             snapshot.unlink()
             raise ConfigError(f"{self._folder} has the backup of another cluster; name another directory")
-        if before is not None and not anew:
+        if before is not None and not leaves_gap:
             heads, safe = before.heads, before.safe
         if before is not None:
             before.close(finish=True)

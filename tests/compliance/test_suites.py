@@ -1,4 +1,4 @@
-"""Suites that others wrote say what is expected of them: a part of each in every run, and with --slow all of it."""
+"""The test suites of other projects have their expected outcomes: a sample of each in every run, all with --slow."""
 
 from pathlib import Path
 

@@ -1,26 +1,30 @@
 """Writes docs/compliance.md from the files of expectations."""
 
-from tools.compliance.outcomes import KINDS, PASSED, REFUSED, Expected, path_of, read_expected
+from tools.compliance.outcomes import KINDS, PASSED, REFUSED, SKIPPED, Expected, path_of, read_expected
 from tools.compliance.suites import SUITES, Suite
 
 HEAD = """\
-Test suites of other projects run here against three real nodes, and for comparison against plain SQLite.
-Tests that do not pass are listed, each with the reason, in `tools/compliance/expected`, and any change of that is
-seen in review:
+Test suites of other projects run here against three real nodes and, for comparison, against plain SQLite.
+The folder `tools/compliance/expected` lists each test that does not pass, with the reason. A changed outcome changes
+these files, so a review sees it.
 
 ```sh
-python -m tools.compliance              # all of them; or the names of some
-python -m tools.compliance cpython --write --plain   # note what is found; give the reasons by hand
+python -m tools.compliance              # all suites, or the named ones
+python -m tools.compliance cpython --write --plain   # record the outcomes; write the reasons by hand
 ```
 
-`tools/test` runs a part of each, `tools/test --slow` all. Every package is one that
-[requirements.lock](../tools/requirements.lock) pins. Expectations are for one release of a package. With another
-release, the results are not compared, and the report says so.
+`tools/test` runs a sample of each suite, `tools/test --slow` all of them. [requirements.lock](../tools/requirements.lock)
+pins the packages. The expected outcomes are those of one release; with another release of a package, the report says
+so and compares nothing.
 
-*Refused* tests need something that a replicated database does not do by design; the error says what to do instead. All
-other failures are *failed*. *Skipped* tests are left out by the suite itself, for its own reasons or because our
-backend declares that it does not support them.
+- *Refused*: the test needs something that a replicated database refuses by design. The error names an alternative.
+- *Failed*: every other failure.
+- *Skipped*: the suite itself skips the test, for a reason of its own or because our backend declares a feature as
+  missing.
 """
+
+# Suites skip most tests for the sake of other databases: reasons with fewer tests than this share a row.
+SKIPPED_AT_LEAST = 10
 
 NOT_RUN = {
     "clients of libSQL for Go, Rust, PHP, Dart, Ruby": (
@@ -30,17 +34,15 @@ NOT_RUN = {
         "It needs an engine from `binaries.prisma.sh`, which is not a package registry. Client and adapter are run."
     ),
     "the rest of Django's suite": (
-        "Requests, templates, forms and GIS: a database backend decides nothing in them, or SpatiaLite does."
+        "Requests, templates and forms do not depend on the database backend, and GIS needs SpatiaLite."
     ),
 }
-NAMED = (
-    "Missing requirements are named at the end of a run, too: an interpreter without its tests, no `node`, a package."
-)
+NAMED = "At its end, a run also names missing requirements: a package, `node`, or the tests of the Python interpreter."
 
 
 def compliance_page(note: str) -> str:
     """Return the page; ``note`` says that it is written by a program."""
-    lines = ["# Suites that others wrote", "", note, "", HEAD]
+    lines = ["# Test suites of other projects", "", note, "", HEAD]
     lines += [
         "| suite | release | | passed | refused | failed | skipped |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -71,16 +73,21 @@ def about(suite: Suite, expected: Expected) -> list[str]:
     """Return the lines about the tests of a suite that do not pass."""
     lines = [f"{suite.title}: {expected.selection}."]
     if suite.same_as:
-        return [*lines, "", f"The same tests pass and are skipped as of {SUITES[suite.same_as].heading}."]
+        return [*lines, "", f"The outcomes are those of {SUITES[suite.same_as].heading}."]
     counts = expected.counts()
     if counts[REFUSED]:
         asked = counts[PASSED] + counts["failed"]
-        share = 100 * counts[PASSED] / asked
-        lines += ["", f"Of the {asked} tests that ask for nothing that is refused, {share:.1f} % pass."]
+        share = 1000 * counts[PASSED] // asked / 10  # rounded down: 100.0 means all
+        lines += ["", f"Of the {asked} tests that are not refused, {counts[PASSED]} pass: {share:.1f} %."]
     reasons = expected.reasons()
     if reasons:
         lines += ["", "| | tests | why |", "| --- | --- | --- |"]
+    few = [one for one in reasons if one[0] == SKIPPED and reasons[one] < SKIPPED_AT_LEAST]
+    rest = sum(reasons.pop(one) for one in few)
     for kind, why in sorted(reasons, key=lambda one: (KINDS.index(one[0]), -reasons[one], one[1])):
         said = why.replace("|", "\\|").replace("<", "&lt;")
         lines.append(f"| {kind} | {reasons[kind, why]} | {said} |")
+    if rest:
+        where = f"tools/compliance/expected/{suite.expectations}.txt"
+        lines.append(f"| {SKIPPED} | {rest} | other reasons, in `{where}` |")
     return lines

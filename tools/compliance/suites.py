@@ -66,7 +66,7 @@ SUITES = {
         Suite(
             "cpython_path",
             "CPython by path",
-            "The same by the path of a [node's file](local.md)",
+            "The same suite, connected by the path of a [node's file](local.md)",
             cpython_suite.release,
             cpython_suite.run_by_path,
             missing=cpython_suite.missing,
@@ -82,7 +82,7 @@ SUITES = {
         Suite(
             "sqlalchemy_path",
             "SQLAlchemy by path",
-            "The same by the path of a [node's file](local.md)",
+            "The same suite, connected by the path of a [node's file](local.md)",
             lambda: f"SQLAlchemy {version('sqlalchemy')}",
             sqlalchemy_suite.run_by_path,
             same_as="sqlalchemy",
@@ -94,7 +94,7 @@ SUITES = {
             django_suite.release,
             django_suite.run_ours,
             django_suite.run_plain,
-            selection=f"{len(' '.join(django_suite.CHOSEN).split())} packages of tests that a database decides most",
+            selection=f"{len(' '.join(django_suite.CHOSEN).split())} test packages that depend most on the database",
         ),
     )
 }

@@ -13,9 +13,9 @@ python -m tools.compliance              # all suites, or the named ones
 python -m tools.compliance cpython --write --plain   # record the outcomes; write the reasons by hand
 ```
 
-`tools/test` runs a sample of each suite, `tools/test --slow` all of them. [requirements.lock](../tools/requirements.lock)
-pins the packages. The expected outcomes are those of one release; with another release of a package, the report says
-so and compares nothing.
+`tools/test` runs a sample of each suite, `tools/test --slow` all of them.
+[requirements.lock](../tools/requirements.lock) pins the packages. The expected outcomes are those of one release; with
+another release of a package, the report says so and compares nothing.
 
 - *Refused*: the test needs something that a replicated database refuses by design. The error names an alternative.
 - *Failed*: every other failure.

@@ -62,7 +62,7 @@ _AGREEMENT: dict[str, Fault] = {
         dead=3,
     ),
     "reply before durable": fault(
-        "the client is answered when the commit is durable",
+        "the leader answers its client when the commit is durable",
         (
             machine.Machine,
             "_reply_to",
@@ -88,11 +88,11 @@ _AGREEMENT: dict[str, Fault] = {
         (voting, "prepare_commit", "next(recent.conflicts(access_set, base, own), None)", "None"),
     ),
     "no test 4": fault(
-        "a voter tests against what is pending",
+        "a voter tests against pending transactions",
         (voting, "prepare_commit", "return found or next(pending.conflicts(access_set, own), None)", "return found"),
     ),
     "no test 5": fault(
-        "a leader whose transaction was rolled back turns down older ones that conflict",
+        "a leader whose transaction was rolled back rejects older ones that conflict",
         (_OwnEnds, "vetoes", "if self.latest < transaction.txid.clock:", "if True:"),
         **{**DUELS, "voters": 5},
     ),
@@ -110,21 +110,21 @@ _AGREEMENT: dict[str, Fault] = {
         "a voter covers the base before it judges",
         (_Voting, "_consider", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
     ),
-    "too late is not": fault(
-        "nothing is approved at or below closed",
+    "a BEGIN below closed time is approved": fault(
+        "a voter approves no transaction at or below closed time",
         (_Voting, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
     "votes after its promise": fault(
-        "who has promised approves no more",
+        "a voter does not approve after its promise",
         (_Voting, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
     ),
     "after ignored": fault(
-        "a commit is applied after its causes",
+        "a commit is applied after its base",
         (_ApplyQueue, "settle", "covers(self.state.timelines.applied, queue[0].after)", "True"),
     ),
     "COMMIT ahead of a gap counts": fault(
-        "a COMMIT ahead of a gap is as if it had not come",
+        "a COMMIT ahead of a gap is ignored",
         (
             _ApplyQueue,
             "on_commit",
@@ -148,7 +148,7 @@ _AGREEMENT: dict[str, Fault] = {
         **{"sync_ms": 20.0, "delay_ms": 20.0, "timeout_s": 0.3, "load_s": 3.0},
     ),
     "rollbacks dropped": fault(
-        "BEGIN carries what its leader has given up",
+        "BEGIN carries the rollbacks of its leader",
         (
             _Coordinator,
             "_attempt",
@@ -158,16 +158,16 @@ _AGREEMENT: dict[str, Fault] = {
         **{**DUELS, "voters": 5},
     ),
     "give up frees at once": fault(
-        "a transaction given up is pending until a majority accepted that",
+        "a transaction stays pending until a majority has accepted its rollback",
         (_Rollbacks, "give_up", "1, (1, False)\n", "1, (1, False)\n    state.votes.pending.remove(txid)\n"),
     ),
-    "a leader counts what it gave up": fault(
-        "a leader that gives up counts no more",
+    "a leader counts after it gave up": fault(
+        "a leader that gives up stops counting",
         (attempts.Attempts, "give_up", "attempt.counting = False", "pass"),
         **DUELS,
     ),
     "rolled back told early": fault(
-        "rolled back is told when a majority has accepted it",
+        "the client learns of the rollback when a majority has accepted it",
         (_Rollbacks, "_count", ">= self.state.roster.majority", ">= 1"),
     ),
     "no tombstone": fault(
@@ -186,12 +186,12 @@ _AGREEMENT: dict[str, Fault] = {
         **DUELS,
     ),
     "leader counts after its promise": fault(
-        "a leader that promised counts no more",
+        "a leader stops counting at its promise",
         (_Recovery, "_promise", "self.coordinator.attempts.stop_counting(txid)", "pass"),
         **DUELS,
     ),
     "exclusion ignores what is known": fault(
-        "a leader is not counted out when a voter knows its transaction's end",
+        "a recovery does not exclude a leader if a voter knows the end of its transaction",
         (judge, "judge", "blockers - ended", "blockers"),
         **{**DUELS, "voters": 5},
     ),
@@ -207,7 +207,7 @@ _AGREEMENT: dict[str, Fault] = {
         **{**DUELS, "voters": 5},
     ),
     "holds without tests": fault(
-        "who is asked to hold runs the tests",
+        "a voter runs the tests before it holds a transaction for a recovery",
         (
             _Recovery,
             "_stand",
@@ -215,8 +215,8 @@ _AGREEMENT: dict[str, Fault] = {
             "state.votes.hold(transaction)\n    return Standing.HELD, []\n    never: bool | None = ",
         ),
     ),
-    "holds what meets a commit": fault(
-        "who is asked to hold says never if it meets a commit that it had not seen",
+    "holds a transaction that conflicts with a commit": fault(
+        "a voter answers NEVER if the transaction conflicts with a commit outside its base",
         (
             _Recovery,
             "_stand",
@@ -235,22 +235,23 @@ _AGREEMENT: dict[str, Fault] = {
         **DUELS,
     ),
     "holds below its cut": fault(
-        "a node whose cut has passed a transaction says never",
+        "a voter answers NEVER if the transaction's clock is at or below the cut",
         (_Recovery, "_stand", "or state.clock.cut >= txid.clock", ""),
         **_ONE_WAY,
     ),
     "known outcome still accepts": fault(
-        "who knows the outcome answers with it",
+        "a node that knows the outcome answers with it",
         (_Recovery, "_tell", "return self.voting.tell_outcome(peer, txid)", "return False"),
     ),
     "decided by one": fault(
         "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.roster.majority", ">= 1"), **DUELS
     ),
     "judged by one": fault(
-        "R is a majority at least", (_Recovery, "on_promise", ">= self.state.roster.majority", ">= 1")
+        "a recovery judges the answers of a majority at least",
+        (_Recovery, "on_promise", ">= self.state.roster.majority", ">= 1"),
     ),
     "accepted values ignored": fault(
-        "a recovery takes up what was accepted", (judge, "judge", "if accepted:", "if False:")
+        "a recovery proposes the accepted decision", (judge, "judge", "if accepted:", "if False:")
     ),
     "votes are volatile": fault(
         "approvals are durable",
@@ -263,19 +264,21 @@ _AGREEMENT: dict[str, Fault] = {
         **_POWER_CUTS,
     ),
     "closed is the pending clock": fault(
-        "closed stays below what is pending",
+        "closed time stays below pending transactions",
         (times, "times", "min(closable, lowest - 1)", "min(closable, lowest)"),
         **_TIGHT_TIME,
     ),
     "cut ignores what is pending": fault(
-        "cut stays below what is pending", (times, "times", "min(reached, lowest - 1)", "reached"), **_TIGHT_TIME
+        "the cut stays below pending transactions",
+        (times, "times", "min(reached, lowest - 1)", "reached"),
+        **_TIGHT_TIME,
     ),
     "cut is volatile": fault(
-        "cut is durable before it is told",
+        "the cut is durable before it is announced",
         (disk.Image, "write", "self.meta[name] = value", "self.meta[name] = 0 if name == 'cut' else value"),
     ),
     "safe without cut": fault(
-        "safe rests on a second round",
+        "safe time needs a second round",
         (
             times,
             "times",
@@ -285,7 +288,7 @@ _AGREEMENT: dict[str, Fault] = {
         **_TIGHT_TIME,
     ),
     "reports believed at once": fault(
-        "what a peer has closed counts once we applied what it had",
+        "a peer's closed time counts when everything that the peer had applied is applied here",
         (_SafeTime, "_cover", "covers(self.state.timelines.applied, known.report[0])", "True"),
     ),
     "no floor after a restart": fault(
@@ -294,7 +297,7 @@ _AGREEMENT: dict[str, Fault] = {
         **_RESTARTS,
     ),
     "waiting goes on after a rollback": fault(
-        "who waits goes on when a rollback is accepted",
+        "a waiting transaction goes on when a rollback is accepted",
         (votes.Votes, "accept_rollback", "self.released.append(txid)", "pass"),
     ),
     "acceptances are volatile": fault(
@@ -310,7 +313,7 @@ _AGREEMENT: dict[str, Fault] = {
         "a promise counts for its ballot", (_Recovery, "on_promise", _OTHER_BALLOT, "")
     ),
     "the lowest accepted ballot wins": fault(
-        "of accepted decisions the highest ballot counts", (judge, "judge", "max(acc", "min(acc")
+        "the accepted decision of the highest ballot counts", (judge, "judge", "max(acc", "min(acc")
     ),
 }
 FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES, **DAMAGES}

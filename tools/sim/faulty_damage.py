@@ -18,33 +18,33 @@ _ORPHANS = {
 }
 DAMAGES: dict[str, Fault] = {
     "voters do not compare rows": fault(
-        "a voter approves only what was made of the rows that it has",
+        "a voter approves a transaction only if its before-images equal the voter's rows",
         (voter.Voting, "_is_made_of_our_rows", "self.state.why_rows_differ(transaction)", "''"),
         **_FLIPS,
     ),
-    "who holds for a recovery does not compare": fault(
-        "who is asked to hold compares rows",
+    "rows are not compared for a recovery": fault(
+        "a voter compares rows before it holds a transaction for a recovery",
         (recovery.Recovery, "_stand", 'if state.why_rows_differ(transaction) != "":', "if False:"),
         **_ORPHANS,
     ),
     "rows are not compared when they are applied": fault(
-        "a row is changed only if it is what the commit was made of",
+        "a row is changed only if it equals the commit's before-image",
         (database, "apply", "if rows.get(key, NOTHING) != tuple(before):", "if False:"),
         **_FLIPS,
     ),
     "a damaged node votes": fault(
-        "a node with damaged tables is as if it were down",
+        "a node with damaged tables does not vote",
         (roster.Roster, "is_voter", " or not self.health.writes", ""),
         (node.Node, "_receive", "state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)", "True"),
         **_FLIPS,
     ),
     "a damaged node answers": fault(
-        "a node with damaged tables answers nobody from them",
+        "a node with damaged tables answers no client from them",
         (coordinator.Coordinator, "submit", "if state.trouble:", "if state.roster.barred:"),
         **_FLIPS,
     ),
     "a copy is not proven": fault(
-        "a node begins on a copy whose tables are what its journal makes of them",
+        "a node serves from a copy only if a replay of its journal gives the same tables",
         (operator.Operator, "_join", "elif not image.flipped:", "elif True:"),
         **{**_FLIPS, "changes_every_s": 0.05, "load_s": 4.0, "scrub_s": 20.0, "flip_every_s": 0.1, "heartbeat_ms": 50}
         | {"faults": ("wipe",), "fault_every_s": 0.5},

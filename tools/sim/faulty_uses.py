@@ -71,7 +71,7 @@ USES: dict[str, Fault] = {
         **{**_CHANGES, "names_again": 0.9, "comings": 0.8},
     ),
     "others hold back for ever": fault(
-        "a reservation ends after its time, whoever holds it",
+        "every reservation ends after its time",
         (_Reservations, "choose", "held is not None and now >= self._until", "False"),
         **CROWDED,
     ),
@@ -81,37 +81,37 @@ USES: dict[str, Fault] = {
         **{**CROWDED, "reserve_ms": 1_000, "load_s": 12.0, "faults": ()},
     ),
     "a reservation outlives its request": fault(
-        "a reservation is told until its request is over",
+        "a node announces a reservation until its request ends",
         (_Reservations, "ended", "if inflight.reserves:", "if False:"),
         **CROWDED,
     ),
-    "who has reserved rejects others": fault(
-        "a reservation decides on nothing",
+    "a reservation rejects others": fault(
+        "votes do not depend on reservations",
         (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"),
         **CROWDED,
     ),
-    "time closes over what is compared": fault(
+    "time closes during a comparison": fault(
         "closed time waits for the comparison of rows",
         (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, *read) if"),
         **_COMPARED,
     ),
-    "time closes over what is put together": fault(
-        "closed time waits for a BEGIN whose pieces are here",
+    "time closes during an assembly": fault(
+        "closed time waits for a complete BEGIN that is being decoded",
         (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, compared) if"),
         **{**_COMPARED, "compare_ms": 0.0, "piece_bytes": 40, "closing_lag_ms": 10, "heartbeat_ms": 5},
     ),
-    "what was compared stays open": fault(
+    "a comparison never ends": fault(
         "closed time goes on when rows were compared",
         (_Voting, "_consider", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
         **_COMPARED,
     ),
-    "the cut waits for a rest": fault(
+    "the cut waits for an idle moment": fault(
         "safe time goes on while clients write",
         (safe_time.SafeTime, "_worth_a_sync", "return True  # a transaction", "return False  # something"),
         **_STEADY,
     ),
     "a sweep overlooks commits": fault(
-        "commits that wrote rows of a sweep conflict with it",
+        "a sweep conflicts with commits that wrote its rows",
         (once, "first_conflict", "conflicts = window", "conflicts = () if spans else window"),
         **{**_LARGE, "sweeps": 0.3},
     ),
@@ -128,7 +128,7 @@ USES: dict[str, Fault] = {
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
     ),
     "two voters at once": fault(
-        "one voter at a time comes or goes",
+        "a membership change adds or removes one voter at a time",
         (
             membership,
             "_promote",
@@ -138,12 +138,12 @@ USES: dict[str, Fault] = {
         **{**_CHANGES, "learners": 2},
     ),
     "a change conflicts with nothing": fault(
-        "a change of the members conflicts with everything",
+        "a membership change conflicts with everything",
         (coordinator, "claim", "(EVERYTHING,) if kind == MEMBERS else", ""),
         **_CHANGES,
     ),
     "a change may lose the quorum": fault(
-        "a change leaves voters enough that are alive",
+        "a membership change leaves enough live voters for a quorum",
         (membership, "_check_votes", "if len(alive) < needed and not change.force:", "if False:"),
         **{**_CHANGES, "faults": ("kill",), "fault_every_s": 0.5, "load_s": 9.0, "voters": 4, "think_ms": 100.0},
     ),
@@ -163,12 +163,12 @@ USES: dict[str, Fault] = {
         **{"faults": ("crash", "kill"), "fault_every_s": 0.1, "voters": 5, "heartbeat_ms": 20, "load_s": 2.0},
     ),
     "a voter that forgot its promises is admitted": fault(
-        "a voter that lost its file, or came back on an older one, is turned away",
+        "a voter that lost its file, or returns with an older one, is refused",
         (incarnations.Incarnations, "judge", "if not code:", "if True:"),
         **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},
     ),
-    "an older file that has grown is let in": fault(
-        "a file that was put back is known by its starts, however much was written to it since",
+    "an older file that has grown is admitted": fault(
+        "a restored file is recognized by its starts, also after further writes",
         (incarnations, "lacks", "if not starts or not seen.start:", "if True:"),
         **{**_RESTORED, "load_s": 8.0},
     ),
@@ -178,13 +178,13 @@ USES: dict[str, Fault] = {
         **{**DUELS, "learners": 2, "voters": 3, "wander": 1.0},
     ),
     "an id is looked up once": fault(
-        "an id is looked up again in the snapshot that is executed on, and by each voter",
+        "an id is looked up again in the snapshot of the execution, and by each voter",
         (machine.Machine, "_execute", "self.disk.seen.commands.get(request.command)", _BEFORE_THE_WAIT),
         (_State, "happened", "for command in commands:", "for command in ():"),
         **{**_TWICE, "voters": 3},
     ),
-    "once is as often as one likes": fault(
-        "an interactive transaction is lost when what it read has changed",
+    "changed reads do not matter": fault(
+        "an interactive transaction is lost when a row that it read has changed",
         (
             once,
             "overtaken",
@@ -199,16 +199,16 @@ USES: dict[str, Fault] = {
         **_MERGED,
     ),
     "merged on an old base": fault(
-        "a transaction is merged only if no commit outside its base has changed what it rests on",
+        "a transaction is merged only if no commit outside its base conflicts with it",
         (once, "moved_up", "prepared.spans, config) is not None", "prepared.spans, config) == ()"),
         **_MERGED,
     ),
-    "kept, whatever others did": fault(
-        "what is large is begun again only if it would do the same now",
+    "a large transaction ignores others' commits": fault(
+        "a large transaction is begun again only if its effect would be the same",
         (_Coordinator, "_begin_again", "moved = move(self.state, inflight, prepared)", f"moved = {_MOVED}"),
         **_LARGE,
     ),
-    "settled and yet it happens": fault(
+    "a settled command still happens": fault(
         "the empty transaction that settles a command conflicts with it",
         (coordinator, "claim", "map(command_key, commands)", "()"),
         (_State, "happened", "for command in commands:", "for command in ():"),
@@ -242,7 +242,7 @@ USES: dict[str, Fault] = {
         **_ALTERS,
     ),
     "a schema change comes too soon": fault(
-        "a schema change is activated when nothing can appear before it any more",
+        "a schema change is activated when no earlier transaction can appear",
         (
             safe_time.SafeTime,
             "advance",
@@ -251,13 +251,13 @@ USES: dict[str, Fault] = {
         ),
         **_ALTERS,
     ),
-    "what ran on an older schema is led": fault(
-        "what was executed on an older schema is executed again",
+    "an execution on an older schema is led": fault(
+        "a transaction that was executed on an older schema is executed again",
         (_Coordinator, "_executed", "if prepared.schema != state.schema.version and (", "if False and ("),
         **{**_ALTERS, "execute_ms": 5.0},
     ),
     "a follower does not reach the schema": fault(
-        "an entry of the next schema brings that into force where it is applied",
+        "an entry of the next schema activates this schema before it is applied",
         (
             apply_queue.ApplyQueue,
             "_reach_schema",
@@ -267,7 +267,7 @@ USES: dict[str, Fault] = {
         **_ALTERS,
     ),
     "a session does not wait for a schema": fault(
-        "a session sees the schema changes that it was told of",
+        "a session sees all schema changes in its token",
         (_State, "has_seen", "self.schema.is_behind(token.clock)", "False"),
         **{**_ALTERS, "wander": 1.0, "clients": 10, "think_ms": 5.0, "faults": ("one_way", "slow_link", "slow_disk")},
         **{"fault_every_s": 0.1, "lose": 0.1, "heartbeat_ms": 50, "talks": 0.0, "dead": 0},
@@ -278,7 +278,7 @@ USES: dict[str, Fault] = {
         **_STAMPS,
     ),
     "a clock that was only read is forgotten": fault(
-        "a majority moves up to a clock that a read was told",
+        "a majority moves up to a clock that a read returned",
         (
             _Coordinator,
             "_executed",
@@ -288,7 +288,7 @@ USES: dict[str, Fault] = {
         **_STAMPS,
     ),
     "stamps are not the clock of the commit": fault(
-        "a transaction commits at the clock that its program was told",
+        "a transaction commits at the clock that transaction_clock() returned",
         (_Coordinator, "_lead", "clock = prepared.clock or state.clock.tick()", "clock = state.clock.tick()"),
         **_STAMPS,
     ),

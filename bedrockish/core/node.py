@@ -244,6 +244,8 @@ class Node:
                 if recovery.deferred or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
+            if self.coordinator.catch_up.waiting:
+                self.coordinator.settle_behind()
             # Ends come before releases: a request that shares this transaction must get its outcome, and not only be
             # unblocked.
             for txid in state.votes.take_ended():
@@ -404,8 +406,9 @@ class Node:
         self.coordinator.check()
         self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
-        # Safe time may stand in for a vector that a session waits for.
+        # Safe time may stand in for a vector that a session waits for, and for ends that a strict read waits for.
         self.coordinator.settle()
+        self.coordinator.settle_behind()
         self.state.timers.set(self.state.settings.heartbeat_ms, Timer.HEARTBEAT)
 
     def _on_timer(self, timer: Timer, subject: object) -> None:
@@ -424,6 +427,8 @@ class Node:
                 self.coordinator.attempts.begin_rest(txid, is_late=True)
             case Timer.ASK_REST, int(number):
                 self.reading.ask_rest(number)
+            case Timer.ASK_ENDS, int(number):
+                self.coordinator.catch_up.ask_ends(number)
             case Timer.RESERVATION, _:
                 self.coordinator.contention.reservations.check()
             case Timer.SCHEMA_DUE, Txid() as txid:

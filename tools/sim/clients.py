@@ -104,7 +104,8 @@ class Client:
             self.world.after(self.luck.expovariate(1000 / options.think_ms), self._next)
             return
         isolation = SNAPSHOT if self.luck.random() < options.snapshots else SERIALIZABLE
-        if self.luck.random() < options.talks:
+        # The node asks about the journal before a transaction reads it; here, all is read before the question.
+        if self.luck.random() < options.talks and statements[-1].sql != "journal":
             self.talks.add(command)
         if level == STALE and (isolation == SNAPSHOT or command in self.talks):
             level = SESSION
@@ -229,6 +230,9 @@ class Client:
         if self.world.options.stamps and luck.random() < self.world.options.stamps / 2:
             return (Statement("clock", ()),), SESSION
         if self.only_reads or luck.random() < 0.25:
+            if self.world.options.journal and luck.random() < self.world.options.journal:
+                row = (Statement("read", (self._key(),)),) if luck.random() < 0.5 else ()
+                return (*row, Statement("journal", ())), level
             if luck.random() < 0.4:
                 return (Statement("scan", self._pair()),), level
             keys = sorted({self._key() for _ in range(luck.randint(1, 3))})

@@ -6,7 +6,7 @@ a divergence shows at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -60,6 +60,7 @@ class Run:
     ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
     indexed: bool = False  # whether each row has an entry in an index
     sweeps: bool = False  # whether the program writes the index as a whole
+    applied: Mapping[str, int] = field(default_factory=dict)  # the last entry of each timeline in the journal
 
     def get(self, key: str) -> Row:
         self.points.add(point(key))
@@ -97,6 +98,8 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             return [[key, *run.get(key)] for key in keys]
         case "scan", [low, high]:
             return [[key, *row] for key, row in run.between(low, high)]
+        case "journal", []:  # no key stands for its rows
+            return [["journal", 0, dict(sorted(run.applied.items()))]]
         case "write", [key, value]:
             return [[key, run.put(key, value, blind=True), value]]
         case "stamp", [key]:
@@ -143,6 +146,11 @@ def wants_clock(request: Request) -> bool:
     return any(statement.sql in ("stamp", "clock") for statement in request.statements)
 
 
+def reads_journal(request: Request) -> bool:
+    """Return whether a program reads the journal."""
+    return any(statement.sql == "journal" for statement in request.statements)
+
+
 def only_writes(request: Request) -> bool:
     """Return whether a request writes rows and does not use its transaction's clock."""
     writes = ("write", "delete", "add", "append", "note", "move", "total", "sweep")
@@ -164,17 +172,6 @@ class Outcome:
     access_set: AccessSet
 
 
-def run_program(
-    rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0, *, indexed: bool = False
-) -> Outcome:
-    """Run a program without changing the rows, and return its effects.
-
-    Raises:
-        ConstraintError: the rows forbid it.
-    """
-    return run_together(rows, [statements], where, clock, indexed=indexed)[0]
-
-
 def run_together(
     rows: Mapping[str, Row],
     programs: Sequence[Iterable[Statement]],
@@ -182,6 +179,7 @@ def run_together(
     clock: int = 0,
     *,
     indexed: bool = False,
+    applied: Vector | None = None,
 ) -> list[Outcome]:
     """Run programs one after the other without changing the rows, and return an outcome for each.
 
@@ -190,7 +188,7 @@ def run_together(
     Raises:
         ConstraintError: the rows forbid a program.
     """
-    run = Run(rows, where, clock, indexed=indexed)
+    run = Run(rows, where, clock, indexed=indexed, applied=applied or {})
     try:
         told = [[run_statement(run, statement) for statement in statements] for statements in programs]
     except ConstraintError as error:
@@ -241,7 +239,7 @@ def execute(
         delay_ms = (0, 0, 0, 400, 2_500)[crc32(request.command.encode()) % 5]
         return Prepared(dict(base), schema, False, SCHEMA, AccessSet(), statements, result, delay_ms=delay_ms)
     try:
-        outcomes = [run_program(rows, request.statements, where, clock, indexed=indexed)]
+        outcomes = run_together(rows, [request.statements], where, clock, indexed=indexed, applied=base)
     except ConstraintError as error:
         seen = error.rests_on
         assert isinstance(seen, Outcome)
@@ -250,7 +248,7 @@ def execute(
     while others:
         try:
             programs = [one.statements for one in (request, *others)]
-            outcomes = run_together(rows, programs, where, clock, indexed=indexed)
+            outcomes = run_together(rows, programs, where, clock, indexed=indexed, applied=base)
             break
         except (ConstraintError, ClockNeededError):
             others = others[:-1]
@@ -264,8 +262,8 @@ def execute(
         written = access_set.write_points, access_set.write_ranges
         access_set = AccessSet(access_set.read_points & access_set.write_points, (), *written)
     own = clock if wants_clock(request) else 0
-    spans = access_set.write_ranges
-    return Prepared(dict(base), schema, readonly, ROWS, access_set, changes, result, own, joined, spans=spans)
+    found = Prepared(dict(base), schema, readonly, ROWS, access_set, changes, result, own, joined)
+    return replace(found, spans=access_set.write_ranges, reads_system=reads_journal(request))
 
 
 def result_of(outcome: Outcome, schema: int) -> bytes:

@@ -55,6 +55,12 @@ _HOPS = {
     **{"faults": ("slow_link",), "fault_every_s": 0.05, "heartbeat_ms": 20, "closing_lag_ms": 100},
     **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "conflict_window_ms": 60_000},
 }
+_JOURNAL = {
+    **{"voters": 3, "dead": 0, "journal": 0.9, "clients": 8, "wander": 1.0, "think_ms": 5.0, "delay_ms": 5.0},
+    **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
+    **{"faults": ("slow_link", "pause"), "fault_every_s": 0.2, "load_s": 2.0, "ask_rest_ms": 10},
+    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0},
+}
 _STAMPS = {
     **{"voters": 3, "dead": 0, "stamps": 0.5, "clients": 8, "wander": 0.0, "think_ms": 20.0, "delay_ms": 1.0},
     **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
@@ -126,6 +132,21 @@ USES: dict[str, Fault] = {
     "strict reads skip the majority": fault(
         "a strict read asks a majority",
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
+    ),
+    "the journal is read without the pending ones": fault(
+        "a strict read of the journal waits for what is pending at a majority",
+        (
+            reading.Reading,
+            "on_check",
+            "others = self._others_outside(base) if is_of_newer",
+            "others = [one for one in self._others_outside(base) if one not in state.votes.pending] if is_of_newer",
+        ),
+        **_JOURNAL,
+    ),
+    "the journal is read as it is here": fault(
+        "a strict read of the journal asks a majority",
+        (reading.Reading, "begin", "if prepared.reads_system and", "if False and"),
+        **_JOURNAL,
     ),
     "two voters at once": fault(
         "a membership change adds or removes one voter at a time",

@@ -22,7 +22,7 @@ from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.verify.entry_rules import Audit
 from bedrockish_journal.verify.snapshots import Snapshots
 from tools.sim.clients import Call
-from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_together
+from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, reads_journal, run_together
 from tools.sim.graph import Graph
 from tools.sim.schemas import activate
 from tools.sim.stamps import late_stamp
@@ -77,6 +77,7 @@ class Histories:
         self._stamps()
         self._read_values()
         self._sessions()
+        self._journal_reads()
         self._order()
         self._feeds()
         self._auditors()
@@ -293,6 +294,27 @@ class Histories:
                 and not covers(answer.token.vector, dict([answer.place]))
             ):
                 self.broken("tokens cover answers", f"{call.request.command}'s token lacks its own {answer.place}")
+
+    def _journal_reads(self) -> None:
+        """Check that a strict read of the journal sees every commit that was acknowledged before the read began."""
+        told: list[tuple[float, tuple[str, int]]] = []
+        for call in self.calls:
+            if call.ended is not None and call.answer is not None and call.answer.place is not None:
+                told.append((call.ended, call.answer.place))
+        told.sort()
+        for call in self.calls:
+            if call.request.read != STRICT or call.answer is None or not reads_journal(call.request):
+                continue
+            *_, [[_, _, seen]] = cbor2.loads(call.answer.results)[0]
+            self.world.counts["strict reads of the journal"] += 1
+            for ended, place in told:
+                if ended >= call.began:
+                    break
+                entry = self._told(place)
+                places = [place] if entry is None else self.places[entry.txid]
+                if not any(seen.get(leader, 0) >= tick for leader, tick in places):
+                    what = f"{call.request.command} began at {call.began:.4f} and saw {seen}, without {place}"
+                    self.broken("strict reads of the journal see every acknowledged commit", what)
 
     # -- sessions and reads ----------------------------------------------------------------------------------------
 

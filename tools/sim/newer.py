@@ -12,7 +12,7 @@ from tools.sim.waiting import Answerer
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
 
-READS = frozenset({"read", "scan"})
+READS = frozenset({"read", "scan", "journal"})
 SHARE = 0.7  # fraction of the strict reads that share questions; the core answers the others
 
 

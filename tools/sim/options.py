@@ -34,6 +34,7 @@ FAULTS = (
 OLDER = 5  # seeds with this remainder modulo 7 have a cluster that begins one level below
 COMINGS = 3  # seeds with this remainder modulo 11 have a cluster in which nodes join as voters, and leave, all the time
 WINDOW_CONSTANTS = ((packed_commits, "SEGMENT"), (commit_window, "LATEST"), (commit_window, "FEW"))
+JOURNAL = 3  # seeds with this remainder modulo 5 have clients that read the journal
 STEADY = 6  # seeds with this remainder modulo 13 have a cluster without faults for 12 s
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
@@ -95,6 +96,7 @@ class Options:
         piece_bytes: transactions and messages of more than twice this size are sent in pieces of this size; 0: hardly
             any are.
         large: the chance that a writing statement writes a long text.
+        journal: the chance that a reading command reads the journal, alone or with a row.
         sweeps: the chance that a writing statement changes all rows of a range, and their index as a whole.
         compare_ms: mean time in which a voter compares the rows of a transaction; 0: between two events.
         unreadable: the chance that a damaged row cannot be read at all.
@@ -148,6 +150,7 @@ class Options:
     reserve_ms: int = 3_000
     piece_bytes: int = 0
     large: float = 0.0
+    journal: float = 0.0
     sweeps: float = 0.0
     compare_ms: float = 0.0
     unreadable: float = 0.0
@@ -238,6 +241,7 @@ def draw_options(seed: int) -> Options:
         options = options.with_(unreadable=Random(f"unreadable {seed}").choice((0.0, 0.2)))
     if options.changes_every_s:
         options = options.with_(names_again=Random(f"names {seed}").choice((0.0, 0.3)))
+    options = options.with_(journal=0.5 * (seed % 5 == JOURNAL))
     return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options
 
 

@@ -17,6 +17,8 @@ from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.attempts import Attempt, Attempts
+from bedrockish.core.coordinator.awaited import Awaited
+from bedrockish.core.coordinator.catch_up import CatchUp
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
@@ -47,7 +49,7 @@ from bedrockish_journal.model.vector import covers
 # The next stage of a request, or the reason for it: an attempt is begun (IN_FLIGHT), the end of an obstacle is waited
 # for (WAITING, PAUSED), and an error is answered as soon as no attempt of the request can still commit (ENDING).
 Step = (
-    Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.AHEAD, Stage.SCHEMA]
+    Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.BEHIND, Stage.AHEAD, Stage.SCHEMA]
     | Attempt
     | Obstacle
     | Answer
@@ -71,6 +73,7 @@ class Coordinator:
         self.apply_queue = apply_queue
         self.voting = voting
         self.clock_quorum = ClockQuorum(state)
+        self.catch_up = CatchUp(state, in_flight)
         self.offers = Offers(state, staging)
         self.together = Together(in_flight, self.ready)
         self.attempts = Attempts(state, apply_queue, self.replies, self.contention, self.together)
@@ -85,6 +88,7 @@ class Coordinator:
             Stage.EXECUTING: self._executed,
             Stage.AHEAD: self._arrived,
             Stage.CHECKING: self._checked,
+            Stage.BEHIND: self._take_up,
         }
 
     # -- a request's way --------------------------------------------------------------------------------------------
@@ -131,6 +135,11 @@ class Coordinator:
                 del self._behind[inflight.number]
                 self.ready.add(inflight)
 
+    def settle_behind(self) -> None:
+        """Execute the strict reads again that have waited for the ends of transactions, and whose wait is over."""
+        for inflight in self.catch_up.settle():
+            self.ready.add(inflight)
+
     def ends(self, stage: Stage, number: int, end: End = None) -> None:
         """Note that a stage of a request is over; without effect if the request has left that stage already."""
         # The request may be gone: its client has disconnected, or its deadline has passed. The executor has already
@@ -167,6 +176,11 @@ class Coordinator:
                     is_valid = self.reading.begin(inflight, inflight.read)
                     if is_valid is not None:
                         ready.add(inflight, is_valid)
+                case Stage.BEHIND:
+                    inflight.move(Stage.BEHIND)
+                    self.catch_up.wait(inflight)
+                    contention.wait_queue.leave(inflight)
+                    self.settle_behind()
                 case Stage.CLOCK:
                     inflight.move(Stage.CLOCK)
                     told = 0 if inflight.read is None else inflight.read.clock
@@ -259,7 +273,7 @@ class Coordinator:
         """Lead the transaction of a request that was executed, or answer the request if it only read."""
         if end is None:
             return self._take_up(inflight)
-        assert not isinstance(end, bool)
+        assert not isinstance(end, bool | Awaited)
         if isinstance(end, ClockWanted):
             inflight.wants_clock = True
             return self._take_up(inflight)
@@ -327,6 +341,9 @@ class Coordinator:
         """Answer a strict read that a majority has checked, or execute it again on a newer snapshot."""
         prepared = inflight.read
         assert prepared is not None
+        if isinstance(is_valid, Awaited):
+            inflight.awaited = is_valid
+            return Stage.BEHIND
         if is_valid and self.replies.schema_barrier.blocks(prepared, self.state.clock.value):
             return Stage.SCHEMA
         # Rows of an older schema are not the newest, whatever the voters have answered.

@@ -11,6 +11,9 @@ that was acknowledged in between.
 Short reads of a quiet cluster are cheaper. The driver executes all short reads that have arrived without computing read
 sets, and asks one question about every key: does a voter know a transaction outside this state (``Reading.ask_newer``)?
 
+A read of the cluster's own tables, such as the journal, asks once which transactions a majority knows outside of this
+node's state, waits for their ends, and is executed after that (``catch_up``).
+
 A question goes first to the quickest voters, as many as a majority needs, and to the others when these are late.
 """
 
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 
 import cbor2
 
+from bedrockish.core.coordinator.awaited import NAMED_BEFORE, NAMED_MAX, Awaited
 from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.request import InFlight
 from bedrockish.core.protocol.effects import NewerTold
@@ -75,6 +79,8 @@ class Question:
         clear: the voters that know no conflicting transaction.
         rest: the voters to ask when the first ones are late; empty once they are asked.
         config: the version of the membership under which the voters in ``clear`` count.
+        awaited: the transactions that were named so far, for a read that waits for their ends; else None. Then
+            ``clear`` has the voters that have answered.
     """
 
     reads: list[Read]
@@ -85,9 +91,11 @@ class Question:
     clear: set[str]
     rest: list[str]
     config: int
+    awaited: Awaited | None = None
 
 
-Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is valid
+Verdict = bool | Awaited  # whether a read is valid, or the transactions that have to end before it is executed again
+Verdicts = list[tuple[int, Verdict]]  # by the request of the read
 
 
 class Reading:
@@ -100,24 +108,25 @@ class Reading:
         self.waiting: deque[Read] = deque()  # reads that share the next question, after the present one ends
         self._count = self._shared = 0
 
-    def begin(self, inflight: InFlight, prepared: Prepared) -> bool | None:
+    def begin(self, inflight: InFlight, prepared: Prepared) -> Verdict | None:
         """Return whether a read is valid if this node can decide that alone; else ask the voters and return None.
 
         Each further attempt waits longer for answers, because the voters may be slow.
         """
         state, base = self.state, prepared.base
+        patience_s = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
+        if prepared.reads_system and not (inflight.level is not None and covers(base, inflight.level)):
+            # A snapshot of a worker may be older than the level: then the read is executed again.
+            return self._ask_known(inflight, base, patience_s) if inflight.level is None else False
         # A strict read counts as later than every transaction, so its snapshot must have every scheduled schema change.
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
         # If this node knows a conflict, the read is executed again without a question to the voters.
         if self._has_conflict(base, access_set):
             return False
-        patience_s = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         # This node counts as a voter without a conflict, because the read was just compared with its commits and
-        # pending transactions. Like other voters it cannot tell about dropped commits (``on_check``), unless it is the
-        # sole voter.
-        can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
-        clear = {state.me} if state.roster.certifies_reads and can_tell else set()
+        # pending transactions.
+        clear = {state.me} if self._tells(base) else set()
         config = state.roster.membership.version
         read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear, config)
         if len(read.clear) >= state.roster.majority:
@@ -130,6 +139,39 @@ class Reading:
             self._shared = self._ask([read])
         return None
 
+    def _ask_known(self, inflight: InFlight, base: Vector, patience_s: float) -> Verdict | None:
+        """Ask a majority which transactions it knows outside of this node's state, for a read of the cluster's tables.
+
+        Return the verdict if this node is a majority alone.
+        """
+        assert not inflight.once, "it could not be executed again"
+        state = self.state
+        config, applied = state.roster.membership.version, dict(state.timelines.applied)
+        awaited, clear = Awaited(config), set[str]()
+        if self._tells(applied):
+            clear.add(state.me)
+            awaited.names.update(self._others_outside(applied))
+        read = Read(inflight.number, base, EVERY_KEY, patience_s, inflight.deadline, clear, config)
+        if len(clear) >= state.roster.majority:
+            return self._is_level(read, awaited, applied)
+        overdue = min(state.clock.now.seconds + patience_s, inflight.deadline)
+        self._put([read], 0, applied, EVERY_KEY_PACKED, overdue, clear, awaited)
+        return None
+
+    @staticmethod
+    def _is_level(read: Read, awaited: Awaited, asked: Vector) -> Verdict:
+        """Return True if a read has seen all that a majority knew, else the transactions that it has to wait for."""
+        return True if not (awaited.names or awaited.safe) and covers(read.base, asked) else awaited
+
+    def _tells(self, base: Vector) -> bool:
+        """Return whether this node counts as a voter that has compared a state with all that it knows.
+
+        Like other voters it cannot tell about dropped commits (``on_check``), unless it is the sole voter.
+        """
+        state = self.state
+        can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
+        return state.roster.certifies_reads and can_tell
+
     def ask_newer(self, number: int, base: Vector) -> None:
         """Ask the voters whether a transaction outside a state is committed or pending; ``NewerTold`` has the answer.
 
@@ -139,8 +181,7 @@ class Reading:
         if self._others_outside(base):
             state.outbox.emit(NewerTold(number, may_be=True))
             return
-        can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
-        clear = {state.me} if state.roster.certifies_reads and can_tell else set()
+        clear = {state.me} if self._tells(base) else set()
         missing = state.roster.majority - len(clear)
         if missing <= 0 or len(state.roster.voters_up()) < missing:
             state.outbox.emit(NewerTold(number, may_be=missing > 0))
@@ -148,7 +189,14 @@ class Reading:
         self._put([], number, base, EVERY_KEY_PACKED, None, clear)
 
     def _put(
-        self, reads: list[Read], number: int, base: Vector, access_set: bytes, overdue: float | None, clear: set[str]
+        self,
+        reads: list[Read],
+        number: int,
+        base: Vector,
+        access_set: bytes,
+        overdue: float | None,
+        clear: set[str],
+        awaited: Awaited | None = None,
     ) -> int:
         """Send a question to as many voters as are needed; return its number."""
         state = self.state
@@ -160,7 +208,7 @@ class Reading:
         if overdue is None:  # the driver's reads have an alternative, a question about their keys
             overdue = now + self.quickest.patience_s(asked)
         config = min([read.config for read in reads], default=state.roster.membership.version)
-        self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config)
+        self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config, awaited)
         for voter in asked:
             state.outbox.send(voter, check)
         if rest:
@@ -295,8 +343,10 @@ class Reading:
             return  # commits that the base lacks are dropped here; without an answer, the read is executed again
         base = message.vector
         others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
-        # One conflict is enough to repeat the read; the others are for people who read the log.
-        state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
+        # A read of the cluster's own tables waits for all that are named. For another read one conflict is enough; the
+        # others are for people who read the log.
+        named = tuple(others[: NAMED_MAX if is_of_newer else NAMED_BEFORE])
+        state.outbox.send(peer, Checked(message.read, named, state.clock.read()))
 
     def on_checked(self, peer: str, message: Checked) -> Verdicts:
         """Count a voter's answer; return the reads that are decided by it."""
@@ -308,8 +358,11 @@ class Reading:
             # Of five voters, three may have approved a commit that the other two lack; if two of the three leave while
             # the question is under way, the other two are a majority of the new voters.
             return [(number, False) for number in self._run_again(message.read)] + self._ask_waiting()
+        awaited = question.awaited
+        if awaited is not None:
+            awaited.add(message.others, message.clock)
         # A majority shares a voter with the quorum of every commit that was acknowledged before the reads began.
-        if not message.others:
+        if awaited is not None or not message.others:
             question.clear.add(peer)
             if len(question.clear) < self.state.roster.majority:
                 return []
@@ -317,6 +370,9 @@ class Reading:
         if question.number:
             self.state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
             return []
+        if awaited is not None:
+            verdict = self._is_level(question.reads[0], awaited, question.check.vector)
+            return [(question.reads[0].number, verdict)]
         # One conflict is enough: that commit may have been acknowledged before this read began.
         if message.others:
             return self._divide(question.reads) + self._ask_waiting()

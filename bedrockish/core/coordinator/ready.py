@@ -1,10 +1,12 @@
 """The requests whose stage has ended, in order; ``Coordinator.advance`` moves each to its next stage."""
 
+from bedrockish.core.coordinator.awaited import Awaited
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.protocol.events import ClockWanted, Executed, Failed, Overtaken
 
-# The end of a stage: the result of an execution; whether a strict read is valid; None for a wait that is over.
-End = Executed | Overtaken | ClockWanted | Failed | bool | None
+# The end of a stage: the result of an execution; whether a strict read is valid, or the transactions that it has to
+# wait for; None for a wait that is over.
+End = Executed | Overtaken | ClockWanted | Failed | Awaited | bool | None
 
 
 class Ready:

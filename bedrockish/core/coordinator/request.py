@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token, digest_of
+from bedrockish.core.coordinator.awaited import Awaited
 from bedrockish.core.protocol.messages import Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
@@ -26,7 +27,7 @@ from bedrockish_journal.model.access_set import AccessSet, is_clock, object_of, 
 from bedrockish_journal.model.changes import OVERTAKEN
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import merge
+from bedrockish_journal.model.vector import Vector, merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # executions that took too long for their clock; after so many the request fails
@@ -40,6 +41,7 @@ class Stage(Enum):
     TOKEN = "waits until this node has seen what its session has"
     EXECUTING = "is being executed"
     CHECKING = "asks a majority whether its read is valid"
+    BEHIND = "waits for the ends of the transactions that a majority knew"
     AHEAD = "waits until its transaction's pieces are at a quorum"
     CLOCK = "asks a majority for a transaction clock"
     WAITING = "waits for a transaction that it conflicts with"
@@ -60,7 +62,8 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.TOKEN: _AGAIN,
     Stage.EXECUTING: _AGAIN | {Stage.CHECKING, Stage.AHEAD, Stage.IN_FLIGHT, Stage.PAUSED},
     Stage.CLOCK: _ENDS | {Stage.EXECUTING, Stage.CHECKING},
-    Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA},
+    Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA, Stage.BEHIND},
+    Stage.BEHIND: _AGAIN,
     Stage.AHEAD: _ENDS | {Stage.EXECUTING},
     # IN_FLIGHT: it shares the transaction of the request that it waited behind. PAUSED: other leaders have their turn.
     Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
@@ -112,6 +115,9 @@ class InFlight:
         reserves: whether it has a reservation (``Reservations``).
         goes_first: whether its reservation is honoured now.
         lost: the conflict of its last failed execution here: another transaction, and a key.
+        awaited: the transactions that it waits for at the stage BEHIND.
+        level: a vector that has every commit that was acknowledged before it arrived; None if none is known. Only of a
+            strict read of the cluster's own tables.
     """
 
     number: int
@@ -148,6 +154,8 @@ class InFlight:
     reserves: bool = False
     goes_first: bool = False
     lost: Conflict | None = None
+    awaited: Awaited | None = None
+    level: Vector | None = None
 
     @property
     def can_share(self) -> bool:
@@ -375,6 +383,13 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
+        )
+    awaited = inflight.awaited
+    if awaited is not None and inflight.level is None:
+        missing = f"the end of {min(awaited.names)}" if awaited.names else "the ends of all of them"
+        return DeadlineError(
+            f"transactions were under way when the read of command {request.command} began, and node {state.me} has "
+            f"not learned {missing} in {request.timeout_s:g} s: run it again, or read at the level session"
         )
     if reject is not None and reject.other is not None:
         # A voter with other rows still holds an earlier attempt of this command, which therefore conflicts with itself.

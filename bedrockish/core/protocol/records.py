@@ -48,6 +48,8 @@ class Prepared:
             themselves are written as well.
         config: the version of the membership by which the rights of its user were last checked; 0 if they were checked
             statement by statement alone.
+        reads_system: whether it read tables of the cluster itself, such as the journal. Every commit adds rows to them,
+            and no transaction has keys of these rows, so no conflict test finds what such a read has missed.
     """
 
     base: Vector
@@ -65,6 +67,7 @@ class Prepared:
     delay_ms: int = 0
     spans: tuple[Range, ...] = ()
     config: int = 0
+    reads_system: bool = False
 
 
 @dataclass(slots=True)

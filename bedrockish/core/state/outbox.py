@@ -115,6 +115,7 @@ class Timer(StrEnum):
     REQUEST_DEADLINE = "request_deadline"  # the number of a request whose time is over
     BEGIN_REST = "begin_rest"  # the transaction that the quickest voters have not approved
     ASK_REST = "ask_rest"  # the number of a question that the quickest voters have not answered
+    ASK_ENDS = "ask_ends"  # the number of a request that waits for the ends of transactions
     RESERVATION = "reservation"
     SCHEMA_DUE = "schema_due"  # the schema change
     RECOVER_AGAIN = "recover_again"  # the transaction

@@ -105,7 +105,9 @@ class WithTemporary(LocalTransaction):
         try:
             with self._lock, self._statement:
                 if control is None:
-                    return self._running.run(statement, RESULT_BYTES)[0]
+                    result = self._running.run(statement, RESULT_BYTES)[0]
+                    self._check_level()
+                    return result
                 self._running.control(control)
                 return Result((), [], -1, self.lastrowid)
         except (NodeNeededError, ClockNeededError) as error:

@@ -20,7 +20,7 @@ import apsw
 
 from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement, Token
+from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
 from bedrockish.api.temporary import FRESH
 from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
 from bedrockish.engine.execution.executor import Known
@@ -247,6 +247,7 @@ class LocalTransaction:
             with self._lock, self._statement:
                 known = self._work.run_known(statement) if is_plain else None
                 result = self._run(statement) if known is None else known
+                self._check_level()
         except (NodeNeededError, ClockNeededError) as error:
             if self._owner.attached.has_any:
                 raise UnsupportedError(
@@ -271,6 +272,16 @@ class LocalTransaction:
             raise
         self._note(Logged(statement, result))
         return result
+
+    def _check_level(self) -> None:
+        """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself.
+
+        Raises:
+            NodeNeededError: it has; only the node can ask the others which commits their rows have to show.
+        """
+        if self.request.read == STRICT and self._session.reads_system:
+            self._session.reads_system = False  # the program does not get the result
+            raise NodeNeededError("a strict read of the cluster's own tables is the node's")
 
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.

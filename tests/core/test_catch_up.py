@@ -270,7 +270,7 @@ def test_snapshot_that_is_older_than_the_commits_that_were_waited_for_is_not_eno
     assert is_executed(one, 0.2)
 
 
-def test_read_whose_time_is_over_is_told_what_it_waited_for() -> None:
+def test_read_is_over_when_its_time_is() -> None:
     net = acknowledged_without_a()
     net.ask("A", journal("j", timeout_s=0.5))
     net.run(1.0)

@@ -101,14 +101,19 @@ async def proxied_cluster(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     is_direct: bool = False,
+    http: bool = False,
 ) -> AsyncIterator[ProxiedCluster]:
     """Start nodes with proxies between them, or without, and stop all of it at the end of the block.
+
+    With ``http``, the nodes serve that, too.
 
     Raises:
         DemoError: see ``LocalCluster.write_files``.
     """
     cluster = ProxiedCluster(directory, names, settings or {})
     cluster.is_direct = is_direct
+    if http:
+        cluster.add_http()
     await cluster.network.open()
     cluster.write_files()
     async with trio.open_nursery() as nursery:

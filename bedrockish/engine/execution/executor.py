@@ -252,7 +252,7 @@ class Executor:
             return self._execute(run, request, base, schema_version, at_once=at_once)
         except UsageError as error:
             if not is_in_the_text(error):
-                error.rests_on = refused_on(base, schema_version, run.looked_at())
+                error.rests_on = refused_on(base, schema_version, run.looked_at(), reads_system=run.reads_system)
             raise
         finally:
             self.allow(_FOREVER)
@@ -309,7 +309,8 @@ class Executor:
                 "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
             )
         result = run.encode(by_column=request.by_column and not run.writes)
-        return self.prepare_rows(run.gatherer, result, base, schema_version, writes=run.writes)
+        prepared = self.prepare_rows(run.gatherer, result, base, schema_version, writes=run.writes)
+        return replace(prepared, reads_system=True) if run.reads_system else prepared
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
         """Execute a request without computing its read set; return its encoded results, or None if it does not only
@@ -736,9 +737,9 @@ def _given(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
     )
 
 
-def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:
+def refused_on(base: dict[str, int], version: int, access_set: AccessSet, *, reads_system: bool = False) -> Prepared:
     """Return the reads before an error as a transaction that only reads."""
-    return Prepared(base, version, True, ROWS, access_set, b"", NOTHING)
+    return Prepared(base, version, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
 class Run:
@@ -749,9 +750,7 @@ class Run:
         self.gatherer = gatherer
         self.results: list[Result] = []
         self.schema: list[str] = []
-        self.configures = False
-        self.writes = False
-        self.settings = False
+        self.configures = self.writes = self.settings = self.reads_system = False
         self._begun: list[tuple[Piece, tuple[Any, ...]]] = []
 
     def set(self, piece: Piece) -> None:
@@ -768,6 +767,7 @@ class Run:
             plan = executor.analysis.plan(piece)
             resolved, lengths = self.gatherer.read(plan, params, executor.query), plan.lengths
         self._begun.append((piece, params))
+        self.reads_system = self.reads_system or piece.reads_system
         before = 0 if resolved is None else executor.capture.count
         rows, size = executor.run_piece(piece, params, self._room, lengths, blocks)
         if resolved is not None:

@@ -16,6 +16,7 @@ that earlier statements have read may change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -244,7 +245,7 @@ class Interactive:
                 session.sets.read(recipe.piece, params)
         self._keep(session, changes, touched)
         session.wrote = True
-        session.looked_behind = session.looked_behind or recipe.piece.looks_behind
+        session.looks(recipe.piece)
         return [result for result, _ in found]
 
     def control(self, session: Session, control: Control) -> None:
@@ -296,7 +297,8 @@ class Interactive:
         changes = encode_changes(session.changes) if session.wrote else b""
         result = encode_results([Result((), [], -1, session.lastrowid or None)])
         base, reads, clock = dict(session.base), not session.wrote, session.clock
-        return Prepared(base, session.schema, reads, ROWS, access_set, changes, result, clock)
+        prepared = Prepared(base, session.schema, reads, ROWS, access_set, changes, result, clock)
+        return replace(prepared, reads_system=True) if session.reads_system else prepared
 
     def end(self, session: Session) -> None:
         """Release everything that the transaction uses. A second call does nothing."""

@@ -92,7 +92,8 @@ class Session:
         unsure: whether a deferred foreign key was broken when the transaction was swapped out.
         behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
             snapshot.
-        looked_behind: whether it has read system tables, which are in no access set.
+        looked_behind: whether it has read the schema or system tables, which are in no access set.
+        reads_system: whether it has read tables of the cluster itself, such as the journal.
         over: whether SQLite itself has ended the transaction.
         lent: whether another thread reads on its snapshot; if ``ended`` is set then, the session ends after that.
         ended: whether it is no longer needed.
@@ -121,6 +122,7 @@ class Session:
     unsure: bool = False
     behind: bool = False
     looked_behind: bool = False
+    reads_system: bool = False
     over: bool = False
     lent: bool = False
     ended: bool = False
@@ -129,7 +131,13 @@ class Session:
         """Take over the state of another record of the same transaction, which is not used any more."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
-        self.wrote, self.looked_behind = other.wrote, other.looked_behind
+        self.wrote = other.wrote
+        self.looked_behind, self.reads_system = other.looked_behind, other.reads_system
+
+    def looks(self, piece: Piece) -> None:
+        """Note which tables without keys a statement reads."""
+        self.looked_behind = self.looked_behind or piece.looks_behind
+        self.reads_system = self.reads_system or piece.reads_system
 
     def note(self, one: Logged, size: int = 0) -> None:
         """Log a statement that was run; ``size`` is an estimate of the bytes of its results."""

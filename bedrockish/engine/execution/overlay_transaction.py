@@ -147,7 +147,7 @@ class OverlayTransaction:
         work, session = self.work, self.session
         size, last = 0, None
         for piece, params in work.interactive.pieces(session, statement):
-            session.looked_behind = session.looked_behind or piece.looks_behind
+            session.looks(piece)
             last = self._run_piece(work, piece, params, room - size)
             size += sum(map(row_bytes, last.rows))
         assert last is not None

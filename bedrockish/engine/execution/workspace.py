@@ -479,8 +479,7 @@ class Work:
         session = self.session
         if read_only and piece.kind != READ:
             raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
-        if piece.looks_behind:
-            session.looked_behind = True
+        session.looks(piece)
         if session.wrote:
             self._writer.executor.reader = None  # the other connection does not see what this one has written
         self.enter()
@@ -495,7 +494,7 @@ class Work:
         """Return all keys that were read, looked up or written, as the base of a refusal."""
         sets = self.session.sets
         access_set = sets.looked_at() if sets is not None else AccessSet()
-        return refused_on(self.applied, self.schema_version, access_set)
+        return refused_on(self.applied, self.schema_version, access_set, reads_system=self.session.reads_system)
 
     def finish(self) -> Prepared:
         """Return the prepared transaction.
@@ -526,7 +525,7 @@ class Work:
         try:
             pieces = self.interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
             for piece, params in pieces:
-                session.looked_behind = session.looked_behind or piece.looks_behind
+                session.looks(piece)
                 result, _ = self.interactive.run(session, piece, params, self._room)
         except BedrockishError as caught:
             error = caught

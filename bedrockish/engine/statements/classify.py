@@ -174,6 +174,7 @@ class Piece:
     compares: bool = False
     settings: Settings = NONE
     _behind: bool | None = field(default=None, repr=False, compare=False)
+    _system: bool | None = field(default=None, repr=False, compare=False)
 
     @property
     def can_cache(self) -> bool:
@@ -191,6 +192,13 @@ class Piece:
         if self._behind is None:  # computed once, because each run needs it
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
+
+    @property
+    def reads_system(self) -> bool:
+        """Whether it reads tables of the cluster itself, such as the journal, to which every commit adds rows."""
+        if self._system is None:  # computed once, because each run needs it
+            self._system = any(map(is_ours, self.reads | self.tables))
+        return self._system
 
     @property
     def checks_keys(self) -> bool:

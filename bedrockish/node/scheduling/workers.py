@@ -455,7 +455,9 @@ class WorkerPool:
         error = lost(self._core.state, job.request.command, read)
         if error is None:
             # A transaction whose client got its clock keeps its base, because the clock must stay later than the base.
-            moved = read if read.clock else replace(read, base=dict(self._engine.applied))
+            # So does a read of the journal, to which each later commit has added a row.
+            stays = read.clock or (read.readonly and read.reads_system)
+            moved = read if stays else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):
                 found.rests_on = moved
             self._deliver(request_id, found if isinstance(found, BedrockishError) else moved)

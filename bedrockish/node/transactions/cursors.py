@@ -39,6 +39,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
+from bedrockish.node.transactions.level import reach_level
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
@@ -182,9 +183,13 @@ class Streams:
         interactive, engine = self._interactive, self._interactive.engine
         caught_up = replace(request, read=SESSION, statements=())
         await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), AccessSet()))
+        has_level = request.read != STRICT
         while True:
             version = engine.schema_version
             piece, params, plan = await self._compile(request)
+            if piece.reads_system and not has_level:
+                await reach_level(self._submit, engine, request)
+                has_level = True
             snapshot, base = await self._snapshots.take()
             try:
                 if version == engine.schema_version and (

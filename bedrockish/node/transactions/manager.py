@@ -70,6 +70,7 @@ from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.grown import GrownTransactions
 from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions.level import StrictLevel, checked_read
 from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
@@ -117,6 +118,7 @@ class Transactions:
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._visibility = Visibility(engine, core.state, self._interactive, durable)
+        self._level = StrictLevel(engine, submit, durable, boundary, self._visibility)
         lending = Lending(engine, self._interactive, durable, boundary)
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
@@ -442,6 +444,7 @@ class Transactions:
         until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
             if request.temporary and (one.session.workspace is None or self._grown.has(one.session)):
+                yield from self._reach_level(one)
                 lend = partial(self._temporary.lend, one.owner, one.session, request.temporary)
                 one.told = yield from steps.wait(lend)
                 self._find(one.owner, one.name)
@@ -486,6 +489,7 @@ class Transactions:
 
     def _move(self, one: Open) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""
+        yield from self._reach_level(one)
         base = yield from steps.wait(partial(self._grown.move, one.session, one.caller))
         self._find(one.owner, one.name)
         one.told = one.told if base is None else base
@@ -552,6 +556,8 @@ class Transactions:
                 session.note(Logged(control))
             results.append(Result((), [], -1, session.lastrowid or None))
         elif session.workspace is not None or interactive.is_schema(statement):
+            if session.workspace is None:
+                yield from self._reach_level(one)
             run = partial(self._schema_transactions.run, session, statement, room)
             last, size = yield from steps.wait(run)
             self._find(one.owner, one.name)
@@ -573,6 +579,7 @@ class Transactions:
         taken = 0
         last: Result | None = None
         if self._runner.is_long(statement):
+            yield from self._reach_level(one)
             try:
                 last, taken = yield from self._runner.run_long(session, one.request, statement)
             except ClockNeededError:
@@ -581,6 +588,8 @@ class Transactions:
             self._find(one.owner, one.name)
             return last, taken
         for piece, params in interactive.pieces(session, statement):
+            if piece.reads_system:
+                yield from self._reach_level(one)
             if interactive.needs_snapshot(session, piece):
                 yield from self._snapshot(one)
             began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(session)
@@ -603,6 +612,10 @@ class Transactions:
         assert last is not None
         return last, taken
 
+    def _reach_level(self, one: Open) -> steps.Steps[None]:
+        if one.request.read == STRICT and one.level is None:
+            yield from self._level.reach(one, partial(self._find, one.owner, one.name))
+
     async def _take_clock(self, one: Open) -> None:
         """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
         asks = (Statement("SELECT transaction_clock()"),)
@@ -615,6 +628,7 @@ class Transactions:
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
         has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
+        has_seen = has_seen and covers(flushed.applied, one.level or {})
         if not engine.is_away and (not engine.dirty or (has_seen and one.session.base is None)):
             self._interactive.take_snapshot(one.session)
             return
@@ -665,7 +679,7 @@ class Transactions:
             self._find(one.owner, one.name)
         else:
             prepared = self._interactive.finish(session)
-        self._check_readonly(begun, prepared)
+        prepared = checked_read(one, prepared)
         token = self._visibility.token(one)
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
@@ -673,16 +687,11 @@ class Transactions:
         prepare = checked(self._engine.access, begun.user, lambda: prepared)
         return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
 
-    @staticmethod
-    def _check_readonly(begun: Request, prepared: Prepared) -> None:
-        if begun.read_only and not prepared.readonly:
-            raise UsageError("the transaction was begun to read only, and it has written; roll it back")
-
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
         prepared = yield from steps.wait(partial(self._temporary.finish, one.session))
         self._find(one.owner, one.name)
-        self._check_readonly(one.request, prepared)
+        prepared = checked_read(one, prepared)
         answer = Answer(prepared.result, self._visibility.token(one))
         one.session.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
         self._close(one)

@@ -33,6 +33,8 @@ class Open:
         config: the version of the membership that grants these rights.
         busy: the number of steps that run, or wait for their turn.
         last: the beginning of its last statement.
+        level: commits that include every one that was acknowledged before its first read of the cluster's own tables;
+            None if there was no such read. Only of a transaction whose read level is ``strict``.
         told: the durable commits that its client's answers rest on; None: the client was told nothing.
         id: a random text that names it to operators, who must not learn its command id, which belongs to its user.
         turn: the semaphore that one step at a time acquires.
@@ -48,6 +50,7 @@ class Open:
     config: int
     busy: int = 0
     last: str = ""
+    level: Mapping[str, int] | None = None
     told: Mapping[str, int] | None = None
     id: str = field(default_factory=lambda: os.urandom(6).hex())
     turn: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1, max_value=1))

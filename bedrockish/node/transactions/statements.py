@@ -39,7 +39,7 @@ class StatementRunner:
             ConflictError: data on which the transaction rests has changed.
             BedrockishError: as ``Interactive.run``.
         """
-        session.looked_behind = session.looked_behind or piece.looks_behind
+        session.looks(piece)
         if not self._workers.expects(piece.sql):
             try:
                 found = self._interactive.run(session, piece, params, room, self._budget_s)
@@ -139,6 +139,7 @@ class StatementRunner:
         session.unsure = session.unsure or done.unsure
         session.wrote = session.wrote or done.wrote
         session.looked_behind = session.looked_behind or done.looked_behind
+        session.reads_system = session.reads_system or done.reads_system
         if resumed.error is not None:
             raise resumed.error
         assert resumed.result is not None

@@ -1,0 +1,70 @@
+"""Reads of the cluster's own tables: the engine tells the core of them, because no key stands for their rows."""
+
+import pytest
+
+from bedrockish.api.requests import Request, Statement
+from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.errors import ConstraintError
+from tests.engine.nodes import TestNode
+
+SCHEMA = (
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, v)",
+    "CREATE VIEW entries AS SELECT seq, command FROM bedrockish_journal",
+    "CREATE VIEW twice AS SELECT command FROM entries UNION ALL SELECT v FROM t",
+)
+READS = {
+    "SELECT count(*) FROM bedrockish_journal": True,
+    "SELECT 1 WHERE EXISTS (SELECT 1 FROM bedrockish_joined)": True,
+    "SELECT value FROM bedrockish_meta": True,
+    "SELECT * FROM bedrockish_changes": True,
+    "SELECT count(*) FROM entries": True,
+    "SELECT count(*) FROM twice": True,
+    "SELECT v FROM t WHERE id IN (SELECT seq FROM entries)": True,
+    "SELECT v FROM t": False,
+    "SELECT name FROM sqlite_schema": False,
+    "PRAGMA table_info(t)": False,
+    "SELECT 'bedrockish_journal'": False,
+}
+
+
+@pytest.fixture
+def filled(node: TestNode) -> TestNode:
+    node.run(*SCHEMA)
+    node.run("INSERT INTO t VALUES (1, 'a')")
+    return node
+
+
+@pytest.mark.parametrize("sql", READS)
+def test_execution_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
+    for texts in ((sql,), ("SELECT v FROM t", sql), (sql, "SELECT v FROM t")):
+        prepared = filled.engine.execute(Request("c", tuple(map(Statement, texts))))
+        assert prepared.readonly
+        assert prepared.reads_system == READS[sql]
+
+
+def test_refusal_that_rests_on_the_journal_tells_so(filled: TestNode) -> None:
+    filled.run("CREATE TABLE u(x CHECK (x < 0))")
+    insert = "INSERT INTO u SELECT count(*) FROM {}"
+    for table, expected in (("bedrockish_journal", True), ("t", False)):
+        with pytest.raises(ConstraintError) as caught:
+            filled.engine.execute(Request("c", (Statement(insert.format(table)),)))
+        assert caught.value.rests_on is not None
+        assert caught.value.rests_on.reads_system == expected
+
+
+@pytest.mark.parametrize("sql", READS)
+def test_command_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
+    workspace = Workspace(filled.engine.beside())
+    filled.save()
+    engine = filled.engine
+    workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+
+    def run(work: Work) -> bool:
+        work.run(Statement(sql))
+        return work.finish().reads_system
+
+    try:
+        assert workspace.work(run, "", serializable=True) == READS[sql]
+    finally:
+        workspace.end()
+        workspace.close()

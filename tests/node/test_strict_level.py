@@ -1,0 +1,94 @@
+"""Open transactions whose level is ``strict``: before they read the journal, their snapshot moves up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, STRICT, Answer, Request, Statement, decode_results
+from bedrockish.api.wire import BEGIN, STATEMENTS
+from bedrockish.errors import ConflictError
+from bedrockish.node.event_loop import Runtime
+from tests.node.test_durability import request
+from tests.node.test_open_transactions import OWNER, finished, running
+
+COUNT = "SELECT count(*) FROM bedrockish_journal"
+
+
+async def run(runtime: Runtime, op: str, *texts: str, isolation: str = SERIALIZABLE, read: str = STRICT) -> list[Any]:
+    """Do a step of the transaction ``tx``; return the first value of each result."""
+    asked = Request("tx", tuple(map(Statement, texts)), read, isolation, timeout_s=5)
+    answer = runtime.transactions.begin(OWNER, op, asked)
+    found = answer if isinstance(answer, Answer) else await answer()
+    return [result.rows[0][0] for result in decode_results(found.results) if result.rows]
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands of all requests that the core answers."""
+    found: list[str] = []
+    plain = Runtime.begin
+
+    def begin(runtime: Runtime, asked: Request, *arguments: object, **options: object) -> None:
+        found.append(asked.command)
+        plain(runtime, asked, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Runtime, "begin", begin)
+    return found
+
+
+async def test_snapshot_moves_up_before_the_journal_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: list[str]
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        _, before = await run(runtime, BEGIN, "SELECT x FROM t WHERE id = 1", COUNT)
+        await finished(runtime, "tx")
+        await run(runtime, BEGIN, "SELECT x FROM t WHERE id = 1")
+        await runtime.submit(request("UPDATE t SET x = 21 WHERE id = 2", "other"))
+        assert await run(runtime, STATEMENTS, COUNT) == [before + 1]
+        assert await run(runtime, STATEMENTS, "SELECT x FROM t WHERE id = 2", COUNT) == [21, before + 1]
+        assert questions.count("tx+level") == 2, "one question for each transaction"
+        await finished(runtime, "tx")
+
+
+async def test_transaction_whose_rows_were_changed_is_lost_when_it_reads_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run(runtime, BEGIN, "SELECT x FROM t WHERE id = 1")
+        await runtime.submit(request("UPDATE t SET x = 11 WHERE id = 1", "other"))
+        with pytest.raises(ConflictError, match="read that table first"):
+            await run(runtime, STATEMENTS, COUNT)
+
+
+async def test_snapshot_isolation_reads_the_journal_strictly_on_its_first_snapshot_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        (before,) = await run(runtime, BEGIN, COUNT, isolation=SNAPSHOT)
+        await runtime.submit(request("UPDATE t SET x = 11 WHERE id = 1", "other"))
+        assert await run(runtime, STATEMENTS, COUNT) == [before], "the snapshot stays"
+        await finished(runtime, "tx")
+        await run(runtime, BEGIN, "SELECT x FROM t WHERE id = 1", isolation=SNAPSHOT)
+        await runtime.submit(request("UPDATE t SET x = 12 WHERE id = 1", "another"))
+        with pytest.raises(ConflictError, match="read that table first"):
+            await run(runtime, STATEMENTS, COUNT)
+
+
+@pytest.mark.parametrize("texts", [("SELECT x FROM t",), ("UPDATE t SET x = 1", "SELECT name FROM sqlite_schema")])
+async def test_transaction_that_reads_no_table_of_the_cluster_asks_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: list[str], texts: tuple[str, ...]
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run(runtime, BEGIN, *texts)
+        await finished(runtime, "tx")
+        assert "tx+level" not in questions
+
+
+async def test_transaction_at_another_level_asks_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: list[str]
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run(runtime, BEGIN, COUNT, read="session")
+        await finished(runtime, "tx")
+        assert "tx+level" not in questions

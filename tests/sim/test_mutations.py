@@ -51,6 +51,8 @@ SOON_IN_SEEDS = (
     "snapshot skips test 3",
     "reports believed at once",
     "clocks are not read",
+    "the journal is read without the pending ones",
+    "the journal is read as it is here",
     "transactions do not wait for a schema change",
     "transaction clocks skip the majority",
     "stamps are not the clock of the commit",

@@ -97,7 +97,7 @@ async def write_on(client: Client) -> None:
         await client.execute(INSERT, ["others"])
 
 
-async def test_strict_read_of_the_journal_sees_what_others_have_acknowledged(tmp_path: Path) -> None:
+async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_others(tmp_path: Path) -> None:
     """A and B acknowledge a commit each while other commits are under way, and C is asked for both, in every way."""
     async with proxied_cluster(tmp_path / "nodes", "ABC", http=True) as cluster, AsyncExitStack() as stack:
         await ready(cluster)

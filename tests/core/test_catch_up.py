@@ -12,6 +12,7 @@ from bedrockish.core.protocol.events import Dropped, Executed, Now, Received, Su
 from bedrockish.core.protocol.messages import Approve, Ask, Begin, Check, Checked, Commit, Entries, Outcome, Rollback
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.settings import Settings
+from bedrockish.errors import DeadlineError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Txid
 from bedrockish_journal.model.vector import Vector
@@ -229,6 +230,16 @@ def test_answer_without_room_has_the_wait_last_until_safe_time(count: int) -> No
     assert not is_executed(one, 0.2)
     one.node.state.clock.safe = CLOCK + 5_000
     assert is_executed(one, 0.4) == is_full
+
+
+def test_read_tells_at_its_deadline_which_transaction_has_not_ended() -> None:
+    one = One(membership(0, "ABC"))
+    one.step(Submitted(1, Request("j", (), STRICT, timeout_s=0.5)))
+    txid = Txid(CLOCK + 1, "A")
+    one.step(Received("C", Checked(asked(one), (txid,), CLOCK)))
+    replies = [effect for effect in one.node.step(Woken(), Now(1.0, WALL)) if isinstance(effect, Reply)]
+    assert [type(reply.answer) for reply in replies] == [DeadlineError]
+    assert f"what became of {txid} and perhaps others" in str(replies[0].answer)
 
 
 def test_read_asks_again_if_the_members_change_while_it_waits() -> None:

@@ -1,12 +1,16 @@
 """Open transactions whose level is ``strict``: before they read the journal, their snapshot moves up."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, STRICT, Answer, Request, Statement, decode_results
 from bedrockish.api.wire import BEGIN, STATEMENTS
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import ConflictError
 from bedrockish.node.event_loop import Runtime
 from tests.node.test_durability import request
@@ -92,3 +96,37 @@ async def test_transaction_at_another_level_asks_no_question(
         await run(runtime, BEGIN, COUNT, read="session")
         await finished(runtime, "tx")
         assert "tx+level" not in questions
+
+
+async def test_read_in_a_worker_runs_again_if_an_entry_was_applied_since_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry may be a commit of another node that was acknowledged before the read began."""
+    ran, applied = list[int](), threading.Event()
+    plain = Workspace.execute
+
+    def execute(workspace: Workspace, asked: Request) -> Prepared:
+        found = plain(workspace, asked)
+        ran.append(len(ran))
+        assert applied.wait(20)
+        return found
+
+    monkeypatch.setattr(Workspace, "execute", execute)
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        answer = await runtime.submit(Request("before", (Statement(COUNT),), STRICT, timeout_s=20))
+        ((before,),) = decode_results(answer.results)[0].rows
+        for _ in range(2):
+            runtime.workers.took_long(COUNT)
+        found: list[Answer] = []
+
+        async def read() -> None:
+            found.append(await runtime.submit(Request("read", (Statement(COUNT),), STRICT, timeout_s=20)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            with trio.fail_after(20):
+                while not ran:  # noqa: ASYNC110  it runs in a thread
+                    await trio.sleep(0.001)
+            await runtime.submit(request("UPDATE t SET x = 11 WHERE id = 1", "other"))
+            applied.set()
+        assert decode_results(found[0].results)[0].rows == [(before + 1,)]

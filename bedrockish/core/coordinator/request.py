@@ -386,10 +386,10 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
         )
     awaited = inflight.awaited
     if awaited is not None and inflight.level is None:
-        missing = f"the end of {min(awaited.names)}" if awaited.names else "the ends of all of them"
+        missing = f"{min(awaited.names)} and perhaps others" if awaited.names else "all of them"
         return DeadlineError(
-            f"transactions were under way when the read of command {request.command} began, and node {state.me} has "
-            f"not learned {missing} in {request.timeout_s:g} s: run it again, or read at the level session"
+            f"strict read {request.command}: transactions were under way when it began, and node {state.me} did not "
+            f"learn in {request.timeout_s:g} s what became of {missing}; run it again, or read at the level session"
         )
     if reject is not None and reject.other is not None:
         # A voter with other rows still holds an earlier attempt of this command, which therefore conflicts with itself.

@@ -130,3 +130,34 @@ async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_others(tm
                         missed[name] = missed.get(name, 0) + 1
             nursery.cancel_scope.cancel()
         assert not missed
+
+
+async def test_session_sees_its_own_commits_in_the_journal_of_a_node_that_hears_late(tmp_path: Path) -> None:
+    """A session commits at A, and its token goes to clients of C: by URL, by path, in a transaction and in a stream."""
+    async with proxied_cluster(tmp_path / "nodes", "ABC") as cluster, AsyncExitStack() as stack:
+        await ready(cluster)
+        urls = [
+            cluster.url(0, only=True),
+            cluster.url(2, only=True),
+            f"bedrockish:///?local={cluster.nodes[2].database}",
+        ]
+        a, *readers = [await stack.enter_async_context(open_client(url)) for url in urls]
+        await a.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, who)")
+        cluster.network.lines["A", "C"].slow(LATE_S)
+        cluster.network.lines["B", "C"].slow(LATE_S)
+        late = 0
+        for number in range(4 * ROUNDS):
+            command = uuid.uuid4().hex
+            await a.execute(INSERT, [command], command=command)
+            reader, values = readers[number % 2], [command] * 4
+            late += not (await reader.execute(JOURNAL, values, read="stale")).value()
+            reader.token = a.token
+            if number % 8 < 4:
+                assert (await reader.execute(JOURNAL, values)).value() == 1
+            elif number % 8 < 6:
+                async with reader.transaction() as tx:
+                    assert (await tx.execute(JOURNAL, values)).value() == 1
+            else:
+                async with reader.stream(JOURNAL, values) as rows:
+                    assert [row async for row in rows] == [(1,)]
+        assert late, "at the level stale, C shows what it has"

@@ -114,7 +114,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 await trio.sleep(PAUSE_S_MAX)
                 continue
             logger.critical(
-                "the node's program failed and gives up what is in its memory; it begins again from its file in %g s: "
+                "the node's program failed and discards its state in memory; it restarts from its file in %g s: "
                 "please report this",
                 pause_s,
                 exc_info=error,

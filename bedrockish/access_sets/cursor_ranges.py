@@ -623,7 +623,7 @@ class _Reader:
         return (registers, check.name, at) if self._guards(op, first, at, check.p2) else None
 
     def _guards(self, seek: Op, first: int, stop: int, target: int) -> bool:
-        """Tell whether every row that this loop comes to passes the check before anything else."""
+        """Return whether every row that this loop visits first passes the check."""
         steps = self._steps.get(seek.p1, [])
         later = (op.address for op in self._positions[seek.p1] if op.address > stop)
         end = next(later, len(self._program))

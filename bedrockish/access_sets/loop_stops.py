@@ -49,7 +49,7 @@ class Filter:
 
     Attributes:
         column: number of the column in its table; ``ROWID`` for the rowid.
-        operator: ``=``, ``<``, ``IS NOT`` and the like.
+        operator: ``=``, ``<``, ``IS NOT`` and similar ones.
         value: the value with which the column is compared; None for NULL.
         collation: the collation of the comparison.
         as_stored: whether the comparison does not apply the column's affinity to the value.

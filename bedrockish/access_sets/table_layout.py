@@ -215,7 +215,7 @@ class Tables:
             texts += [one.sql for one in rows if one.kind == "table"]
         if any(reads_documents(sql) for sql in texts if sql is not None):
             raise UnsupportedError(
-                f"a UNIQUE key of table {table.name} rests on a JSON function such as json_array() or json_object(), "
+                f"a UNIQUE key of table {table.name} uses a JSON function such as json_array() or json_object(), "
                 "whose result differs between a document that a statement makes and the stored text; compute the value "
                 "in a STORED column, and make that UNIQUE",
                 table=table.name,
@@ -265,8 +265,8 @@ def _unstable_function(db: apsw.Connection, table: Table) -> str:
                 return str(row[5]).rpartition("(")[0]
     except apsw.SQLError as error:
         raise UnsupportedError(
-            f"table {table.name} cannot be written here: {error}; register what is missing in a plugin of every node, "
-            "or take it out of the table's definition",
+            f"table {table.name} cannot be written here: {error}; register the missing function in a plugin of every "
+            "node, or remove it from the table's definition",
             table=table.name,
         ) from error
     finally:

@@ -113,7 +113,7 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ..
 
 
 def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether the option ``rows`` asks for objects, and the other options.
+    """Return whether the option ``rows`` selects objects, and the other options.
 
     Raises:
         UsageError: the option is given twice, or has an unknown value.

@@ -238,7 +238,7 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
                 raise UsageError("a prepared transaction should be bytes")
             owner = packed.get("for")
             if owner is not None and (op not in (COMMIT, SETTLE) or type(owner) is not str):
-                raise UsageError("a learner commits and settles for a user's program, who goes by a name")
+                raise UsageError("a learner commits and settles for a user's program, who has a name")
             least = int(op in (STATEMENTS, STREAM))
             request = _decode_request(packed, user, least, by_column=by_column)
             return Step(number, request, op, prepared, owner)

@@ -66,7 +66,7 @@ def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded
 
 
 def describe(loaded: Loaded) -> list[str]:
-    """Return what was loaded, in lines for people."""
+    """Return lines for people about the imported tables and rows."""
     lines = [f"{visible(name)}: {count} rows" for name, count in loaded.rows.items()]
     if loaded.before:
         lines.append(f"an earlier run had brought {loaded.before} of the transactions; they were not repeated")
@@ -113,7 +113,7 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
     ours = [name for name, _ in plan.tables] + [name for _, name, _ in plan.rest]
     clash = [name for name in ours if name.lower() in known]
     if there and not add:
-        raise UsageError(f"the cluster is not empty, it has {', '.join(there[:5])}; --add imports beside that")
+        raise UsageError(f"the cluster is not empty, it has {', '.join(there[:5])}; --add imports next to these")
     if clash:
         raise UsageError(f"the cluster has {', '.join(clash)} already, and nothing was imported; rename or drop them")
 

@@ -30,7 +30,7 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
 
     for source in sources:
         if is_url(source):
-            target_of(source)  # a mistake in any URL is told before anything is written
+            target_of(source)  # report a mistake in any URL before anything is written
     done = []
     for source in sources:
         with open_feed(source) as feed:

@@ -97,7 +97,7 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
     The rest of a journal verifies from its new beginning. Earlier backups have the removed entries.
     """
     if older_than is None and larger_than is None:
-        raise UsageError("say what is to go: --older-than 30d, --larger-than 2GB, or both")
+        raise UsageError("name the entries to remove: --older-than 30d, --larger-than 2GB, or both")
     asked = {"do": "prune", "older_than_s": older_than, "larger_than_mb": larger_than, "force": force}
 
     async def run() -> int:

@@ -83,7 +83,7 @@ class _Progress:
         return True
 
     def is_silent(self) -> bool:
-        """Return whether safe time has stood still for too long, at whichever nodes it was read."""
+        """Return whether safe time has stood still for too long, at all nodes that were asked."""
         return time.monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:

@@ -359,8 +359,8 @@ class Session(ClockCalls, QuestionCalls):
                 raise
             if error.retry:  # do not give the id up for good: sent once more, the command may yet succeed
                 raise OutcomeUnknownError(
-                    f"command {request.command} did not happen this time ({error.message}), but what became of it "
-                    "before cannot be told; send it again under the same id",
+                    f"command {request.command} did not happen this time ({error.message}), but the outcome of earlier "
+                    "attempts is unknown; send it again under the same id",
                     command=request.command,
                 ) from error
             reply = await self._settled(request, error, deadline)

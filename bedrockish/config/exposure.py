@@ -91,7 +91,7 @@ def read_users(value: object, where: str) -> Users:
                 f"{where}: {name!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-"
             )
         found = read_hash(text) if isinstance(text, str) else None
-        if found is None:  # what is written there may be a password, so it is not repeated
+        if found is None:  # the text may be a password, so it is not repeated
             raise ConfigError(
                 f"{where}.{name}: this is not the hash of a password; have it made with 'bedrockish password {name}'"
             )
@@ -128,7 +128,7 @@ class Exposed(Protocol):
 
     @property
     def security(self) -> Security:
-        """Certificates and the like."""
+        """Certificates and the other settings of [security]."""
 
 
 def check_security(config: Exposed) -> None:

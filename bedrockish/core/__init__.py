@@ -1,1 +1,1 @@
-"""The protocol of one node, pure: told what happened, it answers what to do."""
+"""The protocol of one node, pure: it takes events and returns effects."""

@@ -284,7 +284,8 @@ class Node:
             case Begin() | Fetch() | AskClock() | ToldClock() | Want() | Piece() | InPieces():
                 pass  # no clock, or one that the handler tests before it moves up to it
             case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
-                # The ends of transactions rest on this clock, so the node follows it even if it is hours or days ahead.
+                # The ends of transactions depend on this clock, so the node follows it even if it is hours or days
+                # ahead.
                 if state.clock.is_absurd(message.clock):
                     state.outbox.emit(
                         Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead")
@@ -399,7 +400,7 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # Safe time may have passed a BEGIN that waits for its base: then its leader is told the outcome.
+        # Safe time may have passed a BEGIN that waits for its base: then its leader gets the outcome.
         self.voting.settle()
         self.staging.check()
         self.recovery.check()

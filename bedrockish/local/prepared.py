@@ -85,7 +85,7 @@ def check_prepared(
     """
     late = [f"{leader}{tick}" for leader, tick in prepared.base.items() if applied.get(leader, 0) < tick]
     if late:
-        raise UsageError(f"the transaction rests on {', '.join(late)}, which this node has not applied; run it again")
+        raise UsageError(f"the transaction depends on {', '.join(late)}, which this node has not applied; run it again")
     written = set[str]()
     try:
         for change in decode(prepared.changes) if prepared.changes else ():

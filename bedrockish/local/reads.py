@@ -430,7 +430,7 @@ class LocalReads:
         """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
         if level == STRICT:
             raise UnsupportedError(
-                "a strict read is certified by what it has read, which a snapshot does not know when it is taken; "
+                "a strict read is certified by its read set, which is unknown when a snapshot is taken; "
                 'pass snapshot(read="session"), or read in a transaction at the level strict'
             )
         until = time.monotonic() + timeout_s
@@ -444,7 +444,7 @@ class LocalReads:
                     return
             if time.monotonic() > until:
                 raise UnavailableError(
-                    f"{self.database} does not show within {timeout_s:g} s what the session has seen; try again"
+                    f"{self.database} does not have the session's commits within {timeout_s:g} s; try again"
                 )
             time.sleep(0.001)
 

@@ -326,7 +326,7 @@ class LocalTransaction:
         with self._lock, self._statement:
             result = self._work.run(statement, read_only=True)
             if self._session.looked_behind or self._work.scope.used:
-                raise UnsupportedError("no read set tells of the database's own tables, or of a clock")
+                raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 
     def _note(self, one: Logged) -> None:
@@ -583,7 +583,7 @@ class LocalTransactions:
         moment = self._snapshot(place, published, request)
         if moment is None:
             place.workspace.end()
-            raise UnavailableError(f"{published.database} does not show what the session has seen; try again")
+            raise UnavailableError(f"{published.database} does not have the session's commits; try again")
         made = self._begin_with(self, place, request, moment, before)
         if before is not None:
             before.end()

@@ -101,7 +101,7 @@ class Plugins:
         """Check that other members have the vector modules of the tables that statements create.
 
         Raises:
-            UnsupportedError: a member lacks a module, or has not told its modules yet.
+            UnsupportedError: a member lacks a module, or has not reported its modules yet.
         """
         for module in needed(statements):
             for node in sorted(others):

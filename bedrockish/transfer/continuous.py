@@ -86,7 +86,7 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
 
     Raises:
         ConfigError: the directory cannot be written, another program writes it, or it is of another cluster.
-        DamagedError: the cluster tells another history than the directory.
+        DamagedError: the cluster's history differs from that of the directory.
         BedrockishError: no node can be asked; the directory stays as it is, and the next run continues.
     """
     with _held(folder):

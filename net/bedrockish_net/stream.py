@@ -504,7 +504,7 @@ class Link:
         while self._over is None:
             while self._is_held_up():
                 await self._reader.park()
-                self._heard = trio.current_time()  # it was us who did not read
+                self._heard = trio.current_time()  # this end did not read
             try:
                 data = await self._receive(self._most)
             except BROKEN as error:
@@ -517,7 +517,7 @@ class Link:
         if self._read_loop is None:
             self._reader.unpark_all()
         elif self._scope is not None and not (self._is_watched or self._over or self._is_held_up()):
-            self._heard = trio.current_time()  # it was us who did not read
+            self._heard = trio.current_time()  # this end did not read
             self._is_watched = True
             self._read_loop.add(self._fd, self._read_now)
 

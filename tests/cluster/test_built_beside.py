@@ -83,7 +83,7 @@ async def activates_in_s(cluster: LocalCluster, index: int) -> float:
 
 
 def was_built_beside(node: LocalNode, title: str) -> bool:
-    return f"{title} was built beside its table" in node.log.read_text()
+    return f"{title} was built next to its table" in node.log.read_text()
 
 
 Change = tuple[str, str]  # a statement, and the log's name for the object that it creates

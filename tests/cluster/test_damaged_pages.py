@@ -158,7 +158,7 @@ async def test_a_node_heals_of_a_page_that_an_order_meets(tmp_path: Path) -> Non
             async with open_client(cluster.url(1, only=True)) as client:
                 with suppress(BedrockishError):
                     await client.upkeep(order, timeout=5)
-            return "damage was met at upkeep" in cluster.nodes[1].log.read_text()
+            return "damage was found at upkeep" in cluster.nodes[1].log.read_text()
 
         await until("the order meets it", met)
         await healed(cluster, pids)

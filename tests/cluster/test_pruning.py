@@ -103,7 +103,7 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
         with pytest.raises(UsageError, match="begins after"):
             await client.hold("late", early)
         late = program("changes", cluster.url(), "--after", early)
-        assert (late.returncode, "was removed to make room" in late.stderr) == (2, True)
+        assert (late.returncode, "were removed to make room" in late.stderr) == (2, True)
         assert "INSERT t" in program("changes", cluster.url(), "--after", late.stderr.split()[-1]).stdout, "as it says"
         await client.hold("slow", release=True)
         assert program("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0

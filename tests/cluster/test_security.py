@@ -102,7 +102,7 @@ def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
         of = "SELECT user_name FROM bedrockish_changes WHERE table_name = 't' ORDER BY clock"
         assert db.execute(of).rows == [("ann",), ("client:app",)]
     assert refused(f"bedrockish://ann:no@{hosts}/?{ca}") == "wrong user or password"
-    assert "asks for a user, and a password or a token" in refused(f"bedrockish://{hosts}/?{ca}")
+    assert "requires a user, and a password or a token" in refused(f"bedrockish://{hosts}/?{ca}")
     other = certs.parent / "other"
     assert program("tls", str(other), "--client", "eve").returncode == 0
     assert "certificate verify failed" in refused(f"bedrockish://{LOGIN}{hosts}/?ca={other / 'ca.pem'}")
@@ -164,7 +164,7 @@ def test_a_new_node_joins_as_a_user(plain: LocalCluster, tmp_path: Path) -> None
     config.write_text(f'node = "D"\ndatabase = "{tmp_path / "D.sqlite"}"\nlisten = "127.0.0.1:7999"\n')
     done = program("join", plain.url().replace(LOGIN, ""), "--config", str(config), "--no-serve")
     assert (done.returncode, done.stderr.count("error:")) == (2, 1)
-    assert "asks for a user, and a password or a token" in done.stderr
+    assert "requires a user, and a password or a token" in done.stderr
     done = program("join", plain.url(), "--config", str(config), "--no-serve")
     assert done.returncode == 0, done.stderr
     assert program("member", "remove", plain.url(), "D").returncode == 0

@@ -107,7 +107,7 @@ def test_refused_compaction_leaves_the_file_unchanged(file: Path, tmp_path: Path
     reader = apsw.Connection(str(file))
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM note").fetchall()
-    with pytest.raises(ConfigError, match=r"cannot be written anew: .*locked.* nobody may have it open"):
+    with pytest.raises(ConfigError, match=r"cannot be rewritten: .*locked.* close the file in all other programs"):
         compact(file, nothing)
     reader.close()
     plain = tmp_path / "plain.db"

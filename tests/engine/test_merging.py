@@ -115,7 +115,7 @@ def test_transactions_of_another_kind_or_state_are_left_out(one: Prepared) -> No
 
 
 def test_overtaken_transactions_go_alone() -> None:
-    """The first is returned as it is, because its program is told that it has lost."""
+    """The first is returned as it is, because its program gets the conflict."""
     lost = {"c1"}
     parts = part(writes="a"), part(writes="b"), part(writes="d")
     assert names(merged(*parts, move_up=lambda name, one: None if name in lost else one)) == ["c2"]

@@ -130,7 +130,7 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
         shop.engine.execute(insert)
     with pytest.raises(ForbiddenError, match="does not know eve"):
         shop.engine.execute(replace(insert, user="eve"))
-    with pytest.raises(ForbiddenError, match="does not know who asks"):
+    with pytest.raises(ForbiddenError, match="does not know this caller"):
         shop.engine.execute(replace(insert, user=""))
 
 

@@ -247,7 +247,7 @@ def test_a_damaged_pack_gives_nothing_and_is_found(world: World, how: str) -> No
             within = row.leader == made.leader and made.first <= row.tick <= made.last
             if within:
                 assert row.label == row.body == b""
-                with pytest.raises(EntryMalformedError, match="what it is packed in is damaged, or gone"):
+                with pytest.raises(EntryMalformedError, match="its pack is damaged or missing"):
                     row.entry()
             else:
                 assert tuple(row) in before

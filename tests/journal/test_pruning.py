@@ -110,7 +110,7 @@ def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
         feed = Feed(str(one.cursor))
         rows = part.execute(*feed.question(10_000)).fetchall()
         if (one.clock, one.leader) < removed:
-            with pytest.raises(Exception, match="was removed to make room"):
+            with pytest.raises(Exception, match="were removed to make room"):
                 feed.take(rows)
         else:
             assert [each.cursor for each in feed.take(rows)] == [each.cursor for each in everything[place + 1 :]]

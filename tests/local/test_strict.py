@@ -165,7 +165,7 @@ def test_lost_node_leaves_no_entry_for_a_read(db: Connection, calls: list[Any], 
 
 
 def test_snapshot_at_the_level_strict_is_refused(db: Connection, table: str) -> None:
-    with pytest.raises(UnsupportedError, match="certified by what it has read"), db.snapshot():
+    with pytest.raises(UnsupportedError, match="certified by its read set"), db.snapshot():
         pass
     with db.snapshot(read="session"):
         assert db.execute(f"SELECT count(*) FROM {table}").value() == 2

@@ -231,7 +231,7 @@ async def test_a_bug_in_the_loop_begins_the_node_again_from_its_file(
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "lost"), Answer)
             assert runs[1].counts["restarts"] == 1
             nursery.cancel_scope.cancel()
-    assert "begins again from its file" in caplog.text
+    assert "restarts from its file" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 

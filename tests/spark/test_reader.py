@@ -54,7 +54,7 @@ def read(path: object, **options: str) -> list[dict[str, Any]]:
         ({"path": "x", "tabel": "commits"}, "no option 'tabel'"),
         ({"path": "x", "table": "rows"}, "no table 'rows'; the tables are commits, changes"),
         ({"path": "x", "columns": "tick,colour"}, "no column 'colour'"),
-        ({"path": "x", "columns": "tick,tick"}, "asked for twice"),
+        ({"path": "x", "columns": "tick,tick"}, "selected twice"),
         ({"path": "x", "clock_from": "soon"}, "clock_from cannot be 'soon'"),
         ({"path": "x", "clock_to": str(1 << 63)}, "clock_to cannot be"),
         ({"path": "x", "partition_rows": "0"}, "a whole number from 1"),

@@ -415,7 +415,7 @@ class ClientCore:
                 assert_never(unknown)
 
     def _stepped(self, link: int, call: _Call, reply: Answered | Told) -> Answered | Told | BedrockishError:
-        """Note what a step of a transaction or a stream has begun or ended, and return what its reply means."""
+        """Note the begin or end of a transaction or a stream, and return the outcome in its reply."""
         if begins(call.what, reply):
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
         elif ends(call.what, reply):
@@ -486,7 +486,7 @@ class ClientCore:
                     del self._calls[lost]
                     effects.append(Finish(lost, two_died(error)))
                     continue
-                call.what, call.braked = settled(call.what), error  # its outcome is asked for without sending its text
+                call.what, call.braked = settled(call.what), error  # request the outcome without sending the text
             call.error = error if call.name is None else gone(call.what, str(link.address), error)
             self._again(lost, call, now)
 
@@ -593,7 +593,7 @@ class ClientCore:
         call.hurried = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
-        # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not rest on a snapshot
+        # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not depend on a snapshot
         # that is too old to include the commit of that attempt.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
         # The BEGIN of an open transaction has sent the token already.
@@ -639,7 +639,7 @@ class ClientCore:
 
 
 def open_core(target: Target, draw: Callable[[], float], token: bytes | None) -> ClientCore:
-    """Return the core of a client that has seen what a token says.
+    """Return the core of a client that has seen the commits of a token.
 
     Raises:
         UsageError: the bytes are not a token.

@@ -54,7 +54,7 @@ class Verdict(Enum):
 
     FINAL = "the caller gets this error: it did not happen"
     ELSEWHERE = "nothing happened at this node; ask another"
-    LOST = "the node cannot tell what became of it; ask again"
+    LOST = "the node does not know its outcome; ask again"
     AGAIN = "ask again: the time is not over, or an earlier attempt may still have happened"
 
 
@@ -100,7 +100,7 @@ def two_died(last: BedrockishError) -> UnavailableError:
         f"the request did not happen: read the nodes' logs before you send it again ({last.message})",
         reason="two_died",
     )
-    error.retry = False  # else whoever runs a transaction again, as our own loops do, would send it to the next two
+    error.retry = False  # else a loop that repeats transactions, such as ours, would send it to the next two
     return error
 
 

@@ -325,7 +325,8 @@ class Coordinator:
         """
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
-        # An error that rests on no data (a syntax error, say) is the answer, and so is the error that the data changed.
+        # An error that does not depend on data (such as a syntax error) is the answer, and so is the error that the
+        # data changed.
         if read is None or isinstance(read, BedrockishError):
             return read or error
         # Below the level ``strict``, an answer or a refusal may rest on old data; if this node knows of commits that it

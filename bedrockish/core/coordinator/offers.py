@@ -126,7 +126,7 @@ class Offers:
         return None
 
     def on_want(self, peer: str, message: Want) -> None:
-        """Send a peer the pieces that it has asked for."""
+        """Send a peer the pieces that it requested."""
         # Bounded, because each piece is read into memory to be sent.
         for digest in message.pieces[:WANTED_MAX]:
             data = self.state.pieces.take(peer, digest, self.state.clock.now.seconds)
@@ -138,7 +138,7 @@ class Offers:
         """Repeat the offers that voters have not answered, and withdraw those whose request is over."""
         state, now = self.state, self.state.clock.now.seconds
         for request in [request for request in self.ahead if request not in requests]:
-            # The voters are told as well, because stored pieces take the room of other offers.
+            # The voters get the end of the offer, because stored pieces take the room of other offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
             for node, repeat in one.told.items():

@@ -237,7 +237,7 @@ class Reading:
         return question
 
     def _others_outside(self, base: Vector) -> list[Txid]:
-        """Return the transactions that are pending or committed here outside a state."""
+        """Return the transactions that this node holds as pending, or has applied, outside a state."""
         newer = self.state.commit_window.newer_than(base)
         # Usually the base has all commits and no transaction is pending.
         if newer is not None and not newer and not self.state.votes.pending.transactions:

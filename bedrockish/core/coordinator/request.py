@@ -32,7 +32,7 @@ from bedrockish_journal.model.vector import Vector, merge
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # executions that took too long for their clock; after so many the request fails
 KEY_BYTES = 32  # about the length of a key
-READ_AGAIN_MS = 5  # pause before a strict read that had a writer in its way is executed again
+READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
 
 
 class Stage(Enum):
@@ -254,8 +254,8 @@ def schema_failed(failure: str) -> BedrockishError:
             decided=True,
         )
     return ConstraintError(
-        f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
-        "is what it was before, on every node: repair the data and change the schema again",
+        f"the schema change was committed, but the data forbade it at its activation: {failure}; the schema is "
+        "unchanged on every node: repair the data and change the schema again",
         decided=True,
     )
 
@@ -274,7 +274,7 @@ def no_safe_time(state: State) -> str:
 
 
 def no_time(state: State) -> str:
-    """Return why a transaction was not begun: too few voters have told this node their wall clocks."""
+    """Return why a transaction was not begun: too few voters have reported their wall clocks to this node."""
     return f"node {state.me} has not heard yet from a majority of the voters what their wall clocks say"
 
 
@@ -349,7 +349,7 @@ def unknown(inflight: InFlight) -> BedrockishError:
             command=command,
         )
     return OutcomeUnknownError(
-        f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
+        f"no majority could be asked for the outcome of command {command}; send it again with the same id to learn it",
         command=command,
     )
 

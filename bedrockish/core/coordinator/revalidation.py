@@ -40,7 +40,7 @@ def overtaken(
     if state.commit_window.has_dropped(base):
         window_s = state.settings.conflict_window_ms / 1000
         return ConflictError(
-            f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
+            f"the transaction's snapshot is older than {window_s:g} s, and rows that it read may have changed since; "
             "it did not happen: run it again"
         )
     found = first_conflict(state.commit_window, access_set, base, spans, config)
@@ -54,7 +54,7 @@ def overtaken(
 def first_conflict(
     window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], config: int = 0
 ) -> Conflict | None:
-    """Return a commit outside a base that has changed the data that a transaction rests on, or None.
+    """Return a commit outside a base that has changed the data that a transaction depends on, or None.
 
     A statement over much of a table declares that it writes all of its indexes, and each commit that has since
     inserted a row elsewhere in the table has written into them, too. In ``spans`` only readers conflict with it. For
@@ -87,9 +87,9 @@ class AccessSets(Protocol):
 
 
 def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError | None:
-    """Return the error for an open transaction if a commit outside its base has written keys that it rests on, or read
-    keys that it has written; else None.
+    """Return the error for an open transaction if a commit outside its base conflicts with it; else None.
 
+    Such a commit has written keys that the transaction depends on, or read keys that it has written.
     Without such a commit the transaction would have the same results on the newest data. The reads of a commit count,
     though this transaction comes after it, because of foreign keys: the delete of a parent does not read its children,
     and only the insert of a child reads the parent.
@@ -143,7 +143,7 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
         # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
         # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    # A change of the members rests on the membership in its base: committed after another change, it would undo that.
+    # A membership change depends on the membership in its base: committed after another change, it would undo that.
     return access_set, KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
 
 

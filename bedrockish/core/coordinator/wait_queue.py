@@ -105,7 +105,7 @@ class Turns:
         return (ring.index(self._state.me) - sum(base.values())) % len(ring)
 
     def _present(self) -> list[str]:
-        """Return the rivals that were in the way lately and can be reached."""
+        """Return the reachable rivals with which transactions of ours conflicted lately."""
         # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
         since = self._state.clock.now.seconds - MEMORY * self._state.commit_s
         return [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]

@@ -48,7 +48,7 @@ class Reason(IntEnum):
     PROMISED = 5  # the voter has promised it to a recovery
     BARRIER = 6  # a membership change goes first
     MEMBERS = 7  # it was begun under another membership
-    DIFFERS = 9  # the rows that it rests on differ from the voter's rows
+    DIFFERS = 9  # its before-images differ from the voter's rows
     FORGOTTEN = 8  # the id of its command is older than the voter's memory of commands
 
 

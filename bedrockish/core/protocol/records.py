@@ -72,7 +72,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class Vote:
-    """This node's promises about one transaction. Durable before any answer that rests on it leaves.
+    """This node's promises about one transaction. Durable before any answer that depends on it leaves.
 
     Attributes:
         txid: the transaction's name.
@@ -189,7 +189,7 @@ def decode_joining(data: bytes) -> Joining:
         membership, vector = cbor2.loads(data)
         return Joining(decode_membership(membership), check(vector))
     except (cbor2.CBORError, ValueError, TypeError) as error:
-        raise EntryMalformedError(f"these {len(data)} bytes do not say what a node joined: {error}") from error
+        raise EntryMalformedError(f"these {len(data)} bytes are not the record of a join: {error}") from error
 
 
 @value

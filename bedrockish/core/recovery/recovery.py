@@ -405,7 +405,8 @@ class Recovery:
         """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # This node knows the blocker's end. A voter that it blocks does not; once told, that voter can hold ours.
+            # This node knows the blocker's end. A voter that it blocks does not; when it learns the end, it can hold
+            # ours.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
@@ -479,7 +480,7 @@ class Recovery:
 
     def ended(self, txid: Txid) -> None:
         """End the round of a transaction whose outcome is known now, and retry the rounds that it blocked."""
-        self.rounds.pop(txid, None)  # J1: a known outcome ends the round, whatever the answers are
+        self.rounds.pop(txid, None)  # J1: a known outcome ends the round, with any answers
         self.deferred.pop(txid, None)
         self.released(txid)
 

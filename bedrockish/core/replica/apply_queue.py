@@ -1,9 +1,9 @@
 """The commits that may be applied next, and the fetching of missing ones.
 
 A timeline is taken in order, tick by tick. A COMMIT ahead of a gap is treated as if it had not arrived. In particular
-it tells no outcome: otherwise all nodes could know a commit that none of them could ever apply. A taken commit is
-applied as soon as its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching, adopting) ends
-in ``_take``.
+it does not count as an outcome: otherwise all nodes could know a commit that none of them could ever apply. A taken
+commit is applied as soon as its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching,
+adopting) ends in ``_take``.
 """
 
 from collections import deque
@@ -88,7 +88,7 @@ class ApplyQueue:
         # The entry is here already, by a fetch or from another peer, or its timeline never grows again.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
-        # A COMMIT that is not taken tells no outcome: a peer that asks now is not told that it is committed.
+        # A COMMIT that is not taken does not count as an outcome: a peer that asks now does not get it as committed.
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
             if len(early) < EARLY_MAX:
@@ -122,7 +122,7 @@ class ApplyQueue:
         entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
             # This node takes nothing and goes on: one peer's claim of another timeline must not stop it.
-            raise EntryMalformedError(f"the hash is not that of {leader}{tick} after what is here of timeline {leader}")
+            raise EntryMalformedError(f"hash mismatch: {leader}{tick} does not extend the local timeline {leader}")
         self._take(entry)
         return True
 
@@ -139,7 +139,7 @@ class ApplyQueue:
                 continue
             entry = decode_entry(prev, label, body)
             if prev != self.state.timelines.heads.get(leader, GENESIS):
-                raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
+                raise EntryMalformedError(f"{leader}{tick} does not extend the local timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
             # The peer has answered, so any peer can be asked at once for the ticks that are still missing.
@@ -384,7 +384,7 @@ class ApplyQueue:
     def on_fetch(self, peer: str, message: Fetch) -> None:
         """Send a peer the wanted entries that are here, and tell the peer which of them were removed."""
         state = self.state
-        # A peer that asks for removed entries has to be told, or it would ask this node for ever.
+        # A peer that requests removed entries must get an answer, or it would ask this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:

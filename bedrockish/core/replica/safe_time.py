@@ -153,7 +153,7 @@ class SafeTime:
         clock.close(*found)
         if found.cut > own.cut:
             self._cut_at = clock.now.seconds
-            state.outbox.emit(Keep("cut", found.cut))  # T3: durable before any peer is told: P10 rests on it
+            state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is announced, because P10 depends on it
         if found.safe > own.safe:
             # A restarted node with an older safe time would count transactions between the two as open.
             state.outbox.emit(Keep("safe", found.safe))
@@ -257,7 +257,7 @@ class SafeTime:
     def _report(self, applied: Vector) -> Gossip:
         state = self.state
         clock = state.clock.read()
-        # A node that has forgotten promises does not know its closed time, so safe time must not rest on it (T7).
+        # A node that has forgotten promises does not know its closed time, so safe time must not depend on it (T7).
         closed, cut = (state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)
         report = (canonical(applied), closed, cut, clock, state.store, state.batches, state.clock.wall_ms)
         members = state.roster.membership
@@ -265,7 +265,7 @@ class SafeTime:
         return Gossip(*report, *ours)
 
     def _forget(self) -> None:
-        """Drop the votes and outcomes up to safe time, which the journal tells, and the settled commits."""
+        """Drop the votes and outcomes up to safe time, which the journal has, and the settled commits."""
         state, settled = self.state, self.state.clock.settled
         # A taken commit that waits keeps its outcome: it is not in the journal yet, which would tell that it was rolled
         # back.
@@ -280,7 +280,7 @@ class SafeTime:
             state.commit_window.forget(self._safe_long_ago())
 
     def _safe_long_ago(self) -> int:
-        """Return the safe time of a conflict window ago, because a clock that only counts tells no commit's age."""
+        """Return the safe time of a conflict window ago, because a clock that only counts gives no age of a commit."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
         # Sixteen notes in a window are exact enough: the safe time has to be about that old, and no younger.

@@ -10,7 +10,7 @@ class Times(NamedTuple):
     Attributes:
         closed: the node approves no transaction at or below this clock.
         cut: a majority has closed time up to this clock, and everything that these voters had applied then is applied
-            at the node; durable before any peer is told.
+            at the node; durable before it is announced.
         safe: a majority has its cut at this clock or later, and everything that these voters had applied then is
             applied at the node.
     """

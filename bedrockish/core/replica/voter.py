@@ -75,7 +75,7 @@ class Voting:
 
     def _consider(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time no longer waits for this transaction, whatever the answer below is.
+        # Closed time no longer waits for this transaction, with any answer below.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
             return
@@ -145,7 +145,7 @@ class Voting:
         self._approve(txid)
 
     def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:
-        """Return whether the rows that a transaction rests on are the rows here; reject the transaction if they differ.
+        """Return whether the before-images of a transaction equal the rows here; reject the transaction if they differ.
 
         Different rows mean that the tables of the leader or of this node are damaged. With our approval such a
         transaction could be committed, and would not fit the tables of the nodes that have the right rows.
@@ -168,7 +168,8 @@ class Voting:
 
     def _untimely(self, transaction: Transaction) -> Reason | None:
         state, clock = self.state, transaction.txid.clock
-        # V14: this node has told, or may have told before a restart, that it approves nothing at such a clock.
+        # V14: this node has announced, or may have announced before a restart, that it approves nothing at such a
+        # clock.
         if clock <= state.clock.closed or clock <= state.clock.floor:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
@@ -181,7 +182,7 @@ class Voting:
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts tells no age, so the floor decides
+            return Reason.TOO_OLD  # a clock that only counts gives no age, so the floor decides
         return None
 
     def _approve(self, txid: Txid) -> None:

@@ -169,7 +169,7 @@ class Clock:
         return max(0, wall_ms - milliseconds(clock)) if clock else None
 
     def is_absurd(self, clock: int) -> bool:
-        """Return whether a clock is so far ahead that it is an error, even if a promise or an outcome rests on it.
+        """Return whether a clock is so far ahead that it is an error, even if a promise or an outcome depends on it.
 
         No node follows a wall clock, or a clock without a promise or an outcome, that far. If one node did, all nodes
         would follow its clock, and none its wall.

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
-OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals forgotten
-MEMORY_S = 10.0  # how long a rival, or a key at which two leaders have met, is remembered
+OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals are forgotten
+MEMORY_S = 10.0  # how long a rival, or a key with a conflict of two leaders, is remembered
 KEYS_MAX = 1_000  # keys at which leaders have met
 _PREFIX = "conflict "
 _OTHERS = "others"
@@ -82,7 +82,7 @@ class Contests:
             del self._met[next(iter(self._met))]
 
     def is_contended(self, access_set: AccessSet, seconds: float) -> bool:
-        """Return whether leaders met lately at a key of an access set; for a set with ranges, at any key at all."""
+        """Return whether two leaders conflicted lately on a key of an access set; for a set with ranges, on any key."""
         met = self._met
         while met and seconds - met[next(iter(met))] >= MEMORY_S:
             del met[next(iter(met))]
@@ -91,7 +91,7 @@ class Contests:
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """Note that a transaction of ours has lost to a transaction of another leader."""
+        """Note that a transaction of this node has lost to one of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # The memory is bounded: a forgotten rival costs one conflict at most.
             self._last.clear()

@@ -101,7 +101,7 @@ class Roster:
         known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
         # A new member counts as heard now, so that it is not suspected before its first message.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
-        # A removed member neither bars this node nor lets it in.
+        # A removed member can neither refuse nor admit this node.
         self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
         self.let_in &= self.peers.keys() | {self.me}
         self.voters = membership.voters
@@ -177,7 +177,7 @@ class Roster:
 
     @property
     def claims_time(self) -> bool:
-        """Whether this node's closed time and cut count: not before a majority of the voters has let it in.
+        """Whether this node's closed time and cut count: only after a majority of the voters has admitted it.
 
         A voter does not notice that its file was restored from a copy. A peer that remembers more of the file refuses
         the voter's links, and sends it no messages.

@@ -143,7 +143,7 @@ class State:
 
     @property
     def knows_wall(self) -> bool:
-        """Whether enough voters have told their wall clocks since this node started."""
+        """Whether enough voters have reported their wall clocks since this node started."""
         return bool(self.roster.voters) and len(self.clock.walls) >= self.roster.walls_needed
 
     def hear_wall(self, peer: Peer, wall_ms: int) -> None:
@@ -162,8 +162,8 @@ class State:
         # For people, whether the clock is followed or not: ``status`` names the peer whose clock is ahead.
         known = self.roster.peers.get(peer)
         if known is not None:
-            # Before a majority has told its walls, every clock is ahead of the known walls, and no clock counts as
-            # wrong.
+            # Before a majority has reported its wall clocks, every clock is ahead of the known walls, and no clock
+            # counts as wrong.
             known.ahead_ms = ahead if self.clock.believed_ms else 0
         if ahead:
             return False
@@ -230,7 +230,7 @@ class State:
         # A commit that had to wait for a dead voter does not show the usual time, so it counts only up to a bound.
         self.commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self.commit_s)
 
-    # -- what is here ----------------------------------------------------------------------------------------------
+    # -- the facts ----------------------------------------------------------------------------------------------
 
     def has_seen(self, token: Token) -> bool:
         """Return whether this node has everything that a session has seen, and the schema that was in force then."""
@@ -331,7 +331,7 @@ class State:
         return self._lookups.conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
-        """Return why the rows that a transaction rests on differ from the rows here; empty if they are equal.
+        """Return why the before-images of a transaction differ from the rows here; empty if they are equal.
 
         None: this step applies entries, which the tables do not have yet; or the transaction is so large that the
         driver compares it in parallel. In both cases the voter considers the transaction again.

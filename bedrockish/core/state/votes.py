@@ -79,7 +79,7 @@ class Votes:
             return
         self.by_txid[vote.txid] = vote
         self._note_abort(vote)
-        # The rollback is durable, so this node tells the same outcome as before the restart.
+        # The rollback is durable, so this node reports the same outcome as before the restart.
         if vote.accepted is not None and vote.accepted == (ENDED, False):
             self.outcomes[vote.txid] = False
         # An approved transaction is pending before any message arrives, because its leader may have counted the
@@ -199,7 +199,7 @@ class Votes:
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
-            # At the end of this step, the requests that wait for the transaction are told by its outcome.
+            # At the end of this step, the requests that wait for the transaction get its outcome.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

@@ -192,8 +192,8 @@ class Mixed:
             ConstraintError: a foreign key is broken.
             UnsupportedError: the change makes a table that cannot be replicated, or does not change the schema.
         """
-        # A change whose statements all failed passes. One whose changes of the schema failed may change rows, unless it
-        # has switched foreign keys off or deferred them.
+        # A change is valid if all of its statements failed. If only its schema statements failed, it may change rows,
+        # unless it has switched foreign keys off or deferred them.
         if self._writes and self._options and not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
@@ -400,7 +400,7 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     found = _tokens(sql)
     numbers = parameter_numbers(found)
     if set(numbers.values()) - set(range(1, len(params) + 1)):
-        raise UnsupportedError("the statement's parameters cannot be told from its text", sql=sql)
+        raise UnsupportedError("the statement's parameters cannot be derived from its text", sql=sql)
     parts: list[str] = []
     at = 0
     for place, number in numbers.items():
@@ -429,7 +429,7 @@ def _tokens(sql: str) -> list[Token]:
     try:
         return tokens(sql)
     except NotTokensError as error:
-        raise UnsupportedError(f"the statement's parameters cannot be told from its text: {error}", sql=sql) from None
+        raise UnsupportedError(f"the statement's parameters cannot be derived from it: {error}", sql=sql) from None
 
 
 def _names(sql: str, name: str) -> bool:

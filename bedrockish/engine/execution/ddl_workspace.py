@@ -170,7 +170,7 @@ def _same(sql: str, found: Result, told: Result) -> bool:
 
 def _changed(statement: Statement) -> ConflictError:
     return ConflictError(
-        f"what the transaction was told before it changed the schema is no longer so: {statement.sql.strip()[:200]!r} "
+        f"an answer from before the schema change is no longer valid: {statement.sql.strip()[:200]!r} "
         "gives another answer; it did not happen: run it again",
         table="schema",
     )

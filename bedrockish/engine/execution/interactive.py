@@ -80,7 +80,7 @@ class Interactive:
         self._control = parts.control
         self.readers = Readers(parts.reader, parts.limits)
 
-    # -- what a session does ---------------------------------------------------------------------------------------
+    # -- sessions ---------------------------------------------------------------------------------------
 
     def pieces(self, session: Session, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the statements of a text with their parameters; the caller runs each before it requests the next.
@@ -160,7 +160,7 @@ class Interactive:
 
         Raises:
             TakesLongError: it has run for ``budget_s`` and is not done; nothing of it has happened.
-            ConflictError: what the transaction rests on has changed.
+            ConflictError: data that the transaction depends on has changed.
             BedrockishError: as for a request.
         """
         self.engine.come_back()
@@ -214,7 +214,7 @@ class Interactive:
         None of them, and no result, if one fails or takes long: they are to be run one by one.
 
         Raises:
-            ConflictError: what the transaction rests on has changed.
+            ConflictError: data that the transaction depends on has changed.
         """
         self.engine.come_back()
         self.check_schema(session)
@@ -280,8 +280,8 @@ class Interactive:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
-            ConstraintError: a deferred foreign key is broken.
-            ConflictError: what the transaction rests on has changed, or it took its clock before what it has seen.
+            ConstraintError: a deferred foreign key is broken. ConflictError: data that the transaction depends on has
+            changed, or its clock is before a commit that it has seen.
         """
         assert session.workspace is None or self.committed is not None, "it goes on elsewhere"
         self.engine.come_back()
@@ -567,7 +567,7 @@ class Interactive:
 
         Raises:
             ConstraintError: a foreign key is broken.
-            ConflictError: something that the transaction rests on has changed.
+            ConflictError: data that the transaction depends on has changed.
         """
         if not session.unsure:
             broken = self.inside is session and self._broken_keys()

@@ -140,7 +140,7 @@ class Workspace:
         """Run a request, as ``Executor.execute`` does.
 
         Raises:
-            BedrockishError: as there, or the error that ``stop`` was given.
+            BedrockishError: an error of ``Executor.execute``, or the error given to ``stop``.
         """
         try:
             try:
@@ -206,7 +206,7 @@ class Workspace:
                 error.rests_on = work.looked_at()
                 raise
             if self.scope.is_missing:
-                raise ClockNeededError("transaction_clock() was called, and what was thrown was caught")
+                raise ClockNeededError("transaction_clock() was called, and its exception was caught")
             return done
 
         try:
@@ -443,7 +443,7 @@ class Work:
         return last
 
     def run_known(self, statement: Statement) -> Result | None:
-        """Run a text that is known to have one statement, as ``run``; None: it is not known, and was not run."""
+        """Run a text of one statement like ``run``, if the text is known; otherwise run nothing, and return None."""
         self._check_goes_on()
         known = self.interactive.single(self.session, statement)
         return None if known is None else self._run_piece(*known, read_only=False)

@@ -1,4 +1,4 @@
-"""Translates SQLite's errors: each apsw exception becomes the typed error that tells a caller what to do."""
+"""Translates SQLite's errors: each apsw exception becomes a typed error with a remedy."""
 
 import errno
 import re

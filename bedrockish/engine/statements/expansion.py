@@ -1,4 +1,4 @@
-"""The size of a statement once SQLite has written out what it names: views, common tables and generated columns.
+"""The size of a statement after SQLite's expansion of its views, common tables and generated columns.
 
 While it compiles, SQLite writes out such a text at each mention of its name, and no interrupt ends that. A chain in
 which each text names the text before it twice doubles with each link, so definitions of 500 bytes can take all memory.
@@ -124,14 +124,14 @@ class Expansion:
                 self._columns[column] = max(size, self._columns.get(column, 0))
 
     def _sizes_of_views(self, views: Mapping[str, Parsed]) -> dict[str, int]:
-        """Return the size of each view with all that it names written out."""
+        """Return the size of each view after the expansion of the views and tables that it names."""
         found: dict[str, int] = {}
         for name in _after_their_parts(views, lambda one: one.whole.tables):
             found[name] = self._size(views[name], found)
         return found
 
     def _size(self, parsed: Parsed, views: Mapping[str, int]) -> int:
-        """Return the tokens of a statement with all that it names written out."""
+        """Return the tokens of a statement after the expansion of the views and tables that it names."""
 
         def size_of(name: str) -> int:
             return views[name] if name in views else self._tables.get(name, 0)
@@ -150,7 +150,7 @@ class Expansion:
         return sum_of(parsed.whole, named)
 
     def added(self, sql: str) -> int:
-        """Return how many tokens a statement gains when all that it names is written out.
+        """Return how many tokens a statement gains by the expansion of the views and tables that it names.
 
         Raises:
             TooLargeError: the statement gains more than ``STATEMENT_TOKENS``, or defines a text that is too large.

@@ -120,7 +120,7 @@ class Rights:
         if self.role == NOBODY:
             known = f"; an admin makes that user with 'bedrockish user add URL {name}'" if name != self.user else ""
             return ForbiddenError(
-                f"the cluster does not know {self.user or 'who asks'}; come in as one of its users: "
+                f"the cluster does not know {self.user or 'this caller'}; log in as one of its users: "
                 f"bedrockish://user:password@host:port{known}",
                 user=self.user,
                 **details,

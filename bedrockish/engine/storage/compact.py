@@ -61,8 +61,8 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
     except (apsw.Error, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{path} cannot be written anew: {why}; it needs as much room beside it as it has, and nobody may have it "
-            "open"
+            f"{path} cannot be rewritten: {why}; free disk space for a second copy, and close the file in all other "
+            "programs"
         ) from error
     finally:
         with suppress(OSError):

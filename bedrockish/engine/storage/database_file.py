@@ -305,7 +305,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
     for one in virtual_tables(db):
         if one.module in VECTORS and one.module not in installed():
             package = PACKAGES[one.module]
-            raise ConfigError(f"{path} has the table {one.name} of {one.module}, which is not here; install {package}")
+            raise ConfigError(f"{path}: table {one.name} needs the module {one.module}; install {package}")
     tables = Tables(db)
     try:
         tables.check_supported(db, tables if system.exists(db) else None)

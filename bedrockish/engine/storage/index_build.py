@@ -242,7 +242,7 @@ class Build:
     def after(self, rowids: Iterable[int]) -> list[Row]:
         """Note rows of the table that have just changed; return the rows whose entries to add now."""
         touched = set(rowids)
-        if self.phase is Phase.REMOVING:  # under a unique index, another row's old entry may still be in the way
+        if self.phase is Phase.REMOVING:  # under a unique index, another row's old entry may still conflict
             self._missing |= self._settled(touched)
             return []
         if self.phase in (Phase.ADDING, Phase.READY):

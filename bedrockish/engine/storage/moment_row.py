@@ -1,4 +1,4 @@
-"""The row ``moment`` of ``bedrockish_meta``, which tells the state of the database that a snapshot of the file shows.
+"""The row ``moment`` of ``bedrockish_meta``, which describes the state of the database in a snapshot of the file.
 
 The row is written with each batch, so any reader of the file, in any language, learns from the snapshot itself which
 entries are applied in it. The value is JSON: SQLite reads a part of it with ``value ->> '$.vector.A'``.

@@ -244,7 +244,7 @@ class OverlayFile(apsw.VFSFile):
         page = self._frames.page(number)
         if page is None:
             page = super().xRead(self._page_bytes, (number - 1) * self._page_bytes)
-        if number == 1:  # by bytes 24 to 27 SQLite tells whether its cached pages are still valid
+        if number == 1:  # SQLite decides by bytes 24 to 27 whether its cached pages are still valid
             size = struct.pack(">I", self._pages)
             version = self._version
             page = page[:18] + _ROLLBACK_JOURNAL + page[20:24] + version + size + page[32:92] + version + page[96:]

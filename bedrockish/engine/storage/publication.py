@@ -1,4 +1,4 @@
-"""Tells the programs of the machine which batches of a file are written, and which of them are durable."""
+"""Publishes to the programs of the machine which batches of a file are written, and which of them are durable."""
 
 from collections.abc import Mapping
 from typing import Protocol

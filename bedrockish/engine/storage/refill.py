@@ -165,7 +165,7 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
     except (TargetUnwritableError, UnavailableError, OSError) as error:
-        raise ConfigError(f"{database} cannot be compared with its journal: {error}; make room beside it") from error
+        raise ConfigError(f"{database} cannot be compared with its journal: {error}; free disk space") from error
     finally:
         with suppress(OSError):
             remove(copy, target)

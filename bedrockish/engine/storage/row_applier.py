@@ -160,7 +160,7 @@ class RowApplier:
         return True
 
     def compare_staged(self, staged: StagedChanges) -> bool:
-        """Return whether the old rows of staged changes equal this node's rows; if not, ``compare`` tells why."""
+        """Return whether the old rows of staged changes equal this node's rows; if not, ``compare`` says why."""
         if not self.knows(staged):
             return False
         some = (run for run in staged.runs if run.op != INSERT)
@@ -230,7 +230,7 @@ class RowApplier:
     def _at_once(self, changes: list[Change]) -> bool:
         """Make all changes, or none if one does not fit; return whether they were made.
 
-        A change that fits changes one row; any other changes no row or raises. So the number of changed rows tells
+        A change that fits changes one row; any other changes no row or raises. So the number of changed rows shows
         whether all changes fitted.
         """
         bound = [*self._statements(changes)]
@@ -499,7 +499,7 @@ def _address(table: Table, change: Change) -> list[Value]:
 
 
 def _as_before(table: Table) -> str:
-    """Return the condition that each column equals its old value byte by byte, whatever the column's collation."""
+    """Return the condition that each column equals its old value byte by byte, under any collation."""
     # The unary plus keeps SQLite from looking for an index: with 2,000 key columns it would take seconds to find none.
     return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
 

@@ -302,7 +302,7 @@ class StagedStore:
 
 
 def _same(table: Table) -> str:
-    """Return the condition that each column equals its old value byte by byte, whatever the column's collation."""
+    """Return the condition that each column equals its old value byte by byte, under any collation."""
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]
     return all_of(terms)

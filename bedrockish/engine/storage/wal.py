@@ -45,7 +45,7 @@ class Wal:
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
-        db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
+        db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync_directory(self._path.parent)
 

@@ -170,7 +170,7 @@ class Pipelines:
         if kept is None or kept.credentials != credentials:
             raise UsageError(
                 f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s, or "
-                "the node was started again; what was not committed did not happen: open another stream"
+                "the node was started again; uncommitted statements did not happen: open another stream"
             )
         del self._kept[baton]
         return kept

@@ -295,7 +295,7 @@ class Session:
     def _check_readonly(self, sql: str) -> None:
         if self._open is not None and self._open.read_only and kind_of(sql) in (WRITE, SCHEMA):
             raise UsageError(
-                "the transaction was begun to read only, and this statement writes; nothing of it happened: begin the "
+                "the transaction was begun as read-only, and this statement writes; it did not happen: begin the "
                 'transaction or the batch with the mode "write"',
                 sql=sql,
             )

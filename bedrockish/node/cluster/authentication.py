@@ -202,7 +202,7 @@ class Gate:
         if not isinstance(user, str) or not isinstance(password, str):
             raise RefusedError(
                 Code.AUTHENTICATION,
-                "this node asks for a user, and a password or a token: bedrockish://user:password@host:port",
+                "this node requires a user, and a password or a token: bedrockish://user:password@host:port",
             )
         if why := await self.judge(user, password, _address(stream)):
             raise RefusedError(Code.AUTHENTICATION, why)

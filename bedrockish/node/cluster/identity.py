@@ -138,6 +138,6 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
     if isinstance(names, list) and config.node not in names:
         raise ConfigError(
             f"{config.node} is not a member of the cluster at {address}, which has {', '.join(map(str, names))}; let "
-            "it in with 'bedrockish join URL --config FILE --voter' instead of founding a cluster beside that one"
+            "it in with 'bedrockish join URL --config FILE --voter' instead of founding another cluster"
         )
     return found, level

@@ -43,7 +43,7 @@ class Incarnations:
 
     Args:
         kept: the values from before the restart: name -> value.
-        keep: writes a value under a name; the value is durable before any output that rests on it leaves.
+        keep: writes a value under a name; the value is durable before any output that depends on it leaves.
         step: batches by which the durable state may lag behind the state in memory.
 
     Attributes:

@@ -254,7 +254,7 @@ class Healer:
                     told = await call({"do": "entry", "txid": str(txid)})
                     words[node] = Word(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
                 except (BedrockishError, KeyError, ValueError, TypeError) as error:
-                    logger.info("%s does not say what it knows of %s: %s", node, txid, error)
+                    logger.info("%s does not report its facts about %s: %s", node, txid, error)
         return words, [node for node in others if node not in words]
 
     async def examine(self) -> tuple[Verdict, Report | None]:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 FIRST_S = 10.0  # from the start of a node to its first comparison
 AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
-DOUBT_S = 1.0  # between two checks whether this voter has received a transaction that rests on other rows
+DOUBT_S = 1.0  # between two checks whether this voter has received a transaction with other before-images
 ORDER_S = 5.0  # the least time between two comparisons by order
 Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
@@ -174,7 +174,7 @@ class Scrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the time of the next comparison, an order, or a doubt: a transaction that rests on other rows."""
+        """Wait for the time of the next comparison, an order, or a doubt: a transaction with other before-images."""
         doubts = self._core.state.doubts
         with trio.move_on_after(seconds):
             while self._core.state.doubts == doubts and not self._wake.is_set():

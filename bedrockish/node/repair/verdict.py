@@ -92,4 +92,4 @@ def _without_entry(silent: Collection[str], agrees: bool | None, agree_why: str)
 def _unknown(silent: Collection[str], agree_why: str) -> str:
     if silent:
         return f"waiting for {', '.join(sorted(silent))}, who may know more"
-    return agree_why or "which node is right cannot be told"
+    return agree_why or "it is unknown which node is right"

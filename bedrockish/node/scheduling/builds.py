@@ -84,7 +84,7 @@ class Builds:
             logger.warning("%s is built when it comes into force: %s", plan.title, build.failure)
         else:
             took_s = time.monotonic() - began
-            logger.info("%s was built beside its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
+            logger.info("%s was built next to its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
     async def _started(self, plan: Plan, change: Transaction) -> Build | None:
         """Begin a build at the next boundary, and return it; None if the change is in force before that."""

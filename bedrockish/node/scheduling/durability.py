@@ -100,7 +100,7 @@ class FsyncThread:
 
     The thread lives as long as the node, and gets one job at a time: a general thread pool costs several times as much
     per call, and every transaction waits for this call. The object is a context manager inside trio; at its exit it
-    raises the error of the last sync, if the caller of that sync has not been told.
+    raises the error of the last sync, if the caller of that sync has not got it.
 
     Attributes:
         took: how long each sync took.
@@ -113,11 +113,11 @@ class FsyncThread:
         self.took = Histogram()
         self.mean_s = math.inf
         self._stalled_at = -math.inf
-        self._untold: BaseException | None = None  # the error of the last sync, until its caller is told
+        self._untold: BaseException | None = None  # the error of the last sync, until its caller gets it
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: ReadLoop | None = None
         self._bell = -1  # an eventfd, read by the loop
-        self._over: deque[Synced] = deque()  # finished jobs whose callers are not told yet
+        self._over: deque[Synced] = deque()  # finished jobs whose callers have no answer yet
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
     def tell_by(self, loop: ReadLoop) -> None:

@@ -64,7 +64,7 @@ class Faults:
         """
         damage = damage_of(error)
         if damage is not None:
-            logger.error("damage was met at %s: %s", what, damage.message)
+            logger.error("damage was found at %s: %s", what, damage.message)
             self._stop(damage)
             return UnavailableError(f"this node stops, and begins again if it can: {damage.message}")
         disk = disk_failure(error)
@@ -73,8 +73,8 @@ class Faults:
             self.last_of_disk = f"{disk} at {what}"
             logger.error("the disk failed at %s: %s", what, disk)
             return UnavailableError(
-                f"the disk of this node could not read or write ({disk}); nothing of it happened: ask another node, "
-                "and look at the disk of this one"
+                f"the disk of this node could not read or write ({disk}); the request did not happen: use another "
+                "node, and check the disk of this one"
             )
         number, where = secrets.token_hex(4), _place(error)
         self._note(COUNT)
@@ -93,8 +93,8 @@ class Faults:
             exc_info=None if again else error,
         )
         return InternalError(
-            f"the node's program failed at this ({type(error).__name__} in {where}); nothing of it happened, and the "
-            f"node goes on; its log has more under the id {number}: please report it",
+            f"the node's program failed at this request ({type(error).__name__} in {where}); the request did not "
+            f"happen, and the node goes on; its log has the traceback under the id {number}: please report it",
             id=number,
         )
 

@@ -1,4 +1,4 @@
-"""Compares the rows that a large transaction rests on with ours, in a thread and on a snapshot, before the vote.
+"""Compares the before-images of a large transaction with our rows, in a thread and on a snapshot, before the vote.
 
 The snapshot has everything that was applied when the voter asked, the transaction's base included. An entry that is
 applied between the snapshot and the vote makes no difference. It is not in the base, so if it has written one of these
@@ -152,7 +152,7 @@ class RowComparison:
         engine = self._engine
         try:
             with trio.move_on_after(STAGED_S):
-                while staged in engine.entries.staged:  # noqa: ASYNC110  whoever applies them may be another thread
+                while staged in engine.entries.staged:  # noqa: ASYNC110  another thread may apply them
                     await trio.sleep(LOOK_S)
             engine.entries.staged.drop(staged.changes)
         finally:

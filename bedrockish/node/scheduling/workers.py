@@ -264,7 +264,7 @@ class WorkerPool:
                 if time.monotonic() - job.since > self._command_s:
                     name = job.request.call.name if job.request.call is not None else ""
                     error = StatementTimeoutError(
-                        f"command {name} ran longer than {self._command_s:g} s and was stopped; let it do less, or "
+                        f"command {name} ran longer than {self._command_s:g} s and was stopped; make it shorter, or "
                         "raise command_ms_max at the node",
                         name=name,
                         limit_s=self._command_s,

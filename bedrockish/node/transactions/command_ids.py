@@ -97,8 +97,8 @@ def check_owner(access: Access, owner: str | None, command: str, user: str, reas
     rights.require(0, "this")
     if owner is not None and owner.removeprefix(CERTIFIED) != user.removeprefix(CERTIFIED):
         raise CommandIdError(
-            f"command {command} is the id of another user's command; this request did not happen: send it under an id "
-            "that nobody else uses",
+            f"command {command} is the id of another user's command; this request did not happen: send it under "
+            "another id",
             command=command,
             reason=reason,
         )

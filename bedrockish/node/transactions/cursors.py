@@ -325,7 +325,7 @@ class Streams:
             if now - stream.since > life_s:
                 self.end(stream, DeadlineError(f"the stream was open for {life_s:g} s (stream_ms_max)"))
             elif not stream.is_busy and now - stream.touched > idle_s:
-                self.end(stream, DeadlineError(f"nobody read from the stream for {idle_s:g} s (idle_stream_ms)"))
+                self.end(stream, DeadlineError(f"the stream was not read for {idle_s:g} s (idle_stream_ms)"))
 
     def close(self) -> None:
         """End all streams, because the node stops."""

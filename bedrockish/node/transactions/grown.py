@@ -121,7 +121,8 @@ class GrownTransactions:
         assert moved is not None
         assert session.sets is not None
         self._lending.interactive.check_schema(session)
-        # Only newer commits are compared here, so that a lost transaction ends early; all since its base are at COMMIT.
+        # Only newer commits are compared here, so that a lost transaction ends early; COMMIT compares all commits since
+        # its base.
         error: BedrockishError | None = invalidated(self._core.state, session.sets, moved.checked)
         if error is not None:
             raise error

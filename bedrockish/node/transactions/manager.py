@@ -193,7 +193,7 @@ class Transactions:
         return [one.described(now) for one in found]
 
     async def end_by_order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """End an open transaction; its client is told that it did not happen.
+        """End an open transaction; its client gets an error that it did not happen.
 
         Raises:
             UsageError: no transaction with this id is open, or its COMMIT is under way.
@@ -407,7 +407,7 @@ class Transactions:
         )
 
     def _check_kept(self, one: Open) -> None:
-        """End a transaction if rights of its user were taken away, before the next step that rests on them.
+        """End a transaction if rights of its user were taken away, before the next step that needs them.
 
         Raises:
             ForbiddenError: a right was taken away.
@@ -617,7 +617,7 @@ class Transactions:
             yield from self._level.reach(one, partial(self._find, one.owner, one.name))
 
     async def _take_clock(self, one: Open) -> None:
-        """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
+        """Give a transaction its clock: later than all commits that were acknowledged anywhere before this call."""
         asks = (Statement("SELECT transaction_clock()"),)
         await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
         self._find(one.owner, one.name)
@@ -663,7 +663,7 @@ class Transactions:
         if running is not None:
             return (yield from self._commit_temporary(one, running, last))
         if begun.read_only and isinstance(session.workspace, Draft):
-            raise UsageError("the transaction was begun to read only, and it has changed the schema; roll it back")
+            raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
         if isinstance(session.workspace, Draft):
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
@@ -705,7 +705,7 @@ class Transactions:
 
         Raises:
             CommandIdError: the command is another user's, or was another request.
-            BedrockishError: the outcome cannot be told.
+            BedrockishError: the outcome is unknown.
         """
         one = self._open.get(request.command)
         if one is not None:

@@ -60,7 +60,7 @@ class Visibility:
         return True
 
     def wait_for_disk(self, one: Open) -> steps.Steps[None]:
-        """Wait until the client's answer rests on durable commits only.
+        """Wait until the client's answer depends on durable commits only.
 
         The answer needs no wait if it would be the same without the commits here that are not durable yet.
         """
@@ -69,7 +69,7 @@ class Visibility:
         if base is None:
             return
         if isinstance(session.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
-            return  # ``told`` is its snapshot, which was durable when it began
+            return  # ``told`` is the transaction's snapshot, which was durable at its begin
         on_snapshot = session.snapshot is not None and not session.wrote
         seen = base if on_snapshot else self._engine.applied
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
@@ -90,5 +90,5 @@ class Visibility:
         return all(session.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
 
     def token(self, one: Open) -> Token:
-        """Return the token of the commits that a transaction's answers rest on."""
+        """Return the token of the commits that a transaction's answers depend on."""
         return Token() if one.told is None else Token(one.told, self._state.read_clock())

@@ -212,10 +212,10 @@ class Feed:
         # A schema change that came into force after the cursor may have an entry before it that was removed.
         if self.cursor < removed or any(row[5] is None for row in rows):
             raise FeedPrunedError(
-                f"the journal of this node begins after {removed}, and the feed would go on after "
-                f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
-                "ask a node that still has it, or copy the tables with 'bedrockish export' and go on from the cursor "
-                f"that it prints; to see only what is left, go on after {removed}"
+                f"the journal of this node begins after {removed}, and the feed would continue after "
+                f"{self.cursor if self.cursor.clock else 'the beginning'}: the entries between were removed to make "
+                "room; ask a node that still has them, or copy the tables with 'bedrockish export' and continue after "
+                f"the cursor that it prints; to read only the remaining entries, continue after {removed}"
             )
         self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
         taken: list[Committed] = []

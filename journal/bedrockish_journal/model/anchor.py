@@ -122,7 +122,7 @@ def read_statement(text: str) -> Statement:
         or not isinstance(heads, dict)
         or not all(_is_head(one) for one in heads.values())
     ):
-        raise ValueError("a field of the statement is missing, or is not what it should be")
+        raise ValueError("a field of the statement is missing or wrong")
     packed = {leader: (tick, digest) for leader, (tick, digest) in heads.items()}
     cluster, previous, founders = texts
     number, wall_ms, clock, members = numbers

@@ -46,13 +46,12 @@ def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry
     """
     if not label:
         raise EntryMalformedError(
-            "what it is packed in is damaged, or gone; run `bedrockish journal verify` on the file and fill the node "
-            "again"
+            "its pack is damaged or missing; run `bedrockish journal verify` on the file and fill the node again"
         )
     entry = decode_entry(prev, label, body)
     if entry.hash != digest:
         raise EntryMalformedError(
-            f"{entry.leader}{entry.tick} is not what was written: its hash is {entry.hash.hex()[:12]}…, not "
+            f"{entry.leader}{entry.tick} differs from the written entry: its hash is {entry.hash.hex()[:12]}…, not "
             f"{bytes(digest).hex()[:12]}…; run `bedrockish journal verify` on the file and fill the node again"
         )
     return entry

@@ -184,7 +184,7 @@ class Applier:
                         sets, values = ", ".join(f"{column} = ?" for column, _ in some), [value for _, value in some]
                         self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*values, *key))
         if self._db.changes() != 1:
-            raise RowMismatchError(f"it met {self._db.changes()} rows instead of one")
+            raise RowMismatchError(f"it changed {self._db.changes()} rows instead of one")
         if change.after is not None:
             self._read_back(table, change)
 

@@ -123,7 +123,7 @@ def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool =
             raise both_of(node, found[node], path)
         elif not covers(heads[node], head):
             raise JournalError(
-                f"{shown(found[node])} and {shown(path)} of node {node} each have what the other lacks; audit both"
+                f"{shown(found[node])} and {shown(path)} of node {node} each lack entries of the other; audit both"
             )
     return found
 

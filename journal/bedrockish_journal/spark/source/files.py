@@ -47,7 +47,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         with open(path, "rb") as file:
             head = file.read(len(_MAGIC))
     except OSError as error:
-        raise FileUnreadableError(path, f"{path} cannot be read ({error}); run Spark as a user who may") from error
+        raise FileUnreadableError(path, f"{path} cannot be read ({error}); give Spark's user the right") from error
     if head != _MAGIC:
         raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
     # A file in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program writes the

@@ -164,4 +164,4 @@ def check_columns(table: Table, name: str, columns: tuple[str, ...]) -> None:
         if column not in table.columns:
             raise ValueError(f"the table {name} has no column {column!r}; it has {', '.join(table.columns)}")
         if columns.count(column) > 1:
-            raise ValueError(f"the column {column!r} is asked for twice")
+            raise ValueError(f"the column {column!r} is selected twice")

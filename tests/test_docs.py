@@ -101,11 +101,11 @@ def test_a_word_of_other_systems_finds_ours(word: str) -> None:
 
 
 def test_each_row_of_the_comparison_names_the_test_that_holds_it() -> None:
-    """Except for the rows about kind, limits and age."""
+    """The rows about architecture, limits and age need none."""
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", (ROOT / "docs" / "compared.md").read_text(), re.MULTILINE)
     without = []
     for what, ours in rows[2:]:
         found = re.findall(r"`(tests/[\w/]+\.py)`", ours)
         assert all((ROOT / path).is_file() for path in found), (what, found)
         without += [] if found else [what]
-    assert without == ["what it is", "more data than one machine holds", "years at work elsewhere"]
+    assert without == ["architecture", "more data than one machine holds", "years at work elsewhere"]

@@ -1,4 +1,4 @@
-"""Deliberate faults: each must be found by ``tools.applicable``, or a slip like it would not be."""
+"""Deliberate faults, each of which ``tools.applicable`` must find."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # C and any holder of Q exclude B, the leader of Q. If B's vote comes after all, A has a quorum and C an abort.
     "given-up-5": Scope(
-        "two that meet; B gives Q up while C recovers P from those that hold Q",
+        "two in conflict; B gives Q up while C recovers P from those that hold Q",
         5,
         MEET,
         Limits(suspicions=1),
@@ -31,7 +31,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # B is free again and votes for P. D has heard that Q has ended; C and E have not.
     "known-end-5": Scope(
-        "two that meet, one after the other; D recovers P from those that still hold Q",
+        "two in conflict, one after the other; D recovers P from those that still hold Q",
         5,
         MEET,
         Limits(suspicions=1),
@@ -50,7 +50,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # A answers C's recovery, which relies on the answer, while a vote for P is still in transit.
     "promised-5": Scope(
-        "two that meet; C recovers P while D's vote for it is on its way",
+        "two in conflict; C recovers P while D's vote for it is on its way",
         5,
         MEET,
         Limits(suspicions=1),
@@ -61,7 +61,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q.
     "forgotten-5": Scope(
-        "two that meet; B restarts while C recovers P from those that hold Q",
+        "two in conflict; B restarts while C recovers P from those that hold Q",
         5,
         MEET,
         Limits(suspicions=1, restarts=1),
@@ -73,7 +73,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # D has promised P to C, which relies on the promise. Then Q ends, and D has no other reason against P.
     "late-vote-5": Scope(
-        "two that meet; B gives Q up, and D hears of P late, while C recovers it",
+        "two in conflict; B gives Q up, and D hears of P late, while C recovers it",
         5,
         MEET,
         Limits(suspicions=1),
@@ -84,7 +84,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # C asks A at a higher ballot, B at a lower one; E, which leads Q, answers only C.
     "two-ballots-5": Scope(
-        "two that meet; B and C recover P, at different ballots",
+        "two in conflict; B and C recover P, at different ballots",
         5,
         (("A", "P", "x"), ("E", "Q", "x")),
         Limits(suspicions=1),

@@ -121,16 +121,16 @@ def at(**nodes: str) -> tuple[tuple[str, str], ...]:
 
 
 SCOPES: dict[str, Scope] = {
-    "meet-3": Scope("two that meet; losers run again", 3, MEET, Limits(retries=1)),
-    "pass-3": Scope("two that do not meet; A restarts", 3, PASS, Limits(restarts=1), where=at(restarts="A")),
-    "restart-3": Scope("two that meet; A restarts", 3, MEET, Limits(restarts=1), where=at(restarts="A")),
-    "restarts-3": Scope("two that meet; anybody restarts", 3, MEET, Limits(restarts=1)),
-    "recover-3": Scope("two that meet; anybody recovers one of them", 3, MEET, Limits(suspicions=1)),
+    "meet-3": Scope("two in conflict; losers run again", 3, MEET, Limits(retries=1)),
+    "pass-3": Scope("two without a conflict; A restarts", 3, PASS, Limits(restarts=1), where=at(restarts="A")),
+    "restart-3": Scope("two in conflict; A restarts", 3, MEET, Limits(restarts=1), where=at(restarts="A")),
+    "restarts-3": Scope("two in conflict; any node restarts", 3, MEET, Limits(restarts=1)),
+    "recover-3": Scope("two in conflict; any node recovers one of them", 3, MEET, Limits(suspicions=1)),
     "recover-one-3": Scope(
-        "two that meet; C recovers one of them", 3, MEET, Limits(suspicions=1), where=at(suspicions="C"), which=("P",)
+        "two in conflict; C recovers one of them", 3, MEET, Limits(suspicions=1), where=at(suspicions="C"), which=("P",)
     ),
     "rollback-3": Scope(
-        "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=1_000
+        "two in conflict; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=1_000
     ),
     "again-3": Scope(
         "one, given up and run again; a link breaks and comes back, the leader dies",
@@ -156,13 +156,13 @@ SCOPES: dict[str, Scope] = {
         settings=AHEAD,
     ),
     "recover-rollback-3": Scope(
-        "two that meet; anybody recovers, a leader gives up", 3, MEET, Limits(suspicions=1, rollbacks=1)
+        "two in conflict; any node recovers, a leader gives up", 3, MEET, Limits(suspicions=1, rollbacks=1)
     ),
     "death-3": Scope(
-        "two that meet; anybody dies, anybody recovers", 3, MEET, Limits(suspicions=1, deaths=1), endings=100
+        "two in conflict; any node dies, any node recovers", 3, MEET, Limits(suspicions=1, deaths=1), endings=100
     ),
     "restart-recover-3": Scope(
-        "two that meet; a leader or C restarts, C recovers",
+        "two in conflict; a leader or C restarts, C recovers",
         3,
         MEET,
         Limits(suspicions=1, restarts=1),
@@ -188,9 +188,9 @@ SCOPES: dict[str, Scope] = {
         where=at(suspicions="B", restarts="A"),
         eager=False,
     ),
-    "reset-3": Scope("two that meet; a link breaks and comes back", 3, MEET, Limits(resets=1)),
+    "reset-3": Scope("two in conflict; a link breaks and comes back", 3, MEET, Limits(resets=1)),
     "line-3": Scope(
-        "two that meet on a line A-B-C; anybody recovers, and again",
+        "two in conflict on a line A-B-C; any node recovers, and again",
         3,
         (("A", "P", "x"), ("C", "Q", "x")),
         Limits(suspicions=2, rollbacks=1),
@@ -205,7 +205,7 @@ SCOPES: dict[str, Scope] = {
         endings=300,
     ),
     "disorder-3": Scope(
-        "two that meet on links that keep no order; P is given up",
+        "two in conflict on links that keep no order; P is given up",
         3,
         MEET,
         Limits(rollbacks=1),
@@ -213,7 +213,7 @@ SCOPES: dict[str, Scope] = {
         ordered=False,
         endings=50,
     ),
-    "chain-3": Scope("P meets Q, Q meets R, on a line A-B-C", 3, CHAIN, Limits(), cut=("AC",)),
+    "chain-3": Scope("P conflicts with Q, Q with R, on a line A-B-C", 3, CHAIN, Limits(), cut=("AC",)),
     "time-3": Scope(
         "one; heartbeats close and cut time, B or C recovers",
         3,
@@ -223,7 +223,7 @@ SCOPES: dict[str, Scope] = {
         settings=TIMED,
     ),
     "together-3": Scope(
-        "two that came together at A meet one of C; one of the groups may be given up",
+        "two that share a transaction at A conflict with one of C; one of the groups may be given up",
         3,
         (("A", "P", "x"), ("A", "Q", "y"), ("C", "R", "y")),
         Limits(rollbacks=1),
@@ -231,7 +231,7 @@ SCOPES: dict[str, Scope] = {
         endings=100,
     ),
     "together-restart-3": Scope(
-        "two that came together; A may restart, B recovers",
+        "two that share a transaction; A may restart, B recovers",
         3,
         (("A", "P", "x"), ("A", "Q", "y")),
         Limits(suspicions=1, restarts=1),
@@ -239,7 +239,7 @@ SCOPES: dict[str, Scope] = {
         together="A",
         endings=100,
     ),
-    "meet-4": Scope("two that meet", 4, MEET, Limits()),
+    "meet-4": Scope("two in conflict", 4, MEET, Limits()),
     "recover-4": Scope(
         "one; B recovers it while A may die",
         4,
@@ -247,13 +247,15 @@ SCOPES: dict[str, Scope] = {
         Limits(suspicions=1, deaths=1),
         where=at(suspicions="B", deaths="A"),
     ),
-    "orphans-4": Scope("one of two that meet is an orphan", 4, MEET, Limits(suspicions=1), dead="A", endings=100),
-    "orphans-5": Scope(
-        "two that meet, both orphans; recoveries", 5, MEET, Limits(suspicions=2), dead="AB", endings=300
+    "orphans-4": Scope(
+        "one of two conflicting transactions is an orphan", 4, MEET, Limits(suspicions=1), dead="A", endings=100
     ),
-    "orphans-7": Scope("two that meet, both orphans, C is dead", 7, MEET, Limits(), dead="ABC", endings=1_000),
+    "orphans-5": Scope(
+        "two in conflict, both orphans; recoveries", 5, MEET, Limits(suspicions=2), dead="AB", endings=300
+    ),
+    "orphans-7": Scope("two in conflict, both orphans, C is dead", 7, MEET, Limits(), dead="ABC", endings=1_000),
     "race-5": Scope(
-        "two that meet; C recovers P while B gives Q up",
+        "two in conflict; C recovers P while B gives Q up",
         5,
         MEET,
         Limits(suspicions=1, rollbacks=1),
@@ -262,7 +264,7 @@ SCOPES: dict[str, Scope] = {
         cut=("AD", "AE", "BC"),
     ),
     "dying-leaders-5": Scope(
-        "two that meet; both leaders may die, C, D or E recover",
+        "two in conflict; both leaders may die, C, D or E recover",
         5,
         MEET,
         Limits(suspicions=2, deaths=2),

@@ -178,7 +178,7 @@ class Access:
             name = user.removeprefix(CERTIFIED) or "clients that show no user"
             raise ForbiddenError(
                 f"rights of {name} were taken away while the transaction was open; it did not happen: run it again "
-                "with those that are left, which an admin sees with 'bedrockish user list'",
+                "with the remaining rights, which 'bedrockish user list' shows to an admin",
                 user=user,
             )
 

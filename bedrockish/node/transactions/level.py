@@ -51,10 +51,10 @@ def checked_read(one: Open, prepared: Prepared) -> Prepared:
     """Return a transaction for its commit; its reads of the cluster's own tables need no further question.
 
     Raises:
-        UsageError: it writes, and was begun to read only.
+        UsageError: the transaction writes, and was begun as read-only.
     """
     if one.request.read_only and not prepared.readonly:
-        raise UsageError("the transaction was begun to read only, and it has written; roll it back")
+        raise UsageError("the transaction was begun as read-only, and has written; roll it back")
     assert not prepared.reads_system or one.level is not None or one.request.read != STRICT, "it asked before it read"
     return replace(prepared, reads_system=False)
 

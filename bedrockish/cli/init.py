@@ -12,6 +12,7 @@ from urllib.parse import quote
 import click
 
 from bedrockish.api.url import Address, parse_address
+from bedrockish.cli.secure import days_option
 from bedrockish.config.exposure import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
@@ -136,13 +137,7 @@ def _client_files(name: str) -> dict[str, str]:
     "--client", default="app", show_default=True, metavar="NAME", help="The name in the client's certificate."
 )
 @click.option("--tls", is_flag=True, help="Make certificates although all nodes are on this machine, to try them.")
-@click.option(
-    "--days",
-    default=1825,
-    show_default=True,
-    type=click.IntRange(1, 36500),
-    help="Days for which the certificates are valid.",
-)
+@days_option
 def init(
     directory: Path, nodes: tuple[str, ...], cluster: str, http: int | None, client: str, tls: bool, days: int
 ) -> None:

@@ -15,6 +15,14 @@ from bedrockish_net.x509 import read_certificate
 
 SERIAL = re.compile("[0-9A-Fa-f]{8,40}")
 
+days_option = click.option(
+    "--days",
+    default=1825,
+    show_default=True,
+    type=click.IntRange(1, 36500),
+    help="Days for which the certificates are valid.",
+)
+
 
 @click.command()
 @click.argument("user")
@@ -91,13 +99,7 @@ def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int,
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("nodes", metavar="NODE=HOST[,HOST]...", nargs=-1)
 @click.option("--client", "clients", metavar="NAME", multiple=True, help="Also make a certificate for a client.")
-@click.option(
-    "--days",
-    default=1825,
-    show_default=True,
-    type=click.IntRange(1, 36500),
-    help="Days for which the certificates are valid.",
-)
+@days_option
 @click.option(
     "--revoke", "revoked", metavar="NAME|SERIAL", multiple=True, help="Add this certificate to the list revoked.txt."
 )

@@ -27,7 +27,7 @@ from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE
 from tools.java import find_java
 from tools.lock import markers
 from tools.scenarios import etcd, galera
-from tools.scenarios.engine import measure, profile, works
+from tools.scenarios.engine import measure
 
 IMPORT_WITHOUT = """  # the scenarios that are named, where some packages are not installed
 import importlib, sys
@@ -271,7 +271,7 @@ def test_quantiles() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"engine", "growth", "local", "peers"} == set(found)
+    assert {"engine", "local", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found
     for arguments, expected in ((["list"], "engine: "), (["local", "--help"], "--learner")):
         ran = subprocess.run(
@@ -355,13 +355,6 @@ def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
         "commit of a batch",
         "one-row transaction",
     }
-
-
-@pytest.mark.parametrize("what", [*works(0), "open"])
-def test_the_engine_is_profiled(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each kind of request that is measured, by function."""
-    profile(tmp_path, what, 3)
-    assert "executor.py" in capsys.readouterr().out
 
 
 def test_missing_mariadb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

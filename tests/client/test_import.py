@@ -191,6 +191,23 @@ def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
     assert db.execute("SELECT count(*) FROM small").value() == 1
 
 
+def test_backup_of_one_cluster_is_imported_into_another(
+    node: LocalCluster, db: Connection, own: tuple[Connection, str], tmp_path: Path
+) -> None:
+    """The import takes the tables and indexes of the copy, and leaves out the cluster's own tables."""
+    db.execute("CREATE TABLE pet(id INTEGER PRIMARY KEY, name TEXT, born REAL)")
+    db.execute("CREATE INDEX pet_name ON pet(name)")
+    db.execute("INSERT INTO pet VALUES (1, 'Rex', 1.5), (2, NULL, NULL)")
+    copy = str(tmp_path / "copy.db")
+    assert run("backup", node.url(), copy).returncode == 0
+    assert "is there already" in run("backup", node.url(), copy).stderr
+    other, url = own
+    imported = run("import", url, copy)
+    assert imported.returncode == 0, imported.stderr
+    assert list(other.execute("SELECT * FROM pet")) == [(1, "Rex", 1.5), (2, None, None)]
+    assert other.execute("SELECT name FROM sqlite_schema WHERE type = 'index'").value() == "pet_name"
+
+
 def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "bad.db")) as bad:
         bad.executescript(

@@ -96,23 +96,6 @@ def test_databases_names_the_node(node: LocalCluster) -> None:
     assert script(node, ".databases") == "main: cluster bedrockish at node A r/w\n"
 
 
-def test_a_backup_is_restored_elsewhere(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
-    """Into an empty cluster, with indexes and triggers; the journal of the other one stays in the file."""
-    db.execute("CREATE TABLE pet(id INTEGER PRIMARY KEY, name TEXT, born REAL)")
-    db.execute("CREATE INDEX pet_name ON pet(name)")
-    db.execute("INSERT INTO pet VALUES (1, 'Rex', 1.5), (2, NULL, NULL)")
-    script(node, f".backup {tmp_path}/copy.db")
-    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
-        assert copy.execute("SELECT count(*) FROM pet").fetchone() == (2,)
-    assert "is there already" in refused(node, f".backup {tmp_path}/copy.db")
-    assert "is not empty" in refused(node, f".restore {tmp_path}/copy.db")
-    assert "no such file" in refused(node, ".restore no/such.db")
-    with local_cluster(tmp_path / "other", ("B",)) as other:
-        trio.run(other.wait_ready, 0)
-        script(other, f".restore {tmp_path}/copy.db")
-        assert script(other, ".tables\n.indexes\nSELECT * FROM pet;") == "pet\npet_name\n1\tRex\t1.5\n2\tNULL\tNULL\n"
-
-
 def test_a_wrong_line_of_a_csv_is_named_by_its_number(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     """Its number is that of the line in the file, also behind rows of several lines; what was before it is there."""
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v CHECK(v <> 'bad'))")

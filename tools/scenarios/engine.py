@@ -4,10 +4,8 @@ Plain SQLite uses the same library, file settings and statements; compare the ra
 the machine. Each figure is the median of several rounds.
 """
 
-import cProfile
 import json
 import os
-import pstats
 import statistics
 import sys
 import tempfile
@@ -242,23 +240,6 @@ def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
     opened.interactive.close()
 
 
-def profile(place: Path, what: str, count: int = 10_000) -> None:
-    """Print where the time of a kind of request goes. The profiler's own time per call is included."""
-    solo = Solo(place / "profile.sqlite")
-    fill(solo)
-    opened = Opened(solo)
-    action = opened.run if what == "open" else solo.prepare
-    statements = [works(number)["transfer" if what == "open" else what] for number in range(count)]
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for one in statements:
-        action(one)
-    profiler.disable()
-    opened.interactive.close()
-    solo.engine.close()
-    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(40)
-
-
 def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     """Yield the figures for applying other nodes' rows, and for a plain UPDATE of the same column."""
     sql = "UPDATE item SET amount = amount + 1 WHERE id <= 1000"
@@ -393,19 +374,13 @@ def render(figures: list[Figure]) -> Table:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-@click.option(
-    "--profile", "profiled", type=click.Choice([*works(0), "open"]), help="Print a profile of this work instead."
-)
-def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, profiled: str | None) -> None:
+def main(seconds: float, rounds: int, as_json: bool, directory: Path | None) -> None:
     """Measure the cost of a transaction in one node without network and protocol, and in plain SQLite.
 
     The processor's time is shown, and where it says "synced", the time of day.
     """
     calm_collector()  # as in a node
     with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
-        if profiled is not None:
-            profile(Path(place), profiled)
-            return
         figures = measure(Path(place), rounds, seconds)
     if as_json:
         print(json.dumps([asdict(figure) for figure in figures], indent=2))

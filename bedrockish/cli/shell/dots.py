@@ -1,11 +1,7 @@
 """The dot-commands of the shell, with the names and habits of sqlite3's."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
-
-import trio
 
 from bedrockish.api.json_forms import pack_value, read_args, write_json
 from bedrockish.api.requests import READ_LEVELS
@@ -14,7 +10,6 @@ from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dump import dump
 from bedrockish.cli.shell.session import Command, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
-from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import UsageError
 
 OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
@@ -91,40 +86,6 @@ def _once(shell: Shell, words: list[str]) -> None:
     opened = _open(words[0])
     shell.close()
     shell.out, shell.is_once = opened, True
-
-
-def _back_up_to(shell: Shell, words: list[str]) -> None:
-    """Copy the file of a node, with its journal; see ``bedrockish backup``.
-
-    Raises:
-        BedrockishError: no node gives a copy, or the file cannot be written.
-    """
-    from bedrockish.node.cluster.join import back_up  # the whole node is behind it
-
-    path = Path(words[0])
-    size = trio.run(back_up, shell.url or os.environ.get(URL_VARIABLE, ""), path)
-    if shell.is_for_people:
-        shell.say(f"{path}: {size} bytes")
-
-
-def _restore_from(shell: Shell, words: list[str]) -> None:
-    """Import a SQLite file into the cluster, which must be empty; see ``bedrockish import``.
-
-    Raises:
-        UsageError: a transaction is open, or the cluster is not empty.
-        BedrockishError: a part of the file cannot be replicated.
-    """
-    from bedrockish.cli.database import describe, run_import
-
-    if shell.connection.in_transaction:
-        raise UsageError(".restore makes transactions of its own; COMMIT or ROLLBACK first")
-    loaded = run_import(shell.url, Path(words[0]), add=False, again=False)
-    shell.changed_schema += 1
-    if shell.is_for_people:
-        for line in describe(loaded):
-            shell.say(line)
-    if loaded.left_out:
-        raise UsageError(f"restored, but left out: {'; '.join(loaded.left_out)}")
 
 
 def _open(path: str) -> TextIO:
@@ -226,10 +187,6 @@ COMMANDS = {
         3,
     ),
     "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
-    "backup": Command("FILE", "copy the present file of a node to a new file", _back_up_to, 1, 1),
-    "restore": Command(
-        "FILE", "load the content of a SQLite file into the cluster, which must be empty", _restore_from, 1, 1
-    ),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
     "call": Command(
         "NAME [JSON]",

@@ -74,6 +74,7 @@ from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.transaction import Transaction
+from bedrockish_journal.model.vector import Vector
 from bedrockish_net.read_loop import ReadLoop
 
 logger = logging.getLogger(__name__)
@@ -176,12 +177,13 @@ class Runtime:
         *,
         once: bool = False,
         shares: bool = False,
+        base: Vector | None = None,
         owner: object = None,
     ) -> None:
         """Run a command to its end, and call ``done``, which must not block or raise, with the answer.
 
-        ``once`` and ``shares`` are those of ``submit``. ``owner`` is the request's owner; the queue serves owners in
-        turn. By default, the owner has no other request.
+        ``once``, ``shares`` and ``base`` are those of ``submit``. ``owner`` is the request's owner; the queue serves
+        owners in turn. By default, the owner has no other request.
         """
         try:
             self.engine.memory.check()
@@ -196,6 +198,9 @@ class Runtime:
             return
         # A read does not overtake queued requests of its owner.
         if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done, owner):
+            return
+        if base is not None and prepare is not None and self._strict.take_executed(request, done, prepare, base):
+            self._loop.ring()
             return
         self._enqueue(request, done, prepare, once=once, shares=shares, owner=owner)
 
@@ -246,10 +251,16 @@ class Runtime:
 
     def enqueue_read(self, read: StrictRead) -> None:
         """Have the core answer a strict read."""
-        self._enqueue(read.request, read.done, None, once=False, owner=read.owner)
+        self._enqueue(read.request, read.done, read.prepare, once=read.prepare is not None, owner=read.owner)
 
     async def submit(
-        self, request: Request, prepare: Prepare | None = None, *, once: bool = False, shares: bool = False
+        self,
+        request: Request,
+        prepare: Prepare | None = None,
+        *,
+        once: bool = False,
+        shares: bool = False,
+        base: Vector | None = None,
     ) -> Answer:
         """Run a command to its end, and return its answer.
 
@@ -258,6 +269,7 @@ class Runtime:
             prepare: executes the command in place of the engine, if it is given.
             once: whether the command cannot be executed again, because ``prepare`` returns the same each time.
             shares: whether what ``prepare`` returns may be merged with the transactions of other commands.
+            base: the durable state that ``prepare`` has read, if the command is a strict read that wrote nothing.
         """
         found, over = list[Answer | BedrockishError](), trio.Event()
 
@@ -265,7 +277,7 @@ class Runtime:
             found.append(answer)
             over.set()
 
-        self.begin(request, done, prepare, once=once, shares=shares)
+        self.begin(request, done, prepare, once=once, shares=shares, base=base)
         if not found:  # a read may be answered already; no checkpoint is needed, because its caller waits for its link
             await over.wait()
         if isinstance(found[0], BedrockishError):

@@ -12,6 +12,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.transactions.cursors import Streams
+from bedrockish_journal.model.vector import Vector
 from tests.engine.test_interactive import Desk
 
 
@@ -40,6 +41,7 @@ class Majority:
         *,
         once: bool = False,
         shares: bool = False,
+        base: Vector | None = None,
     ) -> Answer:
         assert prepare is not None
         read = prepare()

@@ -1,14 +1,19 @@
 """Strict reads that share a question about every key: which of them do, when they are answered, and by whom."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from bedrockish.api.requests import STRICT, Answer, decode_results
+from bedrockish.access_sets.readset import EVERYTHING
+from bedrockish.api.requests import NOTHING, STRICT, Answer, Request, decode_results
 from bedrockish.core.protocol.effects import NewerTold
-from bedrockish.errors import UnavailableError
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import BedrockishError, ConflictError, ForbiddenError, UnavailableError
 from bedrockish.node.scheduling import strict_reads
+from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.transaction import ROWS
 from tests.node.test_direct_reads import INSERT, Node, a_node
 from tests.node.test_durability import request, settled
 
@@ -150,3 +155,92 @@ async def test_reads_go_to_the_core_for_a_moment_after_a_question_in_vain(
         node.ask("later", read=STRICT)
         await settled()
         assert len(questions.asked) == 2
+
+
+class Program:
+    """Reads that a program has executed on the node's file."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.told: dict[str, Answer | BedrockishError] = {}
+
+    def read(self, name: str, base: dict[str, int], *, failure: BedrockishError | None = None) -> None:
+        """Send a read of the table ``t`` that was executed on a state."""
+        schema = self.node.engine.schema_version
+        prepared = Prepared(base, schema, True, ROWS, AccessSet(read_ranges=EVERYTHING), b"", NOTHING)
+
+        def prepare() -> Prepared:
+            if failure is not None:
+                raise failure
+            return prepared
+
+        asked = Request(name, (), STRICT, timeout_s=5)
+        self.node.runtime.begin(asked, partial(self.told.__setitem__, name), prepare, once=True, base=base)
+
+
+async def test_reads_of_programs_share_the_question_of_other_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions, program, base = Questions(node, monkeypatch), Program(node), dict(node.engine.applied)
+        executed = node.runtime.counts["executions"]
+        for name in ("first", "second"):
+            program.read(name, base)
+        node.ask("by url", read=STRICT)
+        await settled()
+        assert questions.asked == [(1, base)]
+        program.read("later", base)
+        questions.tell(may_be=False)
+        assert {name: type(answer) for name, answer in program.told.items()} == {"first": Answer, "second": Answer}
+        answer = program.told["first"]
+        assert isinstance(answer, Answer)
+        assert answer.token.vector == base
+        await settled()
+        assert len(questions.asked) == 2
+        questions.tell(may_be=False)
+        assert program.told.keys() == {"first", "second", "later"}
+        assert node.runtime.counts["executions"] == executed
+
+
+async def test_core_certifies_a_read_of_a_program_that_may_miss_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions, program, base = Questions(node, monkeypatch), Program(node), dict(node.engine.applied)
+        program.read("valid", base)
+        await settled()
+        questions.tell(may_be=True)
+        await settled()
+        assert isinstance(program.told["valid"], Answer)
+        await node.runtime.submit(request(INSERT, "newer"))
+        program.read("overtaken", base)
+        await settled()
+        assert len(questions.asked) == 1, "a state that lacks a commit of this node is no use in a question"
+        assert isinstance(program.told["overtaken"], ConflictError)
+
+
+async def test_read_of_a_program_that_is_overtaken_while_it_waits_does_not_spoil_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions, program, base = Questions(node, monkeypatch), Program(node), dict(node.engine.applied)
+        node.ask("asked", read=STRICT)
+        await settled()
+        program.read("overtaken", base)
+        await node.runtime.submit(request(INSERT, "newer"))
+        node.ask("by url", read=STRICT)
+        questions.tell(may_be=False)
+        await settled()
+        assert questions.asked[1:] == [(2, dict(node.engine.applied))]
+        assert isinstance(program.told["overtaken"], ConflictError)
+
+
+async def test_rights_of_a_program_are_checked_before_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions, program = Questions(node, monkeypatch), Program(node)
+        program.read("refused", dict(node.engine.applied), failure=ForbiddenError("a right was taken away"))
+        await settled()
+        assert not questions.asked
+        assert isinstance(program.told["refused"], ForbiddenError)

@@ -19,6 +19,7 @@ from bedrockish.common.histogram import Histogram
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.turn_loop import is_cancellation
+from bedrockish_journal.model.vector import Vector
 from bedrockish_net.read_loop import ReadLoop
 
 Done = Callable[[Answer | BedrockishError], None]
@@ -39,11 +40,12 @@ class Submit(Protocol):
         *,
         once: bool = False,
         shares: bool = False,
+        base: Vector | None = None,
     ) -> Awaitable[Answer]:
         """Return the answer.
 
         ``prepare`` executes the request, ``once`` if always with the same result, which then can be merged with those
-        of other requests if it ``shares`` its transaction.
+        of other requests if it ``shares`` its transaction. ``base`` is the durable state of a strict read.
         """
 
 

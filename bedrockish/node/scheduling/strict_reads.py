@@ -9,6 +9,8 @@ Reads that arrive while a question is under way wait for the next question: a co
 the first one was asked. The reads must be executed before the question: a state read afterwards could have the later of
 two commits and not the earlier.
 
+Strict reads that programs have executed on the node's file join these questions with the states that they have read.
+
 While a transaction is pending here, the answer to the question would always be that there may be newer commits. So the
 reads then go to the core, which asks about their keys alone (``core.coordinator.reads``). All reads also go to the core
 for a moment after an answer that there may be newer commits.
@@ -17,25 +19,35 @@ for a moment after an answer that there may be newer commits.
 import time
 from typing import NamedTuple, Protocol
 
-from bedrockish.api.requests import Answer, Request
+from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import NewerAsked
+from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.direct_reads import DirectReads
-from bedrockish.node.scheduling.durability import Done
+from bedrockish.node.scheduling.durability import Done, Prepare
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # reads that share a question
+NOWHERE: Vector = {}
 PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for so many seconds
 
 
 class StrictRead(NamedTuple):
-    """A strict read; ``began`` is the time of its arrival, by ``time.monotonic``."""
+    """A strict read.
+
+    Attributes:
+        began: the time of its arrival, by ``time.monotonic``.
+        prepare: returns its result, if a program has executed it; else None.
+        base: the state on which the program has executed it.
+    """
 
     request: Request
     done: Done
     owner: object
     began: float
+    prepare: Prepare | None = None
+    base: Vector = NOWHERE
 
 
 class Serving(Protocol):
@@ -76,6 +88,24 @@ class StrictReads:
         self._waiting.append(StrictRead(request, done, owner, now))
         return True
 
+    def take_executed(self, request: Request, done: Done, prepare: Prepare, base: Vector) -> bool:
+        """Keep a read that a program has executed on a durable state; return False if the core has to certify it."""
+        now = time.monotonic()
+        if now < self._not_before or not self._is_newest(base):
+            return False
+        self._waiting.append(StrictRead(request, done, None, now, prepare, base))
+        return True
+
+    def _is_newest(self, base: Vector) -> bool:
+        """Return whether this node knows no commit and no transaction outside a state, nor a change of its schema."""
+        state = self._node.core.state
+        return (
+            base == state.timelines.applied
+            and not len(state.votes.pending)
+            and state.schema.scheduled is None
+            and not state.trouble
+        )
+
     @property
     def is_due(self) -> bool:
         """Return whether reads wait and no question is under way."""
@@ -90,18 +120,37 @@ class StrictReads:
         # A scheduled change of the schema may be in force at other nodes already.
         may_be_behind = self._node.core.state.schema.scheduled is not None
         for read in reads:
-            answer = None if may_be_behind else direct.execute(read.request)
+            base, answer = read.base, None
+            if read.prepare is not None:
+                answer = self._result(read, read.prepare)
+            elif not may_be_behind:
+                answer = direct.execute(read.request)
+                base = direct.base
             if answer is None:
                 self._node.enqueue_read(read)
                 continue
             self._asked.append((read, answer))
-            if not states or direct.base is not states[-1]:
-                states.append(direct.base)
+            if not states or base is not states[-1]:
+                states.append(base)
         if not states:
             return None
         self._number += 1
         # A commit outside the state of any of these reads is outside the smallest of the states.
         return NewerAsked(self._number, {node: min(one.get(node, 0) for one in states) for node in states[0]})
+
+    def _result(self, read: StrictRead, prepare: Prepare) -> Answer | None:
+        """Return the answer of a read that a program has executed; None if a newer commit is applied by now."""
+        state = self._node.core.state
+        # Such a read would spoil the question for the others, because its state lacks that commit.
+        if not self._is_newest(read.base):
+            return None
+        try:
+            prepared = prepare()
+        except BedrockishError:
+            return None  # the core returns the error
+        if prepared.schema != state.schema.version:
+            return None
+        return Answer(prepared.result, Token(state.timelines.in_short(read.base), state.read_clock()))
 
     def told(self, number: int, *, may_be: bool) -> None:
         """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
@@ -115,7 +164,7 @@ class StrictReads:
                 self._node.enqueue_read(read)
             else:
                 waiters = self._node.waiters
-                waiters.note(read.request, answer, read.began, asked=True)
+                waiters.note(read.request, answer, read.began, asked=read.prepare is None)
                 waiters.tell(read.request, read.done, answer)
 
     def give_up(self) -> list[StrictRead]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from bedrockish.api.requests import NOTHING, OPEN, SESSION, Answer, Request, Statement, Token, as_part_of_trace
+from bedrockish.api.requests import NOTHING, OPEN, SESSION, STRICT, Answer, Request, Statement, Token, as_part_of_trace
 from bedrockish.api.wire import COMMIT, SETTLE, UPKEEP, Answered, Ask, Step
 from bedrockish.client.credentials import Entry
 from bedrockish.client.request_builder import map_of, new_command
@@ -156,7 +156,10 @@ class Programs:
         prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
         shares = not prepared.readonly and len(prepared.changes) <= MERGED_BYTES
-        return (yield from steps.wait(partial(self._submit, last, execute, once=True, shares=shares)))
+        # A program reads durable states only. The command id of a transaction that has happened is the core's to find.
+        is_read = prepared.readonly and request.read == STRICT and not is_nodes
+        base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
+        return (yield from steps.wait(partial(self._submit, last, execute, once=True, shares=shares, base=base)))
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine

@@ -71,7 +71,7 @@ from bedrockish.core.recovery.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
-from bedrockish.core.replica.voter import Voting
+from bedrockish.core.replica.voter import ASKED_MAX, Voting
 from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
@@ -330,6 +330,7 @@ class Node:
             case Outcome():
                 self._on_outcome(peer, message)
             case Ask():
+                self.coordinator.rollbacks.give_up_forgotten((message.txid, *message.more[:ASKED_MAX]))
                 self.voting.on_ask(peer, message)
             case Gossip():
                 # The clocks come first: they count even if the rest of the message is malformed.

@@ -55,6 +55,7 @@ from bedrockish_journal.storage import store
 __all__ = ["Engine", "Founding", "Limits"]
 
 T = TypeVar("T")
+CEILING = "clock_ceiling"  # the key of the ceiling of the node's clock in ``bedrockish_meta``
 WINDOW_MS = 60_000  # the default of the conflict window
 
 
@@ -69,6 +70,7 @@ class Engine:
         bootstrap: the membership of the cluster's founding, encoded.
         flushed: the contents of the file after the last flush, which a new reading connection sees.
         durable: the last durable tick of each timeline, as of the last ``sync``.
+        durable_ceiling: the durable ceiling of the node's clock, as of the last ``sync``.
         scope: the values that the clock's SQL functions return on the writing connection; the node sets its clock.
         locks: the rows that transactions open at this node have locked.
         access: the users' rights under the applied membership.
@@ -96,6 +98,7 @@ class Engine:
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db)
+        self._ceiling: int = system.get_meta(db, CEILING) or 0
         self._members = 0  # how often the members and users were read from the file
         self._is_changed = False
         self.publication = Publication(db, self._wal)
@@ -121,6 +124,7 @@ class Engine:
         self._learn_members()
         self.flushed = self._left()
         self.durable: Mapping[str, int] = {}
+        self.durable_ceiling = 0
         self._ids.note_votes(system.votes(db))
         self._is_changed = False
         batch.open()
@@ -406,6 +410,8 @@ class Engine:
     def set_meta(self, key: str, value: Any) -> None:
         """Write a value of ``bedrockish_meta``, such as ``clock_ceiling``, in the open batch."""
         self.batch.write(system.set_meta, self._db, key, value)
+        if key == CEILING:
+            self._ceiling = value
 
     def flush(self) -> bool:
         """Commit the batch and open the next one; see ``Batch.flush``."""
@@ -429,7 +435,8 @@ class Engine:
 
     def _left(self) -> Flushed:
         """Return the state of the file after the batch that has just been committed."""
-        return Flushed(dict(self.applied), self.schema_version, self.applied_clock, self.batches, self._members)
+        counts = self.applied_clock, self.batches, self._members, self._ceiling
+        return Flushed(dict(self.applied), self.schema_version, *counts)
 
     @property
     def has_new_members(self) -> bool:
@@ -444,7 +451,7 @@ class Engine:
         """
         flushed = self.flushed
         self._wal.sync()
-        self.durable = flushed.applied
+        self.durable, self.durable_ceiling = flushed.applied, flushed.ceiling
         self.publication.synced(flushed.batches)
 
     @property

@@ -402,6 +402,7 @@ class Runtime:
 
     def _cycle(self) -> Turn:
         yield from self._turn()
+        self.output.send_early()
         self.publisher.look()  # a node that has stopped serving publishes that before it writes another batch
         yield from self.gate.pass_on()
 
@@ -472,8 +473,8 @@ class Runtime:
         if self.watch.is_on:
             self.watch.note(effect)
         match effect:
-            case do.Send(peer, message):
-                self.output.send(peer, message)
+            case do.Send(peer, message, early):
+                self.output.send(peer, message, early)
             case do.Persist(vote, parts):
                 engine.votes.save(vote, parts)
             case do.SavePiece(digest, data):

@@ -44,10 +44,13 @@ class PeerOutput:
         self.mesh: Mesh | None = None
         self.on_members: Callable[[], None] = lambda: None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._early: dict[str, list[bytes]] = {}  # messages of this turn that need not wait for the open batch, by peer
         self._told_reserved = False  # whether our last gossip had a reservation
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message when the open batch is durable, or at once if it promises nothing."""
+    def send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
+        """Send a message when the open batch is durable; or in this turn if it promises nothing, or if ``early`` is
+        durable.
+        """
         if logger.isEnabledFor(logging.DEBUG):
             self.log(do.Send(peer, message))
         if message.__class__ in PROMISES_NOTHING:
@@ -56,9 +59,21 @@ class PeerOutput:
             return
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
+        engine = self._engine
+        if early is not None and early.is_durable(engine.durable_ceiling, engine.durable.get(self._core.state.me, 0)):
+            self._early.setdefault(peer, []).append(self._encoded[1])
+            return
         if message.__class__ is not Gossip or self._is_news(message):
             self._gate.kept.hurries = True
         self._gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
+
+    def send_early(self) -> None:
+        """Send the early messages of a turn: together, because each sending has a cost, also at the peer."""
+        if self._early:
+            early, self._early = self._early, {}
+            if self.mesh is not None:
+                for peer, payloads in early.items():
+                    self.mesh.send_many(peer, payloads)
 
     def _is_news(self, gossip: Gossip) -> bool:
         """Return whether peers wait for a gossip: for closed time at a schema change, or for a reservation or its

@@ -16,7 +16,7 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.effects import Keep, KeepHold
+from bedrockish.core.protocol.effects import Early, Keep, KeepHold
 from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
 from bedrockish.core.protocol.records import Member, Membership
@@ -205,6 +205,39 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
             while len(wire.left) < 2:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert [(node, type(message)) for node, message in wire.left] == [("B", Begin), ("C", Begin)]
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_an_early_message_waits_for_its_own_facts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceiling and the tick of the last sync count, not those of the open batch or of the batch that is syncing."""
+    runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    wire = Wire()
+    runtime.output.mesh = wire  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        ceiling, outbox = engine.durable_ceiling, runtime.core.state.outbox
+        assert ceiling > 0
+        disk.gate.clear()
+        outbox.emit(Keep("vote", 1))
+        outbox.send("B", Approve(Txid(1, "A"), 1, 1), Early(ceiling, 0))
+        outbox.send("C", Approve(Txid(2, "A"), 1, 1), Early(ceiling + 1, 0))
+        outbox.send("C", Approve(Txid(3, "A"), 1, 1), Early(ceiling, 1))
+        outbox.send("B", Approve(Txid(4, "A"), 1, 1))
+        runtime.post(Woken())
+        await settled()
+        assert [(node, message.txid.clock) for node, message in wire.left] == [("B", 1)]
+        outbox.emit(Keep("clock_ceiling", ceiling + 1))  # in the batch after the one that is syncing
+        outbox.send("C", Approve(Txid(5, "A"), 1, 1), Early(ceiling + 1, 0))
+        runtime.post(Woken())
+        await settled()
+        assert len(wire.left) == 1
+        disk.gate.set()
+        with trio.fail_after(30):
+            while len(wire.left) < 5:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.005)
+        assert engine.durable_ceiling == ceiling + 1
         nursery.cancel_scope.cancel()
     engine.close()
 

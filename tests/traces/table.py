@@ -186,8 +186,12 @@ class Table:
                 self._keep(place, self.printer.effect(effect), PLAIN if isinstance(effect, Apply) else LOUD)
                 continue
             match effect:
-                case Send(peer, message):
-                    self._send(place, peer, message)
+                case Send(peer, message, early):
+                    durable = place.disk.durable
+                    is_early = early is not None and early.is_durable(
+                        durable.kept.get("clock_ceiling", 0), durable.applied.get(name, 0)
+                    )
+                    self._send(place, peer, message, is_early=is_early)
                 case Execute(request_id):
                     following.append(self._execute(place, request_id))
                 case Reply(request_id, answer):
@@ -254,24 +258,31 @@ class Table:
     def _keep(self, place: Place, text: str, level: int, flight: Flight | None = None) -> None:
         place.kept.append(Line(log_line(place.name, place.tick, ""), text, level, flight))
 
-    def _send(self, place: Place, peer: str, message: Message) -> None:
+    def _send(self, place: Place, peer: str, message: Message, *, is_early: bool = False) -> None:
         level = LOUD if isinstance(message, Gossip) else PLAIN
         text = self.printer.message(message)
-        self._keep(place, text, level, Flight(place.name, peer, message, frozenset(WORD.findall(text))))
+        flight = Flight(place.name, peer, message, frozenset(WORD.findall(text)))
+        if is_early and place.slow:
+            self._leave(Line(log_line(place.name, place.tick, ""), text, level, flight))
+        else:
+            self._keep(place, text, level, flight)
 
     def sync(self, name: str) -> None:
         """Make a node's writes durable, and let out what waited for that."""
         place = self.places[name]
         place.disk.sync()
         for line in place.kept:
-            flight = line.flight
-            if flight is None:
-                self.lines.append(line)
-            elif frozenset((flight.sender, flight.receiver)) in self.up:
-                assert decode(encode(flight.message)) == flight.message
-                self.flights.append(flight)
-                self.lines.append(line)
+            self._leave(line)
         place.kept = []
+
+    def _leave(self, line: Line) -> None:
+        flight = line.flight
+        if flight is None:
+            self.lines.append(line)
+        elif frozenset((flight.sender, flight.receiver)) in self.up:
+            assert decode(encode(flight.message)) == flight.message
+            self.flights.append(flight)
+            self.lines.append(line)
 
     # -- what the person does --------------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ class Explorer:
         for node, name in enumerate(scope.names):
             if not known[state[node]].alive:
                 continue
-            for limit, act in (("deaths", self.die), ("restarts", self._restart)):
+            for limit, act in (("deaths", self.die), ("restarts", self.restart)):
                 if state[self.at[limit]] and scope.allows(limit, name):
                     after = list(state)
                     after[self.at[limit]] -= 1
@@ -189,7 +189,7 @@ class Explorer:
         for sender in range(self.n):
             state[self.n + sender * self.n + node] = 0
 
-    def _restart(self, state: list[int], node: int) -> None:
+    def restart(self, state: list[int], node: int) -> None:
         """Crash a node and start it at once. Events in between concern other nodes, and may as well happen before."""
         state[node], _ = self.nodes.play(state[node], self.reboot)
         for other in range(self.n):

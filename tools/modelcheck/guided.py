@@ -5,7 +5,7 @@ such a scope is a script, and its held links leave out irrelevant messages. From
 exhaustive, and with all rules in place the scope breaks no law.
 """
 
-from tools.modelcheck.scopes import ALONE, MEET, SCOPES, TIMED, Limits, Scope, at
+from tools.modelcheck.scopes import ALONE, EARLY, MEET, SCOPES, TIMED, Limits, Scope, at
 
 GUIDED: dict[str, Scope] = {
     # Q has seen P. C votes on Q without having P. So when A is dead, no running node could ever apply Q.
@@ -59,7 +59,8 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B submits", "C hears A", "D hears A", "E hears B", "A hears C"),
         held=("AB", "AE", "BA", "BD", "DC", "EA"),
     ),
-    # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q.
+    # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q. A's restart
+    # only makes its clock later than what B turns down after its own restart.
     "forgotten-5": Scope(
         "two in conflict; B restarts while C recovers P from those that hold Q",
         5,
@@ -68,7 +69,8 @@ GUIDED: dict[str, Scope] = {
         where=at(suspicions="C", restarts="B"),
         which=("P",),
         lazy="B",
-        prefix=("A submits", "C hears A", "A hears C"),
+        settings=EARLY,
+        prefix=("A restarts", "A submits", "C hears A A", "A hears C C"),
         held=("AD", "AE", "BC", "CA", "CB", "DA", "DB", "DE", "EA", "EB", "ED"),
     ),
     # D has promised P to C, which relies on the promise. Then Q ends, and D has no other reason against P.

@@ -19,7 +19,6 @@ EVERY = frozenset(kind.__name__ for kind, _ in WIRE.values())
 IN_THE_DRIVER = {
     "reply before durable": frozenset({"Reply"}),
     "messages before durable": EVERY,
-    "BEGIN before durable": frozenset({"Begin"}),
     "COMMIT before durable": frozenset({"Commit"}),
 }
 # The scopes that detect a fault quickly. Other faults are searched for in all scopes, which takes long.
@@ -47,7 +46,8 @@ SEEN = {
     "no test 5": "given-up-5",
     "exclusion ignores what is known": "known-end-5",
     "leader counts after its promise": "promised-5",
-    "BEGIN before durable": "forgotten-5",
+    "BEGIN before its vote at five": "forgotten-5",
+    "BEGIN before its ceiling": "same-clock-3",
     "votes after its promise": "late-vote-5",
     "promises below its promise": "two-ballots-5",
     "cut is volatile": "cut-3",

@@ -278,8 +278,8 @@ class Place:
     def _do(self, effect: do.Effect, following: deque[Event]) -> None:
         disk = self.disk
         match effect:
-            case do.Send(peer, message):
-                self._send(peer, message)
+            case do.Send(peer, message, early):
+                self._send(peer, message, early)
             case do.Persist() | do.Forget() | do.SavePiece() | do.DropPieces() | do.Keep() | do.Apply():
                 disk.write(effect)
             case do.Assemble():
@@ -306,9 +306,9 @@ class Place:
             case do.Malformed(_, reason) | do.Halt(reason):
                 raise HaltedError(reason)
 
-    def _send(self, peer: str, message: Message) -> None:
+    def _send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
         leave = Leave((peer, message))
-        if type(message).__name__ in EARLY:
+        if type(message).__name__ in EARLY or (early is not None and self.disk.has(early)):
             leave()
         else:
             self.disk.then(leave)
@@ -364,6 +364,6 @@ def new_place(
     name: str, membership: Membership, settings: Settings, script: tuple[Request, ...], *, eager: bool
 ) -> Place:
     """Return a node that has not started yet, on an empty disk."""
-    disk = Disk(Image(membership))
+    disk = Disk(Image(membership), name)
     disk.on_durable = unwatched
     return Place(name, membership, settings, script, eager, disk)

@@ -31,6 +31,9 @@ class Explorer(Protocol):
     def die(self, state: list[int], node: int) -> None:
         """Crash a node for good."""
 
+    def restart(self, state: list[int], node: int) -> None:
+        """Crash a node, and start it at once."""
+
     def meet(self, state: list[int], one: int, other: int) -> None:
         """Break a link, and open it again."""
 
@@ -49,8 +52,8 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
         explorer: the explorer of the scope.
         state: the state before the step.
         words: ``A submits``, ``A hears B`` (the first message on that link; from several nodes, one message each),
-            ``A gives up P``, ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A dies``, or
-            ``A meets B`` (their link breaks and opens again).
+            ``A gives up P``, ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A syncs``,
+            ``A dies``, ``A restarts``, or ``A meets B`` (their link breaks and opens again).
 
     Raises:
         ScriptError: the step is not possible.
@@ -73,6 +76,11 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
             after = explorer.take(state, (node, _choice(explorer, state, node, "timer", ""), 0, 0, 0))
         case "reports", []:
             after = explorer.take(state, (node, explorer.nodes.event(("heartbeat",)), 0, 0, 0))
+        case "syncs", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("sync",)), 0, 0, 0))
+        case "restarts", []:
+            after = list(state)
+            explorer.restart(after, node)
         case "dies", []:
             after = list(state)
             explorer.die(after, node)

@@ -7,6 +7,7 @@ from bedrockish.core.state.settings import Settings
 
 NAMES = "ABCDEFG"
 STILL = Settings(clock_block_ms=0, fetch_after_ms=1, ask_rest_ms=0)  # every voter gets each BEGIN
+EARLY = replace(STILL, clock_block_ms=4)  # the ceiling is durable before a BEGIN needs it
 AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body is sent before the BEGIN, in a piece or two
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 
@@ -187,6 +188,32 @@ SCOPES: dict[str, Scope] = {
         Limits(suspicions=1, restarts=1),
         where=at(suspicions="B", restarts="A"),
         eager=False,
+    ),
+    "forgets-3": Scope(
+        "two in conflict; A restarts without the writes that are not durable, C recovers",
+        3,
+        MEET,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="A"),
+        lazy="A",
+        settings=EARLY,
+    ),
+    "forgets-both-3": Scope(
+        "two of one leader, which restarts without the writes that are not durable",
+        3,
+        (("A", "P", "x"), ("A", "Q", "x")),
+        Limits(restarts=1),
+        where=at(restarts="A"),
+        lazy="A",
+        settings=EARLY,
+    ),
+    "same-clock-3": Scope(
+        "two of one leader, whose clock has no durable ceiling; it restarts without the writes that are not durable",
+        3,
+        (("A", "P", "x"), ("A", "Q", "y")),
+        Limits(restarts=1),
+        where=at(restarts="A"),
+        lazy="A",
     ),
     "reset-3": Scope("two in conflict; a link breaks and comes back", 3, MEET, Limits(resets=1)),
     "line-3": Scope(

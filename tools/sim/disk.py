@@ -11,7 +11,7 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Forget, Keep, Persist, SavePiece
+from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Early, Forget, Keep, Persist, SavePiece
 from bedrockish.core.protocol.health import DAMAGED_TABLES, decode_alarm
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import (
@@ -281,7 +281,8 @@ class Batch:
 class Disk:
     """A node's file."""
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: Image, owner: str) -> None:
+        self.owner = owner
         self.seen = image  # the image that its owner sees
         self.durable = image.copy()
         self.open = Batch()
@@ -306,6 +307,11 @@ class Disk:
         for image in (self.seen, self.durable):
             image.write(note)
             image.batches += 1
+
+    def has(self, early: Early) -> bool:
+        """Return whether the facts that suffice for an early message of this node are durable."""
+        durable = self.durable
+        return early.is_durable(durable.meta.get("clock_ceiling", 0), len(durable.timelines.get(self.owner, [])))
 
     def then(self, action: Callable[[], None]) -> None:
         """Run an action when all writes so far are durable."""

@@ -8,6 +8,7 @@ This file has the rules of the agreement; ``faulty_uses`` has the rules on top o
 
 from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import attempts, coordinator
+from bedrockish.core.protocol import effects
 from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
@@ -75,9 +76,20 @@ _AGREEMENT: dict[str, Fault] = {
     "messages before durable": fault(
         "nothing leaves before it is durable", (machine.Machine, "_send", _HELD, _NOW), **_SLOW_DISKS
     ),
-    "BEGIN before durable": fault(
-        "BEGIN leaves when the leader's own approval is durable",
-        (machine.Machine, "_send", _HELD, "if type(message).__name__ == 'Begin':\n        " + _NOW),
+    "BEGIN before its vote at five": fault(
+        "with five voters, BEGIN leaves when the leader's own approval is durable",
+        (attempts.Attempts, "_early", " or may_count_out(len(state.roster.voters))", ""),
+        voters=5,
+    ),
+    "BEGIN before its ceiling": fault(
+        "BEGIN leaves when a ceiling above its clock is durable",
+        (effects.Early, "is_durable", "self.clock <= ceiling and ", ""),
+        voters=3,
+    ),
+    "BEGIN before its base": fault(
+        "BEGIN leaves when its leader's own commits in its base are durable",
+        (effects.Early, "is_durable", " and self.tick <= tick", ""),
+        voters=3,
     ),
     "COMMIT before durable": fault(
         "COMMIT leaves when the commit is durable",

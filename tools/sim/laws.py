@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tools.sim.world import World
 
 
+FIVE = 5  # the least number of voters at which a voter out of reach may have to be counted out
 LONG_GONE_S = 5.0  # far longer than the time after which a silent node is suspected
 
 
@@ -104,6 +105,21 @@ class Laws:
         """Record a stop: a safe time that was not published is lost, a published one stays valid."""
         self.safe[machine.name] = self.published.get(machine.name, 0)
 
+    def _outlasts_its_leader(self, leader: str, transaction: Transaction) -> bool:
+        """Return whether all that a BEGIN tells stays true if its leader loses what is not durable, its vote included.
+
+        From five voters on it does not: the survivors of two dead leaders could not tell which of two transactions is
+        committed.
+        """
+        machine = self.world.machines[leader]
+        durable, node = machine.disk.durable, machine.node
+        return (
+            transaction.txid.clock <= durable.meta.get("clock_ceiling", 0)
+            and transaction.base.get(leader, 0) <= len(durable.timelines.get(leader, ()))
+            and node is not None
+            and len(node.state.roster.voters) < FIVE
+        )
+
     def answered_again(self, call: Call, answer: Answer) -> None:
         """Check a second answer to a client, which must be the same."""
         self._same_result(call.request.command, answer)
@@ -149,7 +165,8 @@ class Laws:
                 txid = transaction.txid
                 if named := set(transaction.base).intersection(self.retired[transaction.config]):
                     self.broken("what is retired is not named", f"{txid} of {transaction.config} names {named}")
-                if txid not in durable.votes and txid not in durable.txids and txid.clock > self.safe.get(source, 0):
+                kept = txid in durable.votes or txid in durable.txids or txid.clock <= self.safe.get(source, 0)
+                if not kept and not self._outlasts_its_leader(source, transaction):
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
                 if txid not in self.beginnings:
                     self.beginnings[txid] = self.world.now

@@ -91,7 +91,7 @@ class Machine:
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
     def _new_disk(self, image: Image) -> Disk:
-        disk = Disk(image)
+        disk = Disk(image, self.name)
         disk.on_durable = lambda write: self.world.laws.durable(self.name, write)
         return disk
 
@@ -363,8 +363,8 @@ class Machine:
         disk, node = self.disk, self.node
         assert node is not None
         match effect:
-            case do.Send(peer, message):
-                self._send(peer, message)
+            case do.Send(peer, message, early):
+                self._send(peer, message, early)
             case do.Persist() | do.Forget() | do.SavePiece() | do.DropPieces() | do.Keep() | do.Apply():
                 damaged = {key: disk.seen.rows[key] for key in disk.seen.flipped}
                 disk.write(effect)
@@ -517,11 +517,15 @@ class Machine:
         boot = self.boot
         self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
 
-    def _send(self, peer: str, message: Message) -> None:
+    def _send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
         self.world.laws.says(self, message)
         if self._encoded[0] is not message:  # a message to several peers is encoded once
             self._encoded = (message, encode(message))
         data = self._encoded[1]
+        if early is not None and self.disk.has(early):
+            self.world.counts["early"] += 1
+            self.world.leave(self.name, peer, message, data)
+            return
         self.disk.then(lambda: self.world.leave(self.name, peer, message, data))
 
     def _send_entries(self, peer: str, wants: dict[str, int], limit: int) -> None:

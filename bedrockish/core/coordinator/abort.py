@@ -4,6 +4,8 @@ A rollback is complete when a majority has accepted it. Until then the transacti
 leaders' transactions, and our own later transactions carry its name in their ``rollbacks``.
 """
 
+from collections.abc import Iterable
+
 from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
@@ -27,6 +29,28 @@ class Rollbacks:
             # A recovery that has our promise decides its transaction; this node may no longer end it.
             if txid.leader == self.state.me and txid not in self.state.votes.outcomes and vote.promised < 2:
                 self.give_up(txid)
+
+    def give_up_forgotten(self, txids: Iterable[Txid]) -> None:
+        """Give up those of the transactions that this node has begun before its last start, and has forgotten.
+
+        A BEGIN may leave before its leader's vote is durable. If the leader then crashes, voters hold a transaction of
+        which the leader knows nothing. It has not committed the transaction, and has lost the approvals. Its voters and
+        rivals need not wait until a recovery finds that out.
+        """
+        state = self.state
+        for txid in txids:
+            clock = state.clock
+            if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
+                continue
+            # If the file is an older copy, the lost file may have the commit. Where a majority has let this node in,
+            # nobody remembers more of its file than it has.
+            if not state.roster.claims_time or not state.roster.is_voter(state.me) or state.outcome(txid) is not None:
+                continue
+            vote = state.votes.of(txid)
+            vote.promised, vote.accepted = 1, (1, False)
+            # Its acceptance is counted, so it must outlast the next crash, too. The keys are unknown: nothing is held.
+            state.votes.persist(vote)
+            self.give_up(txid)
 
     def give_up(self, txid: Txid) -> None:
         """Give a transaction up; its approvals must not be counted any more."""

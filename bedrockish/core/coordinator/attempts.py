@@ -8,6 +8,7 @@ from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
+from bedrockish.core.protocol.effects import Early
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import command_key
@@ -15,6 +16,7 @@ from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat
+from bedrockish.core.state.settings import may_count_out
 from bedrockish.core.state.state import State
 from bedrockish.errors import forgotten
 from bedrockish_journal.model.access_set import is_clock
@@ -111,10 +113,11 @@ class Attempts:
         self.quickest = QuickestVoters(state)
 
     def begin(self, inflight: InFlight, attempt: Attempt) -> None:
-        """Begin a transaction that has no obstacle; the writes of this step are durable before BEGIN leaves."""
+        """Begin a transaction that has no obstacle."""
         state, transaction = self.state, attempt.transaction
         txid = transaction.txid
-        # Our own vote counts towards the quorum. Like other votes it is durable before another node learns of it.
+        # Our own vote counts towards the quorum at once. It is durable before a commit that counts it: the commit is
+        # written later, and the batches become durable in their order.
         state.votes.hold(transaction)
         attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
         assert txid not in self.open, "a name is given once"
@@ -136,16 +139,31 @@ class Attempts:
         The other voters learn of the transaction by its COMMIT, or by its BEGIN when a first voter is late or rejects.
         Where leaders contend, each voter must know the transaction, so that none of them begins a rival.
         """
-        state, begin = self.state, attempt.begin
+        state, begin, early = self.state, attempt.begin, self._early(attempt.transaction)
         is_contended = state.contests.is_contended(attempt.transaction.access_set, state.clock.now.seconds)
         if is_contended or attempt.transaction.kind != ROWS:
-            state.outbox.send_voters(begin)
+            state.outbox.send_voters(begin, early)
             return
         asked, attempt.rest = self.quickest.first(state.roster.quorum - 1)
         for node in asked:
-            state.outbox.send(node, begin)
+            state.outbox.send(node, begin, early)
         if attempt.rest:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
+
+    def _early(self, transaction: Transaction) -> Early | None:
+        """Return the facts that suffice for a first BEGIN, without our own vote; None: it waits for its whole step.
+
+        A leader that loses its vote in a crash has lost a transaction that it has not committed and never will, because
+        it cannot count the approvals any more. It may approve a rival then. Only a recovery would be misled, which
+        counts a silent leader out because that leader must hold its own transaction (J6); so with five voters or more
+        BEGIN waits for the vote. The base promises the leader's own commits in it, and the name of the transaction the
+        clock. All else that a BEGIN tells stays true after a crash of its leader.
+        """
+        state = self.state
+        # Changes of the schema and of the members are rare. Rollbacks that it carries come from its leader's memory.
+        if transaction.kind != ROWS or transaction.rollbacks or may_count_out(len(state.roster.voters)):
+            return None
+        return Early(transaction.txid.clock, transaction.base.get(state.me, 0))
 
     def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
         """Send a BEGIN to the remaining voters, because a first voter is late (``is_late``) or has rejected it."""
@@ -206,6 +224,7 @@ class Attempts:
             # The leader of the other transaction wants the same keys: from now on the two leaders take turns. So it is
             # if the quorum of this transaction has been quicker than this reject.
             self.contention.turns.note_rival(message.other.leader)
+            self.rollbacks.give_up_forgotten((message.other,))
         # The answer of a learner, or of a voter that has left, does not count (L1).
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return

@@ -3,7 +3,7 @@
 The contract of every driver: perform the effects of a step in order. Every effect that writes (``Persist``, ``Forget``,
 ``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
 Reply leaves only after everything written before it is durable**. The core treats every write as durable at once; this
-rule makes that true for every observer.
+rule makes that true for every observer. The only exception is a Send that names in ``early`` what suffices for it.
 """
 
 from bedrockish.api.requests import Answer
@@ -18,11 +18,39 @@ from bedrockish_journal.model.vector import Vector
 
 
 @value
+class Early:
+    """The durable facts that suffice for a BEGIN: its leader's own vote need not be durable (decision 36).
+
+    Attributes:
+        clock: the clock of the transaction. A restarted leader must not give it to another transaction.
+        tick: the last tick of the leader's own timeline in the base. A commit that is not durable may be lost, and
+            another one may then get its tick.
+    """
+
+    clock: int
+    tick: int
+
+    def is_durable(self, ceiling: int, tick: int) -> bool:
+        """Return whether these facts are durable.
+
+        Args:
+            ceiling: the durable ceiling of the node's clock.
+            tick: the last durable tick of the node's own timeline.
+        """
+        return self.clock <= ceiling and self.tick <= tick
+
+
+@value
 class Send:
-    """Send a message to a peer; a message to a peer that is down may be dropped."""
+    """Send a message to a peer; a message to a peer that is down may be dropped.
+
+    With ``early``, the message may leave as soon as those facts are durable, before the writes of its step; it may
+    also wait for them.
+    """
 
     peer: str
     message: Message
+    early: Early | None = None
 
 
 @value

@@ -502,9 +502,13 @@ class Recovery:
             self._again(txid, round_)
 
     def resend(self, peer: str) -> None:
-        """Send a peer again the messages of our rounds that it may have missed."""
+        """Send a peer again the messages of our rounds that it may have missed, and ask it for ends that we missed."""
         state = self.state
         clock = state.clock.read()
+        # The peer may have restarted and forgotten transactions that it had begun; others wait for their ends.
+        held = [txid for txid in state.votes.pending.transactions if txid.leader == peer]
+        if held and state.roster.is_voter(state.me):
+            self._send_ask(peer, held)
         for round_ in self.rounds.values():
             if round_.decision is None and peer not in round_.answers:
                 state.outbox.send(peer, Recover(round_.transaction.body, round_.ballot, clock))

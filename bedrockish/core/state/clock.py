@@ -67,6 +67,8 @@ class Clock:
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         # No value above the ceiling ever left this node, so a clock that begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
+        # Near the ceiling from the start on, so that the first step raises it, before a transaction needs it.
+        self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
         self.follows_wall = follows_wall
         self.counted = not follows_wall
         # The file keeps the cut and not the closed time; V14 uses the floor for closed times before the restart.
@@ -202,11 +204,18 @@ class Clock:
         if heard > self.value:
             self.value = heard
 
+    @property
+    def needs_ceiling(self) -> bool:
+        """Whether the value is near the ceiling or above it: an early BEGIN must not have to wait for a new ceiling."""
+        return self.value > self._raise_above
+
     def raise_ceiling(self) -> int:
         """Return a new ceiling above all values; it must be durable before a value above the old ceiling leaves."""
         # A block at a time: one sync serves all clocks of the next second, and a restart skips the rest of the block.
-        self.ceiling = moved(self.value, self.settings.clock_block_ms)
-        assert self.ceiling >= self.value
+        block_ms = self.settings.clock_block_ms
+        self.ceiling = moved(self.value, block_ms)
+        self._raise_above = moved(self.value, block_ms - block_ms // 4)
+        assert self.ceiling >= self._raise_above >= self.value
         return self.ceiling
 
     # -- closed, cut and safe --------------------------------------------------------------------------------------

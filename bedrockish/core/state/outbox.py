@@ -3,7 +3,7 @@
 import heapq
 from enum import StrEnum
 
-from bedrockish.core.protocol.effects import Activate, Apply, Effect, Send
+from bedrockish.core.protocol.effects import Activate, Apply, Early, Effect, Send
 from bedrockish.core.protocol.messages import (
     SINCE,
     Accept,
@@ -51,20 +51,22 @@ class Outbox:
                 return True
         return False
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message to one peer."""
+    def send(self, peer: str, message: Message, early: Early | None = None) -> None:
+        """Send a message to one peer; ``early`` is that of the effect ``Send``."""
         kind = message.__class__
         # An older member cannot read such a message: it would end each link at it, and hear no other message.
         assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
             f"level {self.roster.level} does not read {kind.__name__}"
         )
-        self.effects.append(Send(peer, self.to_send(peer, message)))
+        sent = self.to_send(peer, message)
+        # The parts of a large message name pieces, which have to be durable.
+        self.effects.append(Send(peer, sent, early if sent is message else None))
 
-    def send_voters(self, message: Message) -> None:
-        """Send a message to every other voter."""
+    def send_voters(self, message: Message, early: Early | None = None) -> None:
+        """Send a message to every other voter; ``early`` is that of the effect ``Send``."""
         for node in self.roster.voters:
             if node != self.roster.me:
-                self.send(node, message)
+                self.send(node, message, early)
 
     def send_all(self, message: Message) -> None:
         """Send a message to every other member."""

@@ -89,6 +89,15 @@ def approvals_needed(voters: int) -> int:
     return max(majority(voters), (voters + failures) // 2)
 
 
+def may_count_out(voters: int) -> bool:
+    """Return whether a recovery may have to count out a voter that it cannot reach (J6).
+
+    If the leader of the transaction answers, it decides the matter. Up to four voters, a majority of answers without
+    the leader has the answers of all other voters, so no voter is left to be counted out.
+    """
+    return majority(voters) <= voters - 2
+
+
 def majority(voters: int) -> int:
     """Return the smallest number of voters such that any two sets of that size share a voter."""
     return voters // 2 + 1

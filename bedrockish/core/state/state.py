@@ -171,8 +171,8 @@ class State:
         return True
 
     def keep_ceiling(self) -> None:
-        """Raise the ceiling of the clock if the clock is above it, and make the new ceiling durable."""
-        if self.clock.value > self.clock.ceiling:
+        """Raise the ceiling of the clock if the clock comes near it, and make the new ceiling durable."""
+        if self.clock.needs_ceiling:
             # First in the step: the new ceiling must be durable before a clock above the old one leaves this node.
             self.outbox.emit_first(Keep("clock_ceiling", self.clock.raise_ceiling()))
 

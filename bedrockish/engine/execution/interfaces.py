@@ -49,6 +49,7 @@ class Flushed:
         clock: a clock at or after the clock of every applied entry.
         batches: the number of batches that were committed in the life of the file.
         members: how often the members and users had been read from the file.
+        ceiling: the ceiling of the node's clock.
     """
 
     applied: Mapping[str, int]
@@ -56,6 +57,7 @@ class Flushed:
     clock: int
     batches: int = 0
     members: int = 0
+    ceiling: int = 0
 
 
 class Guest(Protocol):

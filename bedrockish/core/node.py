@@ -1,7 +1,7 @@
 """The node: a pure state machine that takes events and returns effects. This module only wires the parts together.
 
 Rule 1: the core does not wait, read a clock, draw a random number or open a file. Rule 2: the driver sends a message of
-a node only when the writes that the node made before it are durable.
+a node only when the writes that the node made before it, or those that it names (``effects.Early``), are durable.
 """
 
 from collections.abc import Callable

@@ -131,7 +131,7 @@ def forgotten(voters: str = "ABC") -> tuple[Net, Txid]:
     return net, txid
 
 
-def test_restarted_leader_rolls_back_what_it_has_forgotten_as_soon_as_it_is_asked() -> None:
+def test_restarted_leader_rolls_a_forgotten_transaction_back_when_it_is_asked() -> None:
     """The voters ask when the link is open again, without a pause."""
     net, txid = forgotten()
     assert said(net, Ask, "B") == ["A"]

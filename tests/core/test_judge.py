@@ -48,12 +48,12 @@ class Rival:
 
     @property
     def begun(self) -> bool:
-        """Whether its leader, this voter, has begun it."""
+        """Return whether its leader, this voter, has begun it."""
         return self.state != NONE or self.forgot
 
     @property
     def given_up(self) -> bool:
-        """Whether its leader, this voter, has given it up; a leader that has forgotten it holds nothing."""
+        """Return whether its leader, this voter, has given it up; a leader that has forgotten it holds nothing."""
         return self.state in (DOOMED, ABORTED) or (self.forgot and self.state == ACCEPTED)
 
 

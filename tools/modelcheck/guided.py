@@ -59,8 +59,8 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B submits", "C hears A", "D hears A", "E hears B", "A hears C"),
         held=("AB", "AE", "BA", "BD", "DC", "EA"),
     ),
-    # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q. A's restart
-    # only makes its clock later than what B turns down after its own restart.
+    # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q. A restarts
+    # first, so that P has a later clock than the transactions that B refuses after its restart.
     "forgotten-5": Scope(
         "two in conflict; B restarts while C recovers P from those that hold Q",
         5,
@@ -72,6 +72,32 @@ GUIDED: dict[str, Scope] = {
         settings=EARLY,
         prefix=("A restarts", "A submits", "C hears A A", "A hears C C"),
         held=("AD", "AE", "BC", "CA", "CB", "DA", "DB", "DE", "EA", "EB", "ED"),
+    ),
+    # The same with four voters, where Q is begun before B's vote is durable. C cannot judge without A or B.
+    "forgotten-4": Scope(
+        "two that meet; B restarts without the writes that are not durable, while C recovers P",
+        4,
+        MEET,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="B"),
+        which=("P",),
+        lazy="B",
+        settings=EARLY,
+        prefix=("A restarts", "A submits", "C hears A A", "A hears C C"),
+        held=("AD", "BC", "CB", "DA", "DB"),
+    ),
+    # A has committed P, which is not durable, and begins Q on it. A restarts without P, and R gets the tick of P.
+    "lost-base-3": Scope(
+        "P, then Q of the same leader on it, then R; A restarts without the writes that are not durable, B recovers Q",
+        3,
+        (("A", "P", "x"), ("A", "Q", "x"), ("A", "R", "y")),
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="B", restarts="A"),
+        which=("Q",),
+        lazy="A",
+        settings=EARLY,
+        prefix=("A submits", "B hears A", "A hears B"),
+        held=("AC", "CA"),
     ),
     # D has promised P to C, which relies on the promise. Then Q ends, and D has no other reason against P.
     "late-vote-5": Scope(

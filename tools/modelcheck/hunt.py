@@ -48,6 +48,7 @@ SEEN = {
     "leader counts after its promise": "promised-5",
     "BEGIN before its vote at five": "forgotten-5",
     "BEGIN before its ceiling": "same-clock-3",
+    "BEGIN before its base": "lost-base-3",
     "votes after its promise": "late-vote-5",
     "promises below its promise": "two-ballots-5",
     "cut is volatile": "cut-3",

@@ -42,8 +42,8 @@ class Rollbacks:
             clock = state.clock
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
-            # If the file is an older copy, the lost file may have the commit. Where a majority has let this node in,
-            # nobody remembers more of its file than it has.
+            # If the file is an older copy, the lost file may have the commit. If a majority has let this node in,
+            # its members remember no newer file.
             if not state.roster.claims_time or not state.roster.is_voter(state.me) or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)

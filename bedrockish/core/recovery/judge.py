@@ -88,9 +88,10 @@ def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], q
         return ABORT
     # J6, "the holders, and the voters out of reach that may have approved it, are fewer than a quorum". A voter out of
     # reach has not approved it if that voter leads a conflicting transaction that is still pending, because it holds
-    # its own transaction. The conflicting one is not certainly pending if a voter knows its end, or may have forgotten
-    # its end (``safe``). If one leader led both, it gave the conflicting one up before it began this one, so it has
-    # approved this one.
+    # its own transaction. Its vote for that is durable: a BEGIN may leave earlier only where all voters but the leader
+    # are among the answers here, so that none of them is counted out (``may_count_out``). The conflicting one is not
+    # certainly pending if a voter knows its end, or may have forgotten its end (``safe``). If one leader led both, it
+    # gave the conflicting one up before it began this one, so it has approved this one.
     ended = frozenset[Txid]().union(*(answer.ended for answer in answers.values()))
     blockers = frozenset[Txid]().union(*(answer.blockers for answer in answers.values()))
     forgotten = max(_forgotten(answer) for answer in answers.values())

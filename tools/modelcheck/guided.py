@@ -75,7 +75,7 @@ GUIDED: dict[str, Scope] = {
     ),
     # The same with four voters, where Q is begun before B's vote is durable. C cannot judge without A or B.
     "forgotten-4": Scope(
-        "two that meet; B restarts without the writes that are not durable, while C recovers P",
+        "two in conflict; B restarts without the writes that are not durable, while C recovers P",
         4,
         MEET,
         Limits(suspicions=1, restarts=1),

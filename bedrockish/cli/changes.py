@@ -19,18 +19,13 @@ from bedrockish_journal.model.transaction import MEMBERS
 @click.option("--after", metavar="CURSOR", help="Continue after this cursor, which an earlier run printed.")
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")
-@click.option(
-    "--hold", metavar="NAME", help="Keep the entries of the journal that the reader of this name has not read."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each transaction.")
-def changes(
-    url: str, after: str | None, tables: tuple[str, ...], follow: bool, hold: str | None, as_json: bool
-) -> None:
+def changes(url: str, after: str | None, tables: tuple[str, ...], follow: bool, as_json: bool) -> None:
     """Print every committed transaction once, in the order of the cluster's clock, up to safe time."""
 
     async def run() -> None:
         async with open_client(url) as client:
-            async for transaction in Changes(client, after, tables=tables or None, follow=follow, hold=hold):
+            async for transaction in Changes(client, after, tables=tables or None, follow=follow):
                 click.echo(json.dumps(as_data(transaction), ensure_ascii=False) if as_json else as_text(transaction))
 
     trio.run(run)

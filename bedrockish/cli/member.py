@@ -17,7 +17,6 @@ from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, 
 mode_option = click.option(
     "--mode", type=click.Choice(MODES), help="How to print the members; by default a box, in a pipe plain."
 )
-timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option(
     "--force",
     is_flag=True,
@@ -48,40 +47,36 @@ def member() -> None:
 @click.argument("address", metavar="HOST:PORT")
 @unresolved_option
 @mode_option
-@timeout_option
-def add(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def add(url: str, node: str, address: str, force: bool, mode: str | None) -> None:
     """Admit NODE as a learner. 'bedrockish join', run on the new node's machine, does this by itself."""
     check_address(address, force=force)
-    change_members(url, MemberChange(ADD, node, address), mode, timeout)
+    change_members(url, MemberChange(ADD, node, address), mode)
 
 
 @member.command(cls=UrlCommand)
 @click.argument("node")
 @mode_option
-@timeout_option
-def promote(url: str, node: str, mode: str | None, timeout: float | None) -> None:
+def promote(url: str, node: str, mode: str | None) -> None:
     """Let the learner NODE vote and lead transactions, once it has caught up."""
-    change_members(url, MemberChange(PROMOTE, node), mode, timeout)
+    change_members(url, MemberChange(PROMOTE, node), mode)
 
 
 @member.command(cls=UrlCommand)
 @click.argument("node")
 @force_option
 @mode_option
-@timeout_option
-def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def demote(url: str, node: str, force: bool, mode: str | None) -> None:
     """Make the voter NODE a learner."""
-    change_members(url, MemberChange(DEMOTE, node, force=force), mode, timeout)
+    change_members(url, MemberChange(DEMOTE, node, force=force), mode)
 
 
 @member.command(cls=UrlCommand)
 @click.argument("node")
 @force_option
 @mode_option
-@timeout_option
-def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def remove(url: str, node: str, force: bool, mode: str | None) -> None:
     """Remove NODE. Stop it afterwards; its file gets no more commits. A voter that answers is demoted first."""
-    change_members(url, MemberChange(REMOVE, node, force=force), mode, timeout)
+    change_members(url, MemberChange(REMOVE, node, force=force), mode)
 
 
 @member.command("address")
@@ -90,11 +85,10 @@ def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @click.argument("address", metavar="HOST:PORT")
 @move_option
 @mode_option
-@timeout_option
-def change_address(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def change_address(url: str, node: str, address: str, force: bool, mode: str | None) -> None:
     """Tell the others that NODE, which was stopped before, listens at HOST:PORT from now on."""
     check_address(address, force=force)
-    change_members(url, MemberChange(ADDRESS, node, address, force=force), mode, timeout)
+    change_members(url, MemberChange(ADDRESS, node, address, force=force), mode)
 
 
 @member.command("replace")
@@ -104,10 +98,7 @@ def change_address(url: str, node: str, address: str, force: bool, mode: str | N
 @click.argument("address", metavar="[HOST:PORT]", required=False)
 @force_option
 @mode_option
-@timeout_option
-def replace_node(
-    url: str, node: str, successor: str, address: str | None, force: bool, mode: str | None, timeout: float | None
-) -> None:
+def replace_node(url: str, node: str, successor: str, address: str | None, force: bool, mode: str | None) -> None:
     """Remove NODE, whose file is lost, and admit the new node SUCCESSOR as a learner, by default at NODE's address.
 
     SUCCESSOR must be a new name, because the commits that NODE led keep the name NODE. Then run 'bedrockish join
@@ -115,7 +106,7 @@ def replace_node(
     """
     if address is not None:
         check_address(address, force=force)
-    change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode, timeout)
+    change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode)
 
 
 @member.command(cls=UrlCommand)
@@ -220,12 +211,12 @@ async def _record_void(url: str, transaction: str) -> None:
             return
 
 
-def change_members(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
+def change_members(url: str, change: MemberChange, mode: str | None) -> None:
     """Have the cluster at a URL make a change of its members or users, and print the answer."""
 
     async def ask() -> Rows:
         async with open_client(url) as client:
-            return await client.change_members(change, timeout=timeout)
+            return await client.change_members(change)
 
     target_of(url)
     show(trio.run(ask), mode)

@@ -11,7 +11,7 @@ from bedrockish.api.requests import (
     USER_REVOKE,
     MemberChange,
 )
-from bedrockish.cli.member import change_members, show, timeout_option
+from bedrockish.cli.member import change_members, show
 from bedrockish.cli.output import MODES
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
@@ -42,11 +42,10 @@ def user() -> None:
 
 @user.command("list", cls=UrlCommand)
 @mode_option
-@timeout_option
-def list_users(url: str, mode: str | None, timeout: float | None) -> None:
+def list_users(url: str, mode: str | None) -> None:
     """Print the users and their roles."""
     with connect(url) as connection:
-        show(connection.execute(USERS, timeout=timeout), mode)
+        show(connection.execute(USERS), mode)
 
 
 @user.command(cls=UrlCommand)
@@ -54,19 +53,17 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
 @click.option("--role", type=click.Choice(ROLES), help="By default none, which gives no rights.")
 @force_option
 @mode_option
-@timeout_option
-def add(url: str, name: str, role: str | None, force: bool, mode: str | None, timeout: float | None) -> None:
+def add(url: str, name: str, role: str | None, force: bool, mode: str | None) -> None:
     """Add the user NAME. The first one must be an admin; from then on every client has to be a user."""
-    change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode, timeout)
+    change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode)
 
 
 @user.command(cls=UrlCommand)
 @click.argument("name")
 @mode_option
-@timeout_option
-def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None:
+def passwd(url: str, name: str, mode: str | None) -> None:
     """Give NAME another password. Every user may change their own password."""
-    change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
+    change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode)
 
 
 @user.command(cls=UrlCommand)
@@ -74,10 +71,9 @@ def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None
 @role_argument
 @table_option
 @mode_option
-@timeout_option
-def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout: float | None) -> None:
+def grant(url: str, name: str, role: str, table: str, mode: str | None) -> None:
     """Give NAME at least ROLE."""
-    change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
+    change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode)
     if table:
         told = _odd_table(url, table)
         if told:
@@ -102,20 +98,18 @@ def _odd_table(url: str, table: str) -> str:
 @table_option
 @force_option
 @mode_option
-@timeout_option
-def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None) -> None:
     """Take ROLE, and the roles that include it, from NAME; lower roles and roles for other tables stay."""
-    change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode, timeout)
+    change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode)
 
 
 @user.command(cls=UrlCommand)
 @click.argument("name")
 @force_option
 @mode_option
-@timeout_option
-def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | None) -> None:
+def remove(url: str, name: str, force: bool, mode: str | None) -> None:
     """Remove the user NAME, at once and at every node, even if a node's configuration has the name."""
-    change_members(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
+    change_members(url, MemberChange(USER_REMOVE, name, force=force), mode)
 
 
 @user.command(cls=UrlCommand)
@@ -123,8 +117,7 @@ def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | 
 @click.option(
     "--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is valid: 1h, 7d."
 )
-@timeout_option
-def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
+def token(url: str, name: str, for_s: float) -> None:
     """Print a token with which NAME can log in wherever a password is taken. Users may make their own tokens.
 
     A token ends with its time, and when NAME gets another password or is removed.
@@ -132,6 +125,6 @@ def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
 
     async def ask() -> str:
         async with open_client(url) as client:
-            return str((await client.upkeep({"do": "token", "user": name, "for_s": for_s}, timeout=timeout))["token"])
+            return str((await client.upkeep({"do": "token", "user": name, "for_s": for_s}))["token"])
 
     click.echo(trio.run(ask))

@@ -1,7 +1,6 @@
 """``bedrockish verify``: compare the tables of all running nodes now, and print the differences."""
 
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import click
@@ -18,16 +17,14 @@ TIMEOUT_S = 60.0
 
 
 @click.command(cls=UrlCommand)
-@click.option("--rows-per-second", type=click.IntRange(1), help="The greatest speed; by default unlimited.")
-def verify(url: str, rows_per_second: int | None) -> None:
+def verify(url: str) -> None:
     """Compare the rows of all tables at all members, and print differences: table, key, and the node in the minority.
 
     It runs while clients go on. Ends with 1 if something differs, with 3 if a member could not be asked or something
     could not be compared. A node with damaged tables repairs itself, or is repaired with 'bedrockish member repair'.
     """
     target_of(url)
-    pause = _no_pause if rows_per_second is None else _paced(rows_per_second)
-    report, members = trio.run(_compare, url, pause)
+    report, members = trio.run(_compare, url)
     for one in report.differences:
         click.echo(f"DIFFERS: {one}")
     for text in report.skipped:
@@ -41,18 +38,7 @@ def verify(url: str, rows_per_second: int | None) -> None:
     sys.exit(1 if report.differences else 3 if report.gone or report.skipped else 0)
 
 
-async def _no_pause(_rows: int) -> None:
-    await trio.lowlevel.checkpoint()
-
-
-def _paced(rows_per_second: int) -> Callable[[int], Awaitable[None]]:
-    async def pause(rows: int) -> None:
-        await trio.sleep(rows / rows_per_second)
-
-    return pause
-
-
-async def _compare(url: str, pause: Callable[[int], Awaitable[None]]) -> tuple[Report, int]:
+async def _compare(url: str) -> tuple[Report, int]:
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(open_client(url))
         members = await first.nodes(timeout=TIMEOUT_S)
@@ -66,7 +52,7 @@ async def _compare(url: str, pause: Callable[[int], Awaitable[None]]) -> tuple[R
                 gone[node] = error.message
             else:
                 asks[node] = asking(client)
-        report = await NodeComparison(asks, len(members), pause=pause).run()
+        report = await NodeComparison(asks, len(members)).run()
         report.gone |= gone
         return report, len(members)
 

@@ -28,10 +28,7 @@ HOST_PORT = re.compile(r"\[?[\w.:-]+\]?:\d+/?")
 @click.option("-f", "--file", type=click.Path(path_type=Path, allow_dash=True), help="Run the script FILE; - is stdin.")
 @click.option("--mode", type=click.Choice(ALL_MODES), help="How to print rows; by default a box, in a pipe plain.")
 @click.option("--read", type=click.Choice(READ_LEVELS), help="How fresh reads must be; by default as in the URL.")
-@click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds for each transaction.")
-def sql(
-    arguments: tuple[str, ...], file: Path | None, mode: str | None, read: str | None, timeout: float | None
-) -> None:
+def sql(arguments: tuple[str, ...], file: Path | None, mode: str | None, read: str | None) -> None:
     """Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).
 
     Without SQL and FILE, statements are read from the pipe, or at a prompt; .help there lists the dot-commands.
@@ -51,7 +48,7 @@ def sql(
     parts = list(group(part for text, name in scripts for part in items(text, name)))
     with (
         connect(url) as connection,
-        closing(Shell(connection, url, mode, read=read, timeout=timeout, commands=COMMANDS)) as shell,
+        closing(Shell(connection, url, mode, read=read, commands=COMMANDS)) as shell,
     ):
         if is_terminal:
             from bedrockish.cli.shell.prompt import run_prompt

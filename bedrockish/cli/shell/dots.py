@@ -95,7 +95,7 @@ def _open(path: str) -> TextIO:
 
 
 def _databases(shell: Shell, _: list[str]) -> None:
-    found = shell.connection.status(timeout=shell.timeout)
+    found = shell.connection.status()
     alone = "" if found.get("mode", "serving") == "serving" else f", {found['mode']}"
     is_voter = found.get("nodes", {}).get(found["node"], {}).get("role") == "voter"
     may = "r/w" if is_voter and not alone else "r/o"
@@ -143,7 +143,7 @@ def _read_level(shell: Shell, words: list[str]) -> None:
 def _call(shell: Shell, words: list[str]) -> None:
     name, _, text = words[0].partition(" ")
     args = read_args(text.encode()) if text.strip() else []
-    value = shell.connection.call(name, args, read=shell.read, timeout=shell.timeout)
+    value = shell.connection.call(name, args, read=shell.read)
     shell.say(write_json(pack_value(value)).decode())
 
 

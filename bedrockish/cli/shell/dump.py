@@ -68,7 +68,7 @@ def _rows(shell: Shell, tables: dict[str, list[str]]) -> dict[str, Rows]:
     if not texts:
         return {}
     try:
-        results = shell.connection.transact(texts, read=shell.read, timeout=shell.timeout)
+        results = shell.connection.transact(texts, read=shell.read)
     except BedrockishError as error:
         raise type(error)(f"{error.message}; 'bedrockish export' writes tables of any size", **error.details) from error
     return dict(zip(tables, results, strict=True))

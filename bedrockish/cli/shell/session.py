@@ -52,7 +52,6 @@ class Shell:
         url: its URL, for commands that need a client of their own; None for the environment's URL.
         mode: the mode in which rows are printed.
         read: how fresh reads must be; None for the URL's value.
-        timeout: seconds for each transaction; None for the URL's value.
         commands: the dot-commands, by name.
 
     Attributes:
@@ -69,13 +68,12 @@ class Shell:
         mode: str,
         *,
         read: str | None,
-        timeout: float | None,
         commands: Mapping[str, Command],
     ) -> None:
         self.connection, self.url = connection, url
         self._commands = commands
         self.style = Style(mode)
-        self.read, self.timeout = read, timeout
+        self.read = read
         self.timer = False
         self.out: TextIO | None = None
         self.is_once = False  # whether ``out`` is closed after the next statement
@@ -123,7 +121,7 @@ class Shell:
             results = [self.query(texts[0], self.parameters.bind(texts[0]))]
         else:
             bound = [(text, self.parameters.bind(text)) for text in texts]
-            results = self.connection.transact(bound, read=self.read, timeout=self.timeout)
+            results = self.connection.transact(bound, read=self.read)
         took = time.perf_counter() - began
         self.changed_schema += any(text[:6].upper() in ("CREATE", "DROP T", "DROP V", "ALTER ") for text in texts)
         for rows in results:
@@ -134,7 +132,7 @@ class Shell:
 
     def query(self, sql: str, params: Params = None) -> Rows:
         """Run one statement, in the open transaction if there is one."""
-        return self.connection.execute(sql, params, read=self.read, timeout=self.timeout)
+        return self.connection.execute(sql, params, read=self.read)
 
     def print(self, rows: Rows) -> None:
         """Print rows in the present style."""

@@ -2,7 +2,7 @@
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement
 from bedrockish.core.coordinator.ready import Ready
-from bedrockish.core.coordinator.request import InFlight, Stage, retry_pause_ms
+from bedrockish.core.coordinator.request import RETRY_MS_MIN, InFlight, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Execute
@@ -74,7 +74,7 @@ def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() ->
     """Before the change is here, another attempt would be rejected again."""
     one = request_id(1)
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
-    assert retry_pause_ms(one, Settings(), 1.0) == Settings().retry_ms_min
+    assert retry_pause_ms(one, Settings(), 1.0) == RETRY_MS_MIN
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), clock_key(9), 0)
     assert retry_pause_ms(one, Settings(), 1.0) == Settings().schema_delay_ms
 

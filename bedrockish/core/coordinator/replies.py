@@ -89,7 +89,7 @@ class Replies:
         # A recovery or safe time has rolled the transaction back, not this node: the command is executed again. A
         # request that is in flight with a later transaction waits for that transaction.
         elif inflight.stage is Stage.IN_FLIGHT and inflight.begun == transaction.txid.clock:
-            self.contention.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
+            self.contention.pause(inflight, requests.RETRY_MS_MIN * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))
 

@@ -32,6 +32,7 @@ from bedrockish_journal.model.vector import Vector, merge
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # executions that took too long for their clock; after so many the request fails
 KEY_BYTES = 32  # about the length of a key
+RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
 
 
@@ -330,7 +331,7 @@ def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float
     If the rejection names a schema change that this node lacks, every attempt before its arrival fails, so the pause is
     longer; the arrival ends it.
     """
-    ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(inflight.rejections, 10))
+    ceiling: float = min(RETRY_MS_MAX, RETRY_MS_MIN * 2 ** min(inflight.rejections, 10))
     if inflight.last is not None and is_clock(inflight.last.key):
         ceiling = max(ceiling, settings.schema_delay_ms)
     # Random, because two requests that rejected each other would otherwise meet again. Never 0: an immediate attempt

@@ -22,6 +22,7 @@ from bedrockish_journal.model.vector import covers
 NO_KEY = b""  # the key of a reject that names no other transaction
 DEFERRED_MAX = 10_000  # BEGINs; the leader repeats a dropped BEGIN after ``suspicion_ms``
 ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a lookup in the journal
+BARRIER_S = 0.3  # how long new transactions wait after a rejected membership change, so that its next attempt succeeds
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
 
 
@@ -211,7 +212,7 @@ class Voting:
         now = self.state.clock.now.seconds
         # A barrier is not renewed while it lasts: a change that can never succeed must not stop all writes for good.
         if self.barrier is None or self.barrier.until < now:
-            self.barrier = Barrier(transaction, now + self.state.settings.barrier_ms / 1000)
+            self.barrier = Barrier(transaction, now + BARRIER_S)
 
     def _is_behind_barrier(self, transaction: Transaction) -> bool:
         barrier = self.barrier

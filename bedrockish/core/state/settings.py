@@ -10,30 +10,23 @@ class Settings:
     """Timings and bounds of one node.
 
     Attributes:
-        heartbeat_ms: how often a node tells the others its applied vector and its closed time.
-        suspicion_ms: how long a leader may be silent before others finish its transactions.
-        closing_lag_ms: how far behind its clock a node closes time at most; slower transactions are rejected as
-            TOO LATE.
-        closing_lag_ms_min: how far behind its clock a node closes time at least; between the two bounds, the lag
-            follows the lateness of arriving transactions.
-        conflict_window_ms: how old a snapshot may be at BEGIN, and how long access sets are kept (twice that at most).
+        heartbeat_ms: interval at which a node sends its applied vector and its closed time to the others.
+        suspicion_ms: silence of a leader after which others finish its transactions.
+        closing_lag_ms: greatest lag of a node's closed time behind its clock; slower transactions are rejected as TOO
+            LATE.
+        closing_lag_ms_min: smallest such lag; between the two bounds, the lag adapts to the delay of transactions.
+        conflict_window_ms: greatest age of a snapshot at BEGIN; access sets are kept for up to twice that time.
         clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
-        clock_leap_ms: how far most voters' wall clocks may leap ahead at once; the cluster's clock follows no greater
-            leap while the node runs.
-        clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
-        fetch_after_ms: how long a gap in a timeline may last before it is fetched.
-        fetch_bytes: how many bytes of a timeline one FETCH asks for.
-        inline_bytes: a transaction or a message that is larger than this travels in pieces.
+        clock_leap_ms: greatest leap of most voters' wall clocks that the cluster's clock follows while the node runs.
+        clock_block_ms: distance by which the durable ceiling is raised above the clock at a time.
+        fetch_after_ms: age of a gap in a timeline after which the missing entries are fetched.
+        fetch_bytes: size of the entries of a timeline that one FETCH requests.
+        inline_bytes: size above which a transaction or a message is sent in pieces.
         piece_bytes: size of one piece.
-        ask_rest_ms: how long a leader waits at least for a quorum before it asks the other voters; 0: it asks all
-            voters at once.
-        retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
-        retry_ms_max: longest such pause.
-        barrier_ms: how long new transactions wait after a rejected membership change, so that its next attempt
-            succeeds.
-        schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
-            voter; twice as long at each further attempt.
-        reserve_ms: the longest reservation of a statement that has lost to others again and again, see
+        ask_rest_ms: shortest wait of a leader for a quorum before it asks the other voters; 0: it asks all at once.
+        schema_delay_ms: time from the decision of a schema change to its activation, with more than one voter; doubled
+            at each further attempt.
+        reserve_ms: longest reservation of a statement that has lost to others repeatedly, see
             ``coordinator.reservations``; with 1, reservations have practically no effect.
     """
 
@@ -50,9 +43,6 @@ class Settings:
     inline_bytes: int = 256 << 10
     piece_bytes: int = 64 << 10
     ask_rest_ms: int = 10
-    retry_ms_min: int = 2
-    retry_ms_max: int = 200
-    barrier_ms: int = 300
     schema_delay_ms: int = 50
     reserve_ms: int = 3_000
 
@@ -65,9 +55,6 @@ FIXED = frozenset(
         "inline_bytes",
         "piece_bytes",
         "ask_rest_ms",
-        "retry_ms_min",
-        "retry_ms_max",
-        "barrier_ms",
     }
 )
 """Fields that tests and the simulator vary, and that are not keys of the configuration."""

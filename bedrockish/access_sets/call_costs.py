@@ -138,7 +138,7 @@ def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     if not names:
         has_no_loop = len(programs) == 1 and is_brief(programs[0])
         if not mentions and loop == LOOP_BYTES:
-            return _BRIEF if has_no_loop else _PLAIN
+            return BRIEF if has_no_loop else LOOPING
         return Lengths(max(loop, LEAST_BYTES), in_worker, mentions=mentions, is_brief=has_no_loop, has_calls=False)
     products = [name for name in names if name in _PRODUCTS]
     loop = min(loop, LINE_BYTES // max(1, sum(map(_loop_cost, names))))
@@ -225,8 +225,8 @@ def _has_paths(name: str) -> bool:
     return name.startswith("json") and name.endswith("(-1)")
 
 
-_PLAIN = Lengths(LOOP_BYTES, has_calls=False)
-_BRIEF = Lengths(LOOP_BYTES, is_brief=True, has_calls=False)
+LOOPING = Lengths(LOOP_BYTES, has_calls=False)
+BRIEF = Lengths(LOOP_BYTES, is_brief=True, has_calls=False)
 
 
 def _size(value: object) -> int:

@@ -46,7 +46,7 @@ class Growing:
         the statement changed before SQLite rolled it back are not added.
         """
         plan = self._analysis.plan(piece)
-        self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))
+        self.note(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: Compiled, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
         """Resolve the reads of a statement about to run, with ``query`` on the same data; return None without reads."""
@@ -56,14 +56,15 @@ class Growing:
     def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
         """Add the reads of a statement that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
         if resolved is not None:
-            self._add(*resolved.complete(changes, blind))
+            self.note(*resolved.complete(changes, blind))
 
     def saw(self, piece: Compiled, params: tuple[object, ...], query: Query) -> None:
         """Add the reads of a statement that has changed no row; ``query`` reads the same data."""
         plan = self._analysis.plan(piece)
-        self._add(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
+        self.note(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
 
-    def _add(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
+    def note(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
+        """Add keys and ranges that were read."""
         self._reads.update(points)
         if ranges:
             self._read_ranges.update(ranges)

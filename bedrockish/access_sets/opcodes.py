@@ -141,7 +141,7 @@ _BRIEF = (
         Variable Null SoftNull SCopy IntCopy Copy Move Affinity RealAffinity MustBeInt TypeCheck Column Rowid IdxRowid
         NewRowid MakeRecord OpenRead OpenWrite ReopenIdx Insert Delete IdxInsert IdxDelete DeferredSeek FinishSeek
         NullRow Close ReleaseReg CursorHint ColumnsUsed If IfNot IsNull NotNull Add Subtract Multiply Divide Remainder
-        AddImm Not And Or"""
+        AddImm Not And Or FkCounter FkIfZero"""
     )
 )
 """Takes no longer in a large table than a few pages take, and a few values."""

@@ -111,6 +111,11 @@ class Connection:
         """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
         self._client.belong(what, cluster_id)
 
+    @property
+    def last_insert_rowid(self) -> int:
+        """Rowid of the row that this session has inserted last; 0 before its first INSERT."""
+        return self._client.values.last_insert_rowid
+
     def copy_values(self) -> SessionValues:
         """Return a copy of the values of ``last_insert_rowid()`` and its like in this session."""
         return replace(self._client.values)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from bedrockish.api.requests import Params, Rows
+from bedrockish.api.requests import Params, Result, Rows
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
 
@@ -36,6 +36,10 @@ class BlockingTransaction:
         """Run one statement; see ``Transaction.execute``."""
         found = self._opened.run_plain(sql, params, timeout)
         return found if found is not None else self._call(self._opened.execute, sql, params, timeout=timeout)
+
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run before; see ``Transaction.run_again``."""
+        return self._opened.run_again(sql, values)
 
     def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
         """Run one statement with many parameters; see ``Transaction.executemany``."""

@@ -117,9 +117,10 @@ class LocalSteps:
         Raises:
             ClientClosedError: it was opened before a fork, and is open in the parent process.
         """
-        if self.transactions.is_inherited(command):
+        found = self.transactions.find(command)
+        if found is None and self.transactions.is_inherited(command):
             raise ClientClosedError(INHERITED)
-        return self.transactions.find(command)
+        return found
 
     async def read_strictly(self, request: Request) -> list[Rows] | None:
         """Run statements that only read in this process, and let the node certify their read set.
@@ -238,6 +239,15 @@ class LocalSteps:
         found = await self._run_all(one, statements, step, timeout_s, begins=False)
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
+    def run_again(self, command: str, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run in this process before, in this thread; None: ``run_plain`` must run it.
+
+        Raises:
+            BedrockishError: see ``Transaction.run``.
+        """
+        one = self.transactions.find(command)
+        return None if one is None else self._at_once(one, lambda: one.run_again(sql, values))
+
     def run_plain(self, command: str, statement: Statement) -> Result | None:
         """Run a statement that does not depend on the session in this thread, and return its result.
 
@@ -250,8 +260,11 @@ class LocalSteps:
         one = self._find(command)
         if one is None or one.keeps_rows:
             return None
+        return self._at_once(one, lambda: one.run(statement, is_plain=True))
+
+    def _at_once(self, one: LocalTransaction, run: Callable[[], Result | None]) -> Result | None:
         try:
-            return one.run(statement, is_plain=True)
+            return run()
         except (IdsNeededError, NodeNeededError):
             return None
         except BedrockishError as error:

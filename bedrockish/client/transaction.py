@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
+from bedrockish.api.requests import Params, Request, Result, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, seen, with_values
@@ -160,6 +160,32 @@ class Transaction:
             return None
         rows = Rows(result.columns, result.rows, result.rowcount, result.lastrowid)
         return seen([rows], options.values)[0]
+
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run in this process before, in less time than ``run_plain``, and return its result.
+
+        Return None if it was not run, and ``run_plain`` or ``run`` must run it.
+
+        Args:
+            sql: the text.
+            values: parameters that SQLite stores without conversion.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        local, options = self._local, self._options
+        if local is None or not (self._is_begun and self._is_open) or options.temporary.asked:
+            return None
+        if options.values.settings or not is_plain(sql):
+            return None
+        try:
+            result = local.run_again(self.command, sql, values)
+        except BaseException as error:
+            self._note(STATEMENTS, error)
+            raise
+        if result is not None:
+            options.values.see((result,))
+        return result
 
     async def _run_here(
         self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None

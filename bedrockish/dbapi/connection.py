@@ -17,14 +17,14 @@ from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.fork import watch_forks
 from bedrockish.client.request_builder import Where, target_of
 from bedrockish.dbapi import callbacks, errors
-from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, RowFactory
+from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
 from bedrockish.dbapi.local_functions import LocalFunctions, elsewhere
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
-from bedrockish.sqltext.statement_kinds import kind_of
+from bedrockish.sqltext.statement_kinds import inserts, kind_of
 from bedrockish_journal.storage.virtual_tables import is_of_nodes
 
 T = TypeVar("T")
@@ -483,8 +483,8 @@ class Connection:
         if (self._link if opened is None else opened[0]).closed:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
-    def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None:
-        """Run a statement again that has just read a node's file, in less time; return its columns and rows.
+    def _run_again(self, sql: Any, params: Any) -> Again | None:
+        """Run a text again that has just read a node's file, or has run in the open transaction, in less time.
 
         Return None if the statement must be run like any other.
         """
@@ -493,12 +493,22 @@ class Connection:
         if opened is None or not is_plain or self._tracer is not None or self.detect_types:
             return None
         link, session = opened
-        if link.closed or not session.reads_alone or not are_plain(params):
+        if link.closed or not are_plain(params):
             return None
         try:
-            return link.read_again(sql, params, session.read)
+            if session.reads_alone:
+                found = link.read_again(sql, params, session.read)
+                return None if found is None else (*found, -1, None)
+            with self._lock:
+                done = session.run_again(sql, params)
         except BedrockishError as error:
             raise standing_for(error) from error
+        if done is None:
+            return None
+        lastrowid = None
+        if done.rowcount >= 0 and inserts(sql):
+            lastrowid = link.last_insert_rowid if done.lastrowid is None else done.lastrowid
+        return done.columns, done.rows, done.rowcount, lastrowid
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Call a function with the session, under the connection's lock; raise the exceptions of PEP 249."""

@@ -23,6 +23,8 @@ RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
 RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
+# The columns and rows of a statement, the number of rows that it changed or -1, and the rowid that it inserted or None.
+Again = tuple[tuple[str, ...], list[Any], int, int | None]
 
 
 class Owner(Protocol):
@@ -47,7 +49,7 @@ class Owner(Protocol):
 
     def _check(self) -> None: ...
     def _run(self, what: Callable[[Session], T]) -> T: ...
-    def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None: ...
+    def _run_again(self, sql: Any, params: Any) -> Again | None: ...
     def _declared(self, sql: str) -> list[str | None]: ...
     def _forget_types(self) -> None: ...
     def _script(self, section: Sequence[str]) -> None: ...
@@ -148,10 +150,12 @@ class Cursor:
             Error: its class is the kind of failure; its ``retry`` is whether running the transaction again can help.
         """
         if self._connection is not None and not (self._is_busy or self._is_closed):
-            found = self._connection._read_again(sql, parameters)
+            found = self._connection._run_again(sql, parameters)
             if found is not None:
-                self._columns, self._rows = found
-                self._place, self._rowcount, self._description = 0, -1, None
+                self._columns, self._rows, self._rowcount, lastrowid = found
+                self._place, self._description = 0, None
+                if lastrowid is not None:
+                    self._lastrowid = lastrowid
                 if self._declared or self._converters:
                     self._declared, self._converters = [], []
                 return self
@@ -178,8 +182,9 @@ class Cursor:
         if kind == SCHEMA:
             self._connection._forget_types()
         if inserts(sql):  # an upsert that has updated a row returns the connection's last rowid, as in SQLite
-            values = self._connection._run(lambda session: session.link.copy_values())
-            self._lastrowid = values.last_insert_rowid if rows.lastrowid is None else rows.lastrowid
+            self._lastrowid = rows.lastrowid
+            if self._lastrowid is None:
+                self._lastrowid = self._connection._run(lambda session: session.link.last_insert_rowid)
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Self:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from bedrockish.api.requests import Rows
+from bedrockish.api.requests import Result, Rows
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
@@ -136,6 +136,24 @@ class Session:
         if rows.rowcount > 0:
             self.changes += rows.rowcount
         return rows
+
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run before in the open transaction; return None if it was not run: use ``run``.
+
+        Args:
+            sql: the text.
+            values: parameters that SQLite stores without conversion.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        if self._open is None or self.replay or self.query_only or not self._is_as_ever:
+            return None
+        result = self._open.run_again(sql, values)
+        if result is not None and result.rowcount >= 0:  # it writes
+            self._wrote = True
+            self.changes += result.rowcount
+        return result
 
     def _pragma(self, sql: str, params: Any) -> Rows | None:
         """Execute a PRAGMA that sets a setting of the session; return None if it must be run like other statements."""

@@ -283,6 +283,30 @@ class LocalTransaction:
             self._session.reads_system = False  # the program does not get the result
             raise NodeNeededError("a strict read of the cluster's own tables is the node's")
 
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run here before, in less time than ``run``; None: ``run`` must run it.
+
+        Args:
+            sql: the text.
+            values: parameters that SQLite stores without conversion.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
+        if self._ended is not None or self.keeps_rows or self._owner.has_own:
+            return None
+        try:
+            with self._lock:
+                self._owner.ids.given.ids.clear()
+                result = self._work.run_again(sql, values)
+        except UsageError as error:
+            self._note(Logged(Statement(sql, values), None, error.message))
+            raise
+        if result is not None:
+            self._note(Logged(Statement(sql, values), result))
+        return result
+
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 

@@ -94,6 +94,14 @@ class Desk:
         found = self.interactive.run_alike(session, recipe, [Statement(sql, params) for params in many], 1.0)
         return [[(result.rows, result.rowcount)] for result in found]
 
+    def run_again(self, session: Session, sql: str, values: tuple[Any, ...]) -> list[Any] | None:
+        """Run a text as a program does that has run it before; return None if it was not run."""
+        recipe = self.interactive.engine.lend(self.interactive).executor.again(sql)
+        if recipe is None or self.interactive.inside is not session:
+            return None
+        result = self.interactive.run_again(session, recipe, values, 1 << 20)
+        return None if result is None else [(result.rows, result.rowcount)]
+
     def commit(self, session: Session) -> None:
         prepared = self.interactive.finish(session)
         self.interactive.end(session)
@@ -367,6 +375,106 @@ def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, 
     assert desk.run(session, "SELECT id FROM account WHERE id > 50") == [([(60,), (61,)], -1)]
     desk.commit(session)
     assert desk.node.rows("SELECT id FROM account WHERE id > 50") == [(60,), (61,)]
+
+
+def test_statements_that_run_again_equal_ordinary_statements(desk: Desk) -> None:
+    """The results, row changes, access set, lookups of a refusal and id of the last row are the same."""
+    plain(desk)
+    desk.node.run("CREATE TABLE line(a INTEGER, b TEXT, v, PRIMARY KEY (a, b)) WITHOUT ROWID")
+    texts: list[tuple[str, tuple[Any, ...]]] = [
+        ("INSERT INTO line VALUES (?, ?, ?)", (1, "b", 1.5)),
+        ("INSERT INTO line VALUES (?, ?, ?)", (2, "c", None)),
+        ("INSERT INTO account VALUES (?1, ?2, 'm' || ?1)", (60, 6)),
+        ("SELECT v FROM line WHERE a = ? AND b = ?", (1, "b")),
+        ("SELECT v FROM line WHERE a = ? AND b = ?", (9, "b")),
+        ("SELECT * FROM account WHERE id = ?", (60,)),
+        ("SELECT id FROM account WHERE v BETWEEN ? AND ? ORDER BY id", (0, 25)),
+        ("SELECT count(*) FROM child", ()),
+        ("UPDATE line SET v = v + ? WHERE a = ? AND b = ?", (1, 2, "c")),
+        ("UPDATE line SET v = ? WHERE a = ? AND b = ?", (b"x", 1, "b")),
+        ("INSERT INTO child VALUES (?, ?)", (80, 60)),
+        ("DELETE FROM line WHERE a = ? AND b = ?", (2, "c")),
+        ("DELETE FROM line WHERE a = ? AND b = ?", (7, "c")),
+    ]
+    first = desk.begin()  # the executor knows a text after its first run
+    for sql, values in texts:
+        desk.run(first, (sql, values))
+    desk.interactive.end(first)
+    ways = desk.begin(), desk.begin()
+    told: list[list[Any]] = [[], []]
+    again = 0
+    for session, said in zip(ways, told, strict=True):
+        desk.run(session, "INSERT INTO log VALUES (700, 1)")
+        for sql, values in texts:
+            found = desk.run_again(session, sql, values) if session is ways[0] else None
+            again += found is not None
+            said += [found or desk.run(session, (sql, values)), session.lastrowid, session.size]
+    assert again >= len(texts) - 2
+    assert told[0] == told[1]
+    assert ways[0].sets is not None
+    assert ways[1].sets is not None
+    assert ways[0].sets.looked_at() == ways[1].sets.looked_at()
+    ends = [desk.interactive.finish(session) for session in ways]
+    assert ends[0] == ends[1]
+    for session in ways:
+        desk.interactive.end(session)
+
+
+@pytest.mark.parametrize(
+    ("sql", "values"),
+    [
+        ("INSERT INTO child VALUES (?, ?)", (101, 1)),
+        ("INSERT INTO child VALUES (?, ?)", ("text", 1)),
+        ("INSERT OR ROLLBACK INTO child VALUES (?, ?)", (101, 1)),
+    ],
+    ids=["taken key", "key of another type", "rolls everything back"],
+)
+def test_failed_statement_that_runs_again_leaves_the_transaction_unchanged(
+    desk: Desk, sql: str, values: tuple[Any, ...]
+) -> None:
+    plain(desk)
+    session = desk.begin()
+    desk.run(session, "INSERT INTO account VALUES (60, 0, 'first')")
+    desk.run(session, ("INSERT INTO child VALUES (?, ?)", (101, 60)))
+    desk.run(session, (sql, (102, 60)[: len(values)]))
+    assert desk.interactive.engine.lend(desk.interactive).executor.again(sql) is not None
+    before, lastrowid = list(session.changes), session.lastrowid
+    children = desk.run(session, "SELECT id FROM child WHERE id > 100")
+    assert desk.run_again(session, sql, values) is None
+    assert (session.changes, session.lastrowid) == (before, lastrowid)
+    assert desk.run(session, "SELECT id FROM child WHERE id > 100") == children
+    desk.commit(session)
+    assert [(desk.node.rows("SELECT id FROM child WHERE id > 100"), -1)] == children
+
+
+def test_statement_that_needs_an_id_does_not_run_again(desk: Desk) -> None:
+    desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
+    session, sql = desk.begin(), "INSERT INTO note VALUES (?, ?)"
+    desk.run(session, (sql, (5, "own")))
+    assert desk.run_again(session, sql, (None, "t")) is None
+    assert desk.run_again(session, sql, (7, "own")) == [([], 1)]
+    assert desk.run(session, (sql, (None, "t"))) == [([], 1)]
+    assert session.lastrowid > 7
+    desk.commit(session)
+
+
+def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: Desk) -> None:
+    """Nor do writes with RETURNING, dependent reads, and texts that have not run."""
+    plain(desk)
+    executor = desk.interactive.engine.lend(desk.interactive).executor
+    session = desk.begin()
+    texts = [
+        ("UPDATE log SET v = v + 1 WHERE v > ?", (1,)),
+        ("UPDATE account SET v = v + 1 WHERE id = ?", (1,)),
+        ("SELECT c.id FROM child c JOIN account a ON a.id = c.parent WHERE c.id = ?", (1,)),
+        ("INSERT INTO log VALUES (?, 0) RETURNING v", (900,)),
+        ("SELECT name FROM sqlite_schema WHERE rowid = ?", (1,)),
+    ]
+    for sql, values in texts:
+        desk.run(session, (sql, values))
+        assert executor.again(sql) is None, sql
+    assert executor.again("SELECT 1 FROM account WHERE id = ?") is None
+    desk.interactive.end(session)
 
 
 def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import apsw
 
 from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, access_set
-from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.access_sets.call_costs import (
+    BRIEF,
+    LOOPING,
+    OF_SCHEMA,
+    Lengths,
+    is_too_long,
+    restore,
+    shorten,
+    too_long,
+)
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import folded
@@ -113,6 +122,7 @@ class Executor:
         self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # texts compiled for users that may not read secrets
+        self._again: dict[str, Recipe | None] = {}  # see ``again``
         self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
@@ -160,7 +170,7 @@ class Executor:
 
     def forget_texts(self) -> None:
         """Drop the compiled texts, because the connection has other tables or too many texts."""
-        for known in (self._texts, self._limited_texts, self.only_writes):
+        for known in (self._texts, self._limited_texts, self.only_writes, self._again):
             known.clear()
         for lookups in (self._lookups, self._limited_lookups):
             lookups.clear()
@@ -407,6 +417,49 @@ class Executor:
             return None
         plan = self.analysis.plan(piece)
         return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
+
+    def again(self, sql: str) -> "Recipe | None":
+        """Return the recipe with which a text runs again in a transaction; None if it must run like any other.
+
+        It has a recipe if it has run before, is one statement whose reads follow from its parameters alone, and calls
+        no function. One that writes ends within a moment, whatever the tables hold. All users may run it.
+        """
+        if self.access.users:
+            return None
+        if sql not in self._again:
+            if sql not in self._texts:
+                return None
+            self._again[sql] = self._recipe_again(self._texts[sql])
+        return self._again[sql]
+
+    def _recipe_again(self, known: tuple[Piece, ...]) -> "Recipe | None":
+        if len(known) != 1:
+            return None
+        (piece,) = known
+        is_plain = piece.kind == READ or (piece.kind == WRITE and not piece.columns)
+        if not is_plain or piece.setting or piece.settings or piece.is_command or piece.is_dear:
+            return None
+        if piece.looks_behind or piece.reads_system or piece.checks_keys or not piece.can_cache:
+            return None
+        plan = self.analysis.plan(piece)
+        is_short = plan.lengths is BRIEF or (piece.kind == READ and plan.lengths is LOOPING)
+        return Recipe(piece, plan) if is_short and plan.dependents is None else None
+
+    def read_brief(self, recipe: "Recipe", values: Row, room: int) -> list[Row] | None:
+        """Return the rows of a brief read; None if it fails, and ``run_piece`` must find the error."""
+        try:
+            return fetch((self.reader or self._db).execute(recipe.piece.sql, values), self._limits, 0, room)[0]
+        except (apsw.Error, BedrockishError, UnicodeDecodeError):
+            return None
+
+    def write_brief(self, recipe: "Recipe", values: Row) -> bool:
+        """Run a brief write; return False if it fails: the caller rolls it back, and ``run_piece`` finds the error."""
+        try:
+            self._change(recipe.piece.sql, values)
+        except apsw.Error:
+            self._change = self._db.cursor().execute  # the old cursor would keep a value that did not fit
+            return False
+        return self.capture.failure is None
 
     def repeat(
         self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER

@@ -248,6 +248,51 @@ class Interactive:
         session.looks(recipe.piece)
         return [result for result, _ in found]
 
+    def run_again(self, session: Session, recipe: Recipe, values: tuple[Any, ...], room: int) -> Result | None:
+        """Run a text by its recipe from ``Executor.again``, in the transaction that is inside, quicker than ``run``.
+
+        Return None if ``run`` must run it, because it needs an id from the node or has failed without an effect.
+
+        Args:
+            session: the transaction.
+            recipe: the recipe.
+            values: the parameters, as SQLite stores them.
+            room: the bytes that the rows may take.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        assert self.inside is session
+        assert session.sets is not None
+        piece, plan, executor, lastrowid = recipe.piece, recipe.plan, self._executor, session.lastrowid
+        if piece.kind == READ:
+            if not plan.lengths.is_brief:
+                return Result(piece.columns, self._read(session, piece, values, room)[0], -1, lastrowid or None)
+            rows = executor.read_brief(recipe, values, room)
+            if rows is None:
+                return None
+            session.sets.note(*plan.bind(values))
+            return Result(piece.columns, rows, -1, lastrowid or None)
+        if piece.auto is not None and piece.text(values) is not piece.sql:
+            return None
+        db, capture = self._db, self._capture
+        self._control("SAVEPOINT statement")
+        capture.start(session.size)
+        if not executor.write_brief(recipe, values):
+            if not self._restore():
+                capture.deafen()
+                db.execute("ROLLBACK TO statement")
+                db.execute("RELEASE statement")
+                db.set_last_insert_rowid(lastrowid)
+            return None
+        rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
+        changes, touched = capture.stop()
+        if not plan.reads_nothing:
+            session.sets.note(*plan.bind(values))
+        self._keep(session, changes, touched)
+        session.wrote = True
+        return Result((), [], rowcount, session.lastrowid or None)
+
     def control(self, session: Session, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
 

@@ -448,6 +448,26 @@ class Work:
         known = self.interactive.single(self.session, statement)
         return None if known is None else self._run_piece(*known, read_only=False)
 
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run before by ``Interactive.run_again``; None: ``run`` must run it.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        session, interactive, executor = self.session, self.interactive, self._writer.executor
+        if interactive.inside is not session or self._end is not None or executor.stopped is not None:
+            return None
+        recipe = executor.again(sql)
+        if recipe is None or len(values) != len(recipe.piece.names):
+            return None
+        if session.wrote:
+            executor.reader = None  # the other connection does not see what this one has written
+        try:
+            return interactive.run_again(session, recipe, values, self._room)
+        except BedrockishError as failure:
+            self._note_failure(failure)
+            raise
+
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
@@ -486,9 +506,13 @@ class Work:
         try:
             return self.interactive.run(session, piece, params, self._room)[0]
         except BedrockishError as failure:
-            if session.over or not isinstance(failure, UsageError):
-                self._end = failure
+            self._note_failure(failure)
             raise
+
+    def _note_failure(self, failure: BedrockishError) -> None:
+        """Note the error of a statement if it ends the transaction."""
+        if self.session.over or not isinstance(failure, UsageError):
+            self._end = failure
 
     def looked_at(self) -> Prepared:
         """Return all keys that were read, looked up or written, as the base of a refusal."""

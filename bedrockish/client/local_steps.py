@@ -187,6 +187,18 @@ class LocalSteps:
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
 
+    def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
+        """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""
+        if self._node_next or not self._is_here():
+            return False
+        core = self._session._core
+        request = Request(command, (), read, isolation, timeout_s=timeout_s, token=core.token)
+        one = self.transactions.begin(request)
+        if one is None:
+            return False
+        core.see(one.seen)
+        return True
+
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
@@ -374,7 +386,7 @@ class LocalSteps:
     async def _certify(self, one: LocalTransaction, what: Step, prepared: bytes, timeout_s: float) -> Answered | Told:
         """Send a transaction to the node, to commit it or to certify its strict reads; return the answer."""
         session, begun = self._session, one.request
-        request = replace(what.request, statements=(), read=begun.read, isolation=begun.isolation, token=Token())
+        request = Request(begun.command, (), begun.read, begun.isolation, timeout_s=what.request.timeout_s)
         step = Step(0, request, COMMIT, prepared)
         try:
             if one.keeps_rows:

@@ -138,19 +138,23 @@ class Transaction:
     def run_plain(self, sql: str, params: Params, timeout_s: float | None) -> Rows | None:
         """Run a statement in this thread, in less time than ``run`` takes, and return its result.
 
-        Return None if ``run`` must run it: the transaction is not open in this process, the statement depends on the
-        session, or it needs the node.
+        Begin the transaction in this process if it is the first statement. Return None if ``run`` must run it: the
+        transaction is not open in this process, the statement depends on the session, or it needs the node.
 
         Raises:
             BedrockishError: see ``run``.
         """
         local, options = self._local, self._options
-        if local is None or not (self._is_begun and self._is_open) or options.temporary.asked:
+        if local is None or not self._is_open or options.temporary.asked:
             return None
         if options.values.settings or type(sql) is not str or len(sql) > KEPT_TEXT_MAX or not is_plain(sql):
             return None
         statement = Statement(sql, check_params(params))
-        self._seconds(timeout_s)
+        seconds = self._seconds(timeout_s)
+        if not self._is_begun:
+            self._is_begun = local.begin_at_once(self.command, options.read, options.isolation, seconds)
+            if not self._is_begun:
+                return None
         try:
             result = local.run_plain(self.command, statement)
         except BaseException as error:

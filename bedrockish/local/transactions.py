@@ -498,7 +498,8 @@ class LocalTransactions:
 
     def begin(self, request: Request) -> LocalTransaction | None:
         """Begin a transaction on the newest durable snapshot; return None if it must begin at the node."""
-        request = replace(request, user=self._reads.user)
+        if request.user != self._reads.user:
+            request = replace(request, user=self._reads.user)
         if self._is_closed:
             return None
         self._here()
@@ -509,7 +510,7 @@ class LocalTransactions:
                 return None
             place = self._place(published, facts)
             place.attach()
-            moment = self._snapshot(place, published, request)
+            moment = self._snapshot(place, published, facts.durable, request)
             if moment is None:
                 self.give_back(place)
                 return None
@@ -604,7 +605,7 @@ class LocalTransactions:
         if place.held.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         place.attach()
-        moment = self._snapshot(place, published, request)
+        moment = self._snapshot(place, published, facts.durable, request)
         if moment is None:
             place.workspace.end()
             raise UnavailableError(f"{published.database} does not have the session's commits; try again")
@@ -684,18 +685,18 @@ class LocalTransactions:
                 return place
             self._close(place)
 
-    def _snapshot(self, place: Place, published: Published, request: Request) -> FileMoment | None:
+    def _snapshot(self, place: Place, published: Published, durable: int, request: Request) -> FileMoment | None:
         """Take the newest snapshot and wait until it is durable; return its moment.
 
-        Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``.
+        Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
+        number of a batch that is known to be durable.
         """
         workspace, until, pause = place.workspace, time.monotonic() + DURABLE_S, PAUSE_S
         while True:
-            workspace.begin({}, 0, Moment(0, b"", 0), 0)
-            moment = moment_row.read(system.get_meta(place.reader, moment_row.KEY))
+            moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
             if moment is None:
                 return None
-            while moment.batch > self._durable(published):
+            while moment.batch > durable and moment.batch > (durable := self._durable(published)):
                 if time.monotonic() > until:
                     return None
                 time.sleep(pause)

@@ -82,6 +82,7 @@ def split(script: str) -> Iterator[str]:
         yield script[begin:end].rstrip()
 
 
+@remembered
 def is_nothing(sql: str) -> bool:
     """Return whether a text holds no statement, only blanks, comments and semicolons."""
     return after_nothing(sql) == len(sql)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 from bedrockish.errors import SqlError, UsageError
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.statement_ends import after_blanks, after_nothing
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
@@ -48,6 +49,11 @@ def parse_control(sql: str) -> Control | None:
     beginning = sql[:2]
     if beginning.isalpha() and beginning.upper() not in _BEGINNINGS:  # a fast path for most statements
         return None
+    return _parsed(sql)
+
+
+@remembered
+def _parsed(sql: str) -> Control | None:
     at = after_nothing(sql)
     if _FIRST.match(sql, at) is None:
         return None

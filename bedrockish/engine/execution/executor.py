@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, access_set
-from bedrockish.access_sets.call_costs import (
-    BRIEF,
-    LOOPING,
-    OF_SCHEMA,
-    Lengths,
-    is_too_long,
-    restore,
-    shorten,
-    too_long,
-)
+from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import folded
@@ -36,9 +27,8 @@ from bedrockish.api.column_blocks import Blocks, Row
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.derived.commands import with_values
-from bedrockish.engine.execution.alike import ALIKE_MIN, Recipe, count_alike
 from bedrockish.engine.execution.lookups import Lookups
+from bedrockish.engine.execution.recipes import ALIKE_MIN, Recipe, count_alike, recipe_again, recipe_alike, with_params
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
@@ -408,15 +398,9 @@ class Executor:
         known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(sql)
         if known is None or len(known) != 1:
             return None
-        piece = known[0]
         if rights is not None:
-            rights.check(piece, self._views)
-        if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
-            return None
-        if piece.settings:  # settings that are in force for one statement
-            return None
-        plan = self.analysis.plan(piece)
-        return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
+            rights.check(known[0], self._views)
+        return recipe_alike(known[0], self.analysis.plan)
 
     def again(self, sql: str) -> "Recipe | None":
         """Return the recipe with which a text runs again in a transaction; None if it must run like any other.
@@ -429,37 +413,9 @@ class Executor:
         if sql not in self._again:
             if sql not in self._texts:
                 return None
-            self._again[sql] = self._recipe_again(self._texts[sql])
+            known = self._texts[sql]
+            self._again[sql] = recipe_again(known[0], self.analysis.plan) if len(known) == 1 else None
         return self._again[sql]
-
-    def _recipe_again(self, known: tuple[Piece, ...]) -> "Recipe | None":
-        if len(known) != 1:
-            return None
-        (piece,) = known
-        is_plain = piece.kind == READ or (piece.kind == WRITE and not piece.columns)
-        if not is_plain or piece.setting or piece.settings or piece.is_command or piece.is_dear:
-            return None
-        if piece.looks_behind or piece.reads_system or piece.checks_keys or not piece.can_cache:
-            return None
-        plan = self.analysis.plan(piece)
-        is_short = plan.lengths is BRIEF or (piece.kind == READ and plan.lengths is LOOPING)
-        return Recipe(piece, plan) if is_short and plan.dependents is None else None
-
-    def read_brief(self, recipe: "Recipe", values: Row, room: int) -> list[Row] | None:
-        """Return the rows of a brief read; None if it fails, and ``run_piece`` must find the error."""
-        try:
-            return fetch((self.reader or self._db).execute(recipe.piece.sql, values), self._limits, 0, room)[0]
-        except (apsw.Error, BedrockishError, UnicodeDecodeError):
-            return None
-
-    def write_brief(self, recipe: "Recipe", values: Row) -> bool:
-        """Run a brief write; return False if it fails: the caller rolls it back, and ``run_piece`` finds the error."""
-        try:
-            self._change(recipe.piece.sql, values)
-        except apsw.Error:
-            self._change = self._db.cursor().execute  # the old cursor would keep a value that did not fit
-            return False
-        return self.capture.failure is None
 
     def repeat(
         self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER
@@ -567,7 +523,7 @@ class Executor:
         """
         if rights is not None:
             rights.check(piece, self._views)
-        given = _given(piece, binder)
+        given = with_params(piece, binder)
         if is_last:
             binder.finish()
         return given
@@ -778,16 +734,6 @@ class Executor:
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
-
-
-def _given(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
-    """Return a statement with the values of its parameters."""
-    values = binder.take(piece.names)
-    return (
-        (replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ())
-        if piece.is_command
-        else (piece, values)
-    )
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet, *, reads_system: bool = False) -> Prepared:

@@ -27,9 +27,9 @@ from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.alike import Recipe
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.recipes import Recipe, read_brief
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -77,7 +77,7 @@ class Interactive:
         self.committed: apsw.Connection | None = None
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
-        self._control = parts.control
+        self._control, self._change = parts.control, parts.db.cursor().execute
         self.readers = Readers(parts.reader, parts.limits)
 
     # -- sessions ---------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Interactive:
         if piece.kind == READ:
             if not plan.lengths.is_brief:
                 return Result(piece.columns, self._read(session, piece, values, room)[0], -1, lastrowid or None)
-            rows = executor.read_brief(recipe, values, room)
+            rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
             if rows is None:
                 return None
             session.sets.note(*plan.bind(values))
@@ -278,7 +278,13 @@ class Interactive:
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(session.size)
-        if not executor.write_brief(recipe, values):
+        try:
+            self._change(piece.sql, values)
+            has_failed = capture.failure is not None
+        except apsw.Error:
+            self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
+            has_failed = True
+        if has_failed:
             if not self._restore():
                 capture.deafen()
                 db.execute("ROLLBACK TO statement")

@@ -21,7 +21,6 @@ from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.alike import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError, refused_on
@@ -29,6 +28,7 @@ from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -67,6 +67,7 @@ class Workspace:
         self._base: dict[str, int] = {}
         self._version = 0
         self.is_broken = False
+        self._has_read_schema = False  # whether a SELECT on the snapshot has made SQLite read a changed schema
         self.scope = Scope(locks=beside.locks)
         self.temporary_bytes = 0
         self._applied_clock = 0
@@ -89,19 +90,33 @@ class Workspace:
         Raises:
             UnavailableError: the snapshot cannot be taken.
         """
-        self._base, self._version, self._moment = dict(base), schema_version, moment
-        self._stopped, self._applied_clock = None, applied_clock
+        self._has_read_schema = False
+        self.move_to(base, schema_version, moment, applied_clock)
+        self._begin("PRAGMA main.user_version")  # reads no schema: this is the loop
+
+    def begin_with(self, sql: str) -> Any:
+        """Take a snapshot of the file by a SELECT of one value; return that value. ``move_to`` sets the moment.
+
+        Raises:
+            UnavailableError: the snapshot cannot be taken.
+        """
+        self._has_read_schema = True
+        row = self._begin(sql)
+        return None if row is None else row[0]
+
+    def _begin(self, sql: str) -> tuple[Any, ...] | None:
+        self._stopped = None
         if self._writer is not None:
             self._writer.executor.stopped = None
         try:
             self._reader.execute("BEGIN")
-            self._reader.execute("PRAGMA main.user_version").fetchall()  # reads no schema: this is the loop
+            return self._reader.execute(sql).fetchone()
         except apsw.Error as error:
             self.is_broken = True
             raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
 
     def move_to(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Set the moment of the snapshot that ``begin`` has taken, if it was read from the snapshot itself."""
+        """Set the moment of the snapshot that was taken."""
         self._base, self._version, self._moment = dict(base), schema_version, moment
         self._applied_clock = applied_clock
 
@@ -292,7 +307,8 @@ class Workspace:
     def _open(self) -> "_Writer":
         """Return the writing connection, moved to the snapshot."""
         try:
-            read_schema_again(self._reader)
+            if not self._has_read_schema:
+                read_schema_again(self._reader)
             pages = self._reader.pragma("page_count")
             if self._writer is None:
                 self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)

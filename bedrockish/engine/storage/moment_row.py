@@ -15,6 +15,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish_journal.model.value import value
 
 KEY = "moment"
+QUERY = f"SELECT value FROM bedrockish_meta WHERE key = '{KEY}'"
 
 
 @value

@@ -10,9 +10,9 @@ from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated, overtaken
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.execution.alike import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.workspace import Begun, Resumed, Work, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece

@@ -1,7 +1,7 @@
-"""Which tests run where: long ones only when asked for, Spark's only where there is a Java for it.
+"""The selection of tests: long ones only on request, Spark's only with Java.
 
-``tools/test`` shares the files out among several processes (pytest-xdist), of which each runs one test after the
-other; plain ``pytest`` is one process. A test may not need a port, a file or a processor to itself.
+``tools/test`` shares the files out among several processes (pytest-xdist), each of which runs one test after the other;
+plain ``pytest`` is one process. A test may not need a port, a file or a processor to itself.
 """
 
 import importlib.util
@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return in how many processes ``tools/test`` runs the tests; 0 for this one.
+    """Return the number of processes in which ``tools/test`` runs the tests; 0 for this one alone.
 
     Those with real nodes wait for more than half of the time. A file or a test that is named is run here, and so is
     what is not there, which pytest names itself.
@@ -140,7 +140,7 @@ class _Names:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out for want of something; the reports tell it, for other processes may have run the tests."""
+    """Print the tests skipped for a missing requirement, by the reports, since other processes may have run them."""
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
     reasons = Counter(one[2].removeprefix("Skipped: ") for one in skipped if isinstance(one, tuple))
     for reason, count in reasons.items():

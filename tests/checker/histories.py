@@ -37,10 +37,11 @@ def history(text: str) -> list[Operation]:
 
 
 def serial_history(seed: int, count: int = 60) -> list[Operation]:
-    """Draw a history that is what it should be.
+    """Draw a correct history.
 
-    Each operation takes effect at one moment between its two times; session reads may look back, but not before what
-    their session has seen or written; operations of unknown outcome do or do not happen, as late as they like.
+    Each operation takes effect at one moment between its two times; session reads may return older states, but not
+    older than the reads and writes of their session; operations of unknown outcome do or do not happen, as late as they
+    like.
     """
     luck = random.Random(seed)
     states: list[dict[str, tuple[int, ...]]] = [{}]

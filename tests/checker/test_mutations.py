@@ -89,7 +89,7 @@ def fail_one(history: History, luck: random.Random) -> bool:
 
 
 def look_back(history: History, luck: random.Random) -> bool:
-    """A strict read does not see what was acknowledged before it began."""
+    """A strict read misses a commit that was acknowledged before the read began."""
     ends = {s.value: one.end for one in history if one.outcome == "ok" for s in one.steps if s.kind == "append"}
     reads = [
         (operation, place)
@@ -105,7 +105,7 @@ def look_back(history: History, luck: random.Random) -> bool:
 
 
 def look_ahead(history: History, luck: random.Random) -> bool:
-    """A read, of any level, sees what was asked for only after its end."""
+    """A read, at any level, sees a write that was sent only after the end of the read."""
     begins = {s.value: one.begin for one in history for s in one.steps if s.kind == "append"}
     final = {step.key: step.values for step in history[-1].steps}
     reads = [
@@ -124,7 +124,7 @@ def look_ahead(history: History, luck: random.Random) -> bool:
 
 
 def miss_own_write(history: History, luck: random.Random) -> bool:
-    """A session does not see what it has written itself."""
+    """A session misses its own write."""
     last: dict[tuple[str, str], int] = {}
     found: list[tuple[Operation, int, int]] = []
     for operation in sorted(history, key=lambda one: one.begin):

@@ -1,4 +1,4 @@
-"""A small node on a real loopback socket that does what a test tells it to."""
+"""A small scripted node on a real loopback socket."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ def answer(*rows: tuple[Any, ...], tick: int = 1, node: str = "A", statements: i
 
 
 def unexpected(what: str, error: Exception) -> BedrockishError:
-    """Take what a session did not expect: in these tests there is nothing of the kind."""
+    """Take an unexpected message; these tests have none."""
     raise AssertionError(what) from error
 
 

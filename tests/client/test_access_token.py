@@ -1,4 +1,4 @@
-"""Tokens of users: what is said is what was signed, with that user's secret, in that cluster."""
+"""Tokens of users: signed with the user's secret, and valid in one cluster only."""
 
 import base64
 

@@ -101,7 +101,7 @@ def test_malformed_call_is_refused_with_its_id(field: str, value: object) -> Non
 
 
 def test_arguments_are_plain_values() -> None:
-    """Tuples become lists; what only Python knows is refused, and so is what is nested too deeply."""
+    """Tuples become lists; values of Python alone are refused, and so are deeply nested ones."""
     assert check_args((1, (2, 3))) == [1, [2, 3]]
     assert check_args(None) == []
     assert plain("x", bytearray(b"a")) == b"a"

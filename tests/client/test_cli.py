@@ -1,4 +1,4 @@
-"""The command line: what a user sees, one line and a status, whatever goes wrong."""
+"""The command line: for each error the user sees one line, and gets a status."""
 
 import io
 import json

@@ -463,7 +463,7 @@ def test_a_session_stays_with_its_cluster() -> None:
     """
     this = wire("bedrockish://h1:1,h2:2/?connect_timeout=60")
     call = this.call()
-    this.open()  # a node of a release that tells no cluster id
+    this.open()  # a node of a release without cluster ids
     this.close()
     this.open("one")
     this.close()

@@ -1,4 +1,4 @@
-"""A reader of the change feed that follows never falls silent: it moves to another node, and is told in the end."""
+"""A following reader of the change feed moves to another node if its node falls silent, and in the end gets an error."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

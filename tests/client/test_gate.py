@@ -1,4 +1,4 @@
-"""Passwords and the gate: who is let in, how often one may be wrong, and that nothing of it is printed."""
+"""Passwords and the gate: admitted clients, the limit of wrong passwords, and no password in any output."""
 
 import logging
 

@@ -7,7 +7,7 @@ from tests.client.test_core import FINE, wire
 
 
 def test_a_learner_s_answer_to_a_write_is_followed_to_a_voter() -> None:
-    """The client was told of one node, which is a learner; it goes to a voter and stays there."""
+    """The client knows one node, a learner; it moves to a voter and stays there."""
     w = wire("bedrockish://h:1")
     number = w.call()
     w.open()

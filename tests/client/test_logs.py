@@ -1,4 +1,4 @@
-"""Log lines: one line each, whatever is in them."""
+"""Log lines: each record is one line, with any content."""
 
 import io
 import json

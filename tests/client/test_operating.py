@@ -1,4 +1,4 @@
-"""The commands that docs/operating.md tells people to type exist, with those options and that many arguments."""
+"""The commands in docs/operating.md exist, with their options and numbers of arguments."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Pools: bounded, with a deadline, without what is broken, for tasks and for threads."""
+"""Pools of tasks and of threads are bounded, have a deadline, and discard broken connections."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""Results, tokens and answers as bytes: they are put together by hand, and are what the encoder makes of them."""
+"""Results, tokens and answers as bytes: the hand-written encoding equals that of the encoder."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_addresses_of_members_are_read_with_care() -> None:
 
 
 class Knows(ScriptedNode):
-    """A node that tells of others."""
+    """A node that reports other nodes."""
 
     others: tuple[ScriptedNode, ...] = ()
 

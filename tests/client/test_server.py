@@ -165,7 +165,7 @@ async def test_the_end_of_a_stream_never_begins_before_its_beginning() -> None:
 
 
 class _AtOnce:
-    """Answers each step where it is read, until it is told that one has to wait."""
+    """Answers each step in the reading task, until a step has to wait."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -44,7 +44,7 @@ def db(node: LocalCluster) -> Iterator[Connection]:
 
 
 def on_terminal(*arguments: str, columns: int = 80) -> str:
-    """Run the program on a terminal of that width, and return all that it shows."""
+    """Run the program on a terminal of that width, and return its output."""
     ours, theirs = pty.openpty()
     environment = {**clean_environment(), "TERM": "dumb", "COLUMNS": str(columns), "NO_COLOR": "1"}
     done = subprocess.Popen([*PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
@@ -97,7 +97,7 @@ def test_databases_names_the_node(node: LocalCluster) -> None:
 
 
 def test_a_wrong_line_of_a_csv_is_named_by_its_number(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
-    """Its number is that of the line in the file, also behind rows of several lines; what was before it is there."""
+    """The number is that of the line in the file, also after rows of several lines; the rows before it are there."""
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v CHECK(v <> 'bad'))")
     rows = [f'{n},"of two\nlines"' for n in range(1, 1501)] + ["1501,bad", "1502,good"]
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")

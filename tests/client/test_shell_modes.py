@@ -86,7 +86,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_nothing_reaches_a_terminal_raw(mode: str) -> None:
-    """Neither from values nor from names, whatever the form."""
+    """Neither values nor names contain them, in any mode."""
     out = Terminal()
     print_rows(Rows((EVIL, "b"), [(EVIL, 1), (EVIL.encode(), 2)], -1, None, None, 1), Style(mode, headers=True), out)
     assert out.getvalue()

@@ -32,7 +32,7 @@ def serving() -> AbstractContextManager[str]:
 
 
 class Other:
-    """The other end of a link, which does what the test says."""
+    """The scripted other end of a link."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.sock, _ = listener.accept()

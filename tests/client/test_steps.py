@@ -160,7 +160,7 @@ def test_abandoned_transactions_and_streams_end_at_their_node(how: str) -> None:
 
 @pytest.mark.parametrize("happened", [True, False])
 def test_a_lost_commit_is_settled_at_another_node(happened: bool) -> None:
-    """The client never sends a COMMIT again. It asks for the outcome, and if need be has the commit ruled out."""
+    """The client never sends a COMMIT again. It requests the outcome, and if necessary prevents the commit."""
     w, link = begun()
     number = step(w, COMMIT)
     w.close(link)

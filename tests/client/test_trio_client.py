@@ -1,4 +1,4 @@
-"""The trio client against scripted nodes on real sockets: what a caller is told when things go wrong."""
+"""The trio client against scripted nodes on real sockets: the errors that a caller gets."""
 
 from contextlib import suppress
 from typing import Any

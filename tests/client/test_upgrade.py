@@ -1,4 +1,4 @@
-"""``bedrockish upgrade check``: what it says of clusters; tests/cluster/test_two_releases.py asks it of real ones."""
+"""``bedrockish upgrade check`` on scripted clusters; tests/cluster/test_two_releases.py has real ones."""
 
 import re
 

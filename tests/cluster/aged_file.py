@@ -56,7 +56,7 @@ class AgedFile:
             self.engine.checkpoint()
 
     def pack(self, now_ms: int) -> None:
-        """Pack what is old, as a node does by itself."""
+        """Pack old entries, as a node does by itself."""
         journal = self.engine.journal
         while (run := journal.next_run(moved(0, now_ms - PACKED_MS))) is not None:
             pack = run.pack()

@@ -27,7 +27,7 @@ def transfer(tx: Transaction, source: int, target: int, amount: int) -> int:
 
 @command
 def bill(tx: Transaction, month: str) -> dict[str, object]:
-    """Read everything, wait until the test has what it wants, write one row."""
+    """Read everything, wait for the test, write one row."""
     total = tx.execute("SELECT sum(balance) FROM account").value()
     with STARTED.open("a") as file:
         file.write(f"{total}\n")

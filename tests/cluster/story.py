@@ -75,10 +75,9 @@ async def level(cluster: LocalCluster) -> None:
 
 
 async def all_safe(cluster: LocalCluster) -> None:
-    """Wait until safe time has passed, at every node, all that is committed now: a feed ends behind all of it then.
+    """Wait until safe time has passed all present commits at every node, so that a feed includes them.
 
-    A feed ends at the safe time of the node that is read. It is behind what a client was told, and not the same at all
-    nodes.
+    A feed ends at the safe time of the node that is read. It is behind acknowledged commits, and differs between nodes.
     """
     journal = await _numbers(cluster, "SELECT max(clock) FROM bedrockish_journal", "strict")
     schema = await _numbers(cluster, "SELECT coalesce(max(activates), 0) FROM bedrockish_schema", "strict")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass
 class Player:
-    """A transaction in a schedule: what it has read, and how it ended."""
+    """A transaction in a schedule: its reads and its outcome."""
 
     transaction: Transaction
     seen: list[Any] = field(default_factory=list)
@@ -248,7 +248,7 @@ async def _lost_and_skewed_reads(clients: list[Client], isolation: str) -> None:
 
 
 async def _write_skew(clients: list[Client], isolation: str) -> None:
-    """G2-item and G2: each writes what the other has read, by key and by predicate."""
+    """G2-item and G2: each transaction writes a row that the other has read, by key and by predicate."""
     for schedule in (
         """1: SELECT value FROM test WHERE id IN (1, 2)
         2: SELECT value FROM test WHERE id IN (1, 2)

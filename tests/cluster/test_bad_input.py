@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 async def test_strangers_at_the_door_harm_nobody(cluster: LocalCluster) -> None:
-    """Random bytes, half a frame and a frame of 2 GiB: each caller is turned away, and clients go on."""
+    """Random bytes, half a frame and a frame of 2 GiB: each caller is refused, and clients go on."""
     await ready(cluster)
     port = cluster.nodes[0].port
     for said in (
@@ -83,7 +83,7 @@ async def test_a_second_process_on_the_same_file_is_refused(cluster: LocalCluste
 
 
 async def test_a_taken_port_is_named(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Another node on the same port says which port it is and how to find who has it."""
+    """A second node on the same port names the port and a command that finds its process."""
     await ready(cluster)
     port = cluster.nodes[0].port
     done = program("serve", "--node", "Z", "--database", str(tmp_path / "z.db"), "--listen", f"127.0.0.1:{port}")

@@ -174,7 +174,10 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
 
 
 async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster) -> None:
-    """The node that received the change and another one end at once, and build again later. The client is told."""
+    """The node that received the change and another one end at once, and build again later.
+
+    The client gets the answer.
+    """
     cluster = slow
     one, _, three = cluster.nodes
     await ready(cluster)

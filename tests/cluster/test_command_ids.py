@@ -1,4 +1,4 @@
-"""A command's id belongs to its user and to one request by every protocol; a refusal tells no details."""
+"""A command's id belongs to one user and one request in every protocol; a refusal reveals no details."""
 
 import json
 import sqlite3
@@ -206,7 +206,7 @@ def test_admins_and_doors_have_no_way_around(cluster: LocalCluster) -> None:
 
 
 def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_request_s(cluster: LocalCluster) -> None:
-    """Another request under that id is an error, and is not told that it has happened."""
+    """Another request under that id is an error, which does not say that the command has happened."""
     with as_user(cluster, "una") as una, as_user(cluster, "will", 1) as will, as_user(cluster, "adam") as adam:
         una.execute("INSERT INTO pub(x) VALUES ('old')", command="old-1")
         will.execute("INSERT INTO pub(x) VALUES (?)", ("old",), command="old-2")

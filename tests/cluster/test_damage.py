@@ -157,7 +157,7 @@ async def test_a_flipped_bit_that_nobody_meets_is_found_and_heals(cluster: Local
     assert status == 1
     assert "DIFFERS: row 50 of t differs at C" in told
     async with open_client(cluster.url(0, only=True)) as client:
-        await client.upkeep({"do": "scrub"})  # it finds it at C, and C is told to look
+        await client.upkeep({"do": "scrub"})  # B finds the damage at C, and asks C to compare
     await until("the node has been filled again", lambda: filled(cluster, 2))
     await judge(cluster, pids, "MARK-050-aaaa")
 
@@ -176,7 +176,7 @@ async def test_the_same_bit_at_two_of_three_nodes_heals_from_the_third(cluster: 
 
 
 async def test_a_leader_with_a_flipped_bit_spreads_nothing(cluster: LocalCluster) -> None:
-    """Voters compare the rows that a transaction was made of with their own before they approve."""
+    """Voters compare a transaction's before-images with their own rows before they approve."""
     await fill(cluster)
     await damage(cluster, 0)
     pids = processes(cluster)

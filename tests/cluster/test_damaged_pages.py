@@ -1,5 +1,6 @@
-"""SQLite cannot read a page at one node. Whether a commit, a client or an operator's order meets it first, the node
-fills itself again, or ends and names the remedy.
+"""SQLite cannot read a page at one node: the node refills itself, or ends and names the remedy.
+
+A commit, a client or an operator's order may find the page first.
 """
 
 import sqlite3

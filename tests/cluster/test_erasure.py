@@ -54,13 +54,13 @@ async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) 
         await all_safe(short)
         command("backup", "follow", short.url(), before / "kept", "--once")
         command("export-journal", short.nodes[0].database, "--to", before / "export")
-        # The program that knows who it is deletes the rows.
+        # The application, which knows the person's rows, deletes them.
         await client.execute("DELETE FROM person WHERE mail = ?", [SOMEBODY])
         await client.execute("DELETE FROM log WHERE text = ?", [SOMEBODY])
         for path in (*(node.database for node in short.nodes), before / "kept" / "snapshot-000001.db"):
             assert entries_with(path) >= 4
         await level(short)
-        for index in range(3):  # the last entry of a timeline stays; now it is another one
+        for index in range(3):  # the last entry of a timeline stays, so every timeline gets a newer one
             async with open_client(short.url(index, only=True)) as near:
                 await near.execute("INSERT INTO log VALUES (?)", [f"somebody asked to be forgotten {index}"])
         await level(short)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 
 class Mirror:
-    """An ordinary SQLite database that applies what the feed says, each transaction in one of its own."""
+    """An ordinary SQLite database that applies each transaction of the feed in one transaction."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", isolation_level=None)

@@ -36,7 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def in_child(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Run an action in a forked child; return what waits for it, and returns what it returned or raised."""
+    """Run an action in a forked child; return a function that waits for it, and returns its result or exception."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

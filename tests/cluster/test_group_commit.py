@@ -1,4 +1,4 @@
-"""Commands that come at one moment at three real nodes share transactions; each is answered, and told, as its own."""
+"""Commands that arrive together at three real nodes share transactions; each has its own answer and rows."""
 
 import uuid
 

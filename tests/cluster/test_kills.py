@@ -25,7 +25,7 @@ async def found(cluster: LocalCluster) -> None:
 
 
 class Load:
-    """Clients that add to counters, each addition a command of its own; it knows what was acknowledged."""
+    """Clients that add to counters, each addition as a command of its own, with a record of the acknowledged ones."""
 
     def __init__(self, cluster: LocalCluster, clients: int) -> None:
         self.cluster, self.clients = cluster, clients
@@ -45,7 +45,7 @@ class Load:
                 return
             counter = luck.randrange(COUNTERS)
             command = f"add-{number}-{count}"
-            # A trigger-free double entry: the counter and the ledger row must agree, whatever happens.
+            # A trigger-free double entry: the counter and the ledger row must always agree.
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._add, url, counter, command)
 

@@ -106,7 +106,7 @@ def by_blocking(url: str) -> Iterator[tuple[str, list[Any]]]:
 def test_every_client_reads_large_results_to_the_bit(
     url: str, expected: list[list[tuple[type, Any]]], asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of an earlier release does not ask for rows by column."""
+    """A client of an earlier release gets rows, not columns."""
     decoded: list[int] = []
 
     def counted(*arguments: Any) -> Any:

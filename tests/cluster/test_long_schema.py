@@ -18,7 +18,7 @@ ROWS = 80_000
 
 
 async def test_long_explain_and_schema_statements_block_no_other_request(tmp_path: Path) -> None:
-    """Each of these would run for long: it is interrupted in its thread, nothing of it is there, all else goes on."""
+    """Each of these long statements is interrupted in its thread and has no effect; all other work goes on."""
     cluster = LocalCluster(tmp_path / "nodes", ["A"])
     cluster.write_files()
     try:

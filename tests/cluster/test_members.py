@@ -281,7 +281,7 @@ async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> N
         await trio.to_thread.run_sync(old.process.wait)
         with closing(sqlite3.connect(old.database)) as db:
             kept = dict(db.execute("SELECT key, value FROM bedrockish_meta WHERE key = 'lost'"))
-        # the file itself records the refusal, whatever the others remember
+        # the file itself records the refusal, even if the others forget it
         assert "older state of its file" in kept["lost"]
         await work.moves()
 

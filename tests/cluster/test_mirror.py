@@ -1,4 +1,4 @@
-"""The mirror of docs/changes.md, run as it stands there, while nodes die: it is what the cluster is, row for row."""
+"""The unchanged mirror of docs/changes.md, while nodes die: it equals the cluster row by row."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""Clients that send and never read: what a node keeps for them is bounded, they are cut, and others are served."""
+"""Clients that send and never read: their memory at a node is bounded, they are disconnected, and others are served."""
 
 import json
 import socket
@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def resident(pid: int, name: str) -> int:
-    """Return what a process has of the machine's memory, in bytes: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    """Return the memory of a process in bytes: ``VmRSS`` now, ``VmHWM`` its maximum so far."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
@@ -86,7 +86,7 @@ def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 async def test_incomplete_messages_of_all_clients_have_bounded_memory(cluster: LocalCluster, is_whole: bool) -> None:
-    """Each may send 64 MiB; what is kept of all of them is bounded, and counted."""
+    """Each may send 64 MiB; the memory for all of them is bounded, and counted."""
     node = cluster.nodes[0]
     await ready(cluster)
     assert node.process is not None

@@ -243,7 +243,7 @@ async def test_a_partition_of_a_day(tmp_path: Path) -> None:
                 assert (await each.execute(count, read="strict")).rows == [(100 + index, int(bool(happened)))]
                 await each.execute("INSERT INTO t VALUES (?)", [100 + index], timeout=20)
         await until_well(cluster)
-        await level(cluster)  # also what was written last
+        await level(cluster)  # also the last write
         cluster.stop()
         judge_files(cluster)
 

@@ -1,4 +1,4 @@
-"""Old entries of the journal are packed while a node runs; whoever needs them, peer or client, gets them whole."""
+"""Old entries of the journal are packed while a node runs; peers and clients get them unpacked."""
 
 import sqlite3
 import time

@@ -1,4 +1,4 @@
-"""The proxies that the stories and the chaos rest on: what they cut, hold, slow down and catch."""
+"""The proxies of the stories and the chaos cut, hold, delay and record messages."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Journals are pruned while nodes run: entries in use stay, and late readers are told."""
+"""Journals are pruned while nodes run: entries in use stay, and late readers get an error."""
 
 from collections.abc import Iterator
 from contextlib import closing

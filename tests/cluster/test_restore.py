@@ -104,7 +104,7 @@ async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: 
 
 
 def founded(new: Path, folder: Path) -> LocalCluster:
-    """Return a cluster of one whose database is what was restored."""
+    """Return a cluster of one with the restored database."""
     cluster = LocalCluster(folder, ("X",))
     cluster.write_files()
     new.rename(cluster.nodes[0].database)

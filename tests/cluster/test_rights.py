@@ -369,7 +369,7 @@ async def _change(url: str, change: MemberChange) -> None:
 
 
 def _until_refused(door: str, who: Caller) -> None:
-    """Wait until another node has applied what was committed at one."""
+    """Wait until another node has applied the commits of one."""
     for _ in range(200):
         try:
             DOORS[door](who, "SELECT 1")
@@ -398,7 +398,7 @@ def test_there_is_always_an_admin(cluster: LocalCluster) -> None:
 
 
 async def test_a_link_from_before_there_were_users_may_nothing(tmp_path: Path) -> None:
-    """And they are there after a kill; the token of a node stays what it was."""
+    """And they are there after a kill; the token of a node does not change."""
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
         async with open_client(cluster.url(1, only=True)) as early:

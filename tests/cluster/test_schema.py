@@ -94,7 +94,7 @@ async def _one_of_two_wins(cluster: LocalCluster) -> None:
 
 
 async def _history_and_dry_runs(cluster: LocalCluster) -> None:
-    """Every node tells the same history, and a change in a transaction that is rolled back makes none."""
+    """Every node has the same history, and a rolled back schema change is not in it."""
     told = []
     for index in range(3):
         async with open_client(cluster.url(index, only=True)) as client:

@@ -89,7 +89,7 @@ def refused(url: str) -> str:
 
 
 def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
-    """Nodes admit clients with a password or a certificate, and tell others in one line what is missing."""
+    """Nodes admit clients with a password or a certificate; others get one line that names the missing login."""
     hosts = ",".join(f"127.0.0.1:{node.port}" for node in tls.nodes)
     ca = f"ca={certs / 'ca.pem'}"
     with connect(tls.url()) as db:

@@ -110,7 +110,7 @@ async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_
                         try:
                             await client.execute(INSERT, [row], timeout=4)
                         except BedrockishError:
-                            return  # no quorum any more; no client was told the outcome of this row
+                            return  # no quorum any more; no client got the outcome of this row
                         done.add(row)
 
             async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Tables at the limits of SQLite go through all that a cluster does: write, back up, restore, join, compare, repair
+"""Tables at the limits of SQLite in every operation of a cluster: write, back up, restore, join, compare, repair
 and verify.
 """
 

@@ -1,4 +1,4 @@
-"""A node that is told to stop answers each request that it has taken, and has executed no other."""
+"""A stopping node answers each accepted request, and has executed no other one."""
 
 import json
 import signal

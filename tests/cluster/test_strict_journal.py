@@ -98,7 +98,7 @@ async def write_on(client: Client) -> None:
 
 
 async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_others(tmp_path: Path) -> None:
-    """A and B acknowledge a commit each while other commits are under way, and C is asked for both, in every way."""
+    """A and B each acknowledge a commit while others are in progress; each kind of read at C must show both."""
     async with proxied_cluster(tmp_path / "nodes", "ABC", http=True) as cluster, AsyncExitStack() as stack:
         await ready(cluster)
 

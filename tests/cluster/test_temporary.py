@@ -47,7 +47,7 @@ async def at(cluster: LocalCluster, index: int, sql: str) -> list[tuple[Any, ...
 
 
 async def test_rows_of_temporary_tables_stay_in_their_session(cluster: LocalCluster) -> None:
-    """Tables, views, indexes and triggers serve their session; what it copies reaches all nodes, and nothing else."""
+    """Tables, views, indexes and triggers serve their session; only rows copied from them reach the nodes."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
         await filled(client)

@@ -1,4 +1,4 @@
-"""Tokens of three real nodes' users: where they are taken, what they are good for, and how they end."""
+"""Tokens of three real nodes' users: where they are accepted, their rights, and their ends."""
 
 import itertools
 import json
@@ -121,7 +121,7 @@ def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalClus
 
 @pytest.fixture(scope="module")
 def mara(cluster: LocalCluster) -> Iterator[str]:
-    """Return the password of a new user of the cluster with the role writer, who will make tokens."""
+    """Return the password of a new user with the role writer, for tests that make tokens."""
     done(user(cluster.url(), "add", "mara", "--role", "writer", password="first"))
     yield "first"
     done(user(cluster.url(), "remove", "mara"))

@@ -1,4 +1,4 @@
-"""Interactive transactions over three real nodes: what they can do, many at once, lost nodes and lost answers."""
+"""Interactive transactions over three real nodes: statements, many at once, lost nodes and lost answers."""
 
 import signal
 from dataclasses import replace

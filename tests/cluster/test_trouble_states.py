@@ -511,7 +511,7 @@ def issue(certs: Path, node: str, days: float) -> None:
 
 
 async def certified(tmp_path: Path) -> AsyncGenerator[tuple[str, Seen]]:
-    """Yield the views of a node whose certificate comes to its end."""
+    """Yield the views of a node whose certificate expires."""
     certs = certify(tmp_path / "certs")
     cluster = LocalCluster(tmp_path / "three", settings={"security": {"tls": str(certs)}})
     cluster.add_http()

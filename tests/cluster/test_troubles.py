@@ -1,4 +1,4 @@
-"""Status tells the truth: what is wrong with a cluster is named first, by everything that an operator looks at."""
+"""Every interface for operators names a cluster's troubles first."""
 
 import signal
 from pathlib import Path

@@ -53,7 +53,7 @@ async def restart(cluster: LocalCluster, index: int, sources: Sequence[Path]) ->
 
 
 async def every_operation(cluster: LocalCluster, last: Sequence[Path], stage: str) -> None:
-    """Do at each node what a client can do, and with the command line of the other release at one of each."""
+    """Run every operation of a client at each node, and the other release's command line at one of each."""
     asked: list[Sequence[Path]] = []
     counts: dict[str, int] = {}
     async with open_client(cluster.url(options=PATIENT)) as client:
@@ -79,7 +79,7 @@ async def every_operation(cluster: LocalCluster, last: Sequence[Path], stage: st
             await client.execute("SELECT count(*) FROM work", read="stale")
             async with client.stream("SELECT row FROM work LIMIT 100") as found:
                 assert len([row async for row in found]) > 0
-            # Many commands on one row: those of a node are led together, and those of others meet them.
+            # Many commands on one row: those of one node share transactions, and conflict with those of other nodes.
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
                     nursery.start_soon(client.execute, f"UPDATE {stage} SET n = n + 1 WHERE who = ?", [who])
@@ -131,7 +131,7 @@ async def learner(cluster: LocalCluster, name: str, sources: Sequence[Path]) -> 
 
 
 async def dies(cluster: LocalCluster, index: int, work: Work) -> None:
-    """A node is killed under load; those of the other release finish what it led."""
+    """A node is killed under load; nodes of the other release finish its transactions."""
     cluster.nodes[index].kill()
     await work.moves()
     cluster.nodes[index].start()
@@ -187,7 +187,9 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
                 if stage == 0:
                     await learner(cluster, "D", last)
                     await learner(cluster, "E", SOURCES)
-                if stage == 1:  # go back once: so far the new release writes and sends only what the last one reads
+                if (
+                    stage == 1
+                ):  # go back once: so far the new release writes and sends only forms that the last one reads
                     await restart(cluster, "ABC".index(name), last)
                     await restart(cluster, "ABC".index(name), SOURCES)
             assert "all run" in await checked(cluster)

@@ -1,4 +1,4 @@
-"""Three real nodes with users: the journal says whose each command was, through whichever door it came."""
+"""Three real nodes with users: the journal has the user of each command, from every interface."""
 
 import json
 import subprocess

@@ -130,7 +130,7 @@ async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: Local
         nursery.start_soon(write_at_all, cluster, 100_000, enough := trio.Event())
         for node in cluster.nodes[1:]:
             await trio.sleep(1)
-            assert nursery.child_tasks  # otherwise no write would have met a kill
+            assert nursery.child_tasks  # otherwise no kill would have interrupted a write
             node.kill()
             await trio.sleep(0.5)
             node.start()

@@ -1,4 +1,4 @@
-"""Wagtail's migrations and its search backend of FTS5 run unchanged: what it finds is what it finds on SQLite."""
+"""Wagtail's migrations and its search backend of FTS5 run unchanged, with the results of SQLite."""
 
 import json
 import os
@@ -53,7 +53,7 @@ print(json.dumps([*found, titles("beta"), titles("zebra"), titles("gamma")]))
 
 
 async def use(folder: Path, engine: str, name: str) -> list[object]:
-    """Migrate a database, fill it with pages and search in them; return what was found."""
+    """Migrate a database, fill it with pages and search in them; return the results."""
     (folder / "settings.py").write_text(SETTINGS)
     given = {"DJANGO_SETTINGS_MODULE": "settings", "ENGINE": engine, "NAME": name, "PYTHONPATH": str(folder)}
     with trio.fail_after(600):

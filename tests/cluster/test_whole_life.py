@@ -51,7 +51,7 @@ class Home(LocalNode):
 
 @dataclass
 class Shop:
-    """Clients that write orders until they are told to stop, with a record of their errors.
+    """Clients that write orders until they are stopped, with a record of their errors.
 
     Attributes:
         url: the present URL for new connections; open links do not notice a change.
@@ -202,7 +202,7 @@ class Life:
         return self.url(login=self.admin) if self.admin else self.url(certificate=self.certificate)
 
     async def do(self, *words: str, stdin: str = "") -> str:
-        """Run a command of the present release, which has to end well; return what it printed."""
+        """Run a command of the present release, which must succeed; return its output."""
         done = await trio.to_thread.run_sync(lambda: program(*words, stdin=stdin))
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout

@@ -1,4 +1,4 @@
-"""The files of expectations: what they say is read back, and any change of a test is a difference."""
+"""The files of expectations are read back unchanged, and any changed outcome of a test is a difference."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def test_any_change_of_a_test_is_a_difference(test: str, now: tuple[str, str] | 
 
 
 def test_reasons_that_were_given_are_kept() -> None:
-    """And what is new has none, which the gate does not let pass."""
+    """A new test has none, and the gate refuses that."""
     new = renewed(EXPECTED, {**FOUND, "e.new": ("failed", "boom")}, "Suite 2", "all")
     assert {name: why for name, why in new.others.items() if name != "e.new"} == EXPECTED.others
     assert UNEXPLAINED in new.others["e.new"][1]

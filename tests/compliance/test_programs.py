@@ -34,7 +34,7 @@ class Place:
 
 
 def check(found: object, wanted: object) -> None:
-    """Raise an error if a program found something else than it wrote."""
+    """Raise an error if a program did not find its own writes."""
     assert found == wanted, f"{found!r}, not {wanted!r}"
 
 

@@ -25,7 +25,7 @@ def test_a_part_of_cpythons_tests(tmp_path: Path) -> None:
 
 
 def test_nine_of_ten_of_cpythons_tests_pass() -> None:
-    """Of those that ask for nothing that is refused by design."""
+    """The tests that are not refused by design."""
     counts = read_expected(path_of("cpython")).counts()
     assert counts["passed"] >= 0.9 * (counts["passed"] + counts["failed"])
 

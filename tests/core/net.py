@@ -24,8 +24,8 @@ class Net:
         members = {name: Member(name, "", voter=name in voters) for name in voters + learners}
         self.places: dict[str, Place] = {}
         self.flights: deque[tuple[str, str, Message]] = deque()
-        self.kept: set[type] = set()  # messages that are held back, neither delivered nor lost
-        self.slow: set[str] = set()  # nodes that do not come to putting messages together of pieces
+        self.kept: set[type] = set()  # held messages, neither delivered nor lost
+        self.slow: set[str] = set()  # nodes that do not assemble messages in pieces
         self.cuts: set[frozenset[str]] = set()
         self.said: list[tuple[str, str, Message]] = []
         for name in members:

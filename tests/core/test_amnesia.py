@@ -1,4 +1,4 @@
-"""Memory of other nodes' files: which starts a node knows, and which peers it turns away."""
+"""Memory of other nodes' files: the starts that a node knows, and the peers that it refuses."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ def test_an_acceptance_survives_a_restart() -> None:
 
 
 def test_an_accepted_rollback_survives_a_restart() -> None:
-    """The transaction's leader may have told its client that it was rolled back, because of this acceptance."""
+    """Because of this acceptance, the leader may have answered its client that the transaction was rolled back."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)

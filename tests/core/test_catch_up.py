@@ -40,7 +40,10 @@ def checks(net: Net, sender: str) -> list[Check]:
 
 
 def acknowledged_without_a(settings: Settings = ASKS_FEW) -> Net:
-    """B's client was told of a commit that C has approved. A was not asked, and neither A nor C has the COMMIT."""
+    """B's client has the answer to a commit that C has approved.
+
+    A was not asked, and neither A nor C has the COMMIT.
+    """
     net = Net("ABC", settings=settings)
     net.cut("A", "B")
     net.kept = set(TELLS_COMMITS)
@@ -66,7 +69,7 @@ def test_read_waits_for_a_commit_that_is_pending_at_the_voter() -> None:
 
 
 def test_vectors_of_a_majority_would_miss_that_commit() -> None:
-    """The vector of C has nothing of B. Only the transactions that are pending at C tell of the commit."""
+    """The vector of C has no tick of B. Only C's pending transactions include the commit."""
     net = acknowledged_without_a()
     with in_force(FAULTS["the journal is read without the pending ones"]):
         net.ask("A", journal("j"))
@@ -179,7 +182,7 @@ def test_read_of_a_row_too_is_certified_after_the_wait() -> None:
 
 
 def test_end_of_a_transaction_that_was_rolled_back_is_asked_for() -> None:
-    """Nothing tells A of it, because A was not asked for its approval."""
+    """A does not know the commit, because A was not asked for its approval."""
     net = Net("ABCDE", settings=ASKS_FEW)
     net.kept = {Approve}
     net.ask("B", add("given", "y", timeout_s=0.2))

@@ -1,4 +1,4 @@
-"""A command is executed once: every voter looks up its id, whatever the base, and refuses an id that is too old."""
+"""A command is executed once: every voter looks up its id, for any base, and refuses an id that is too old."""
 
 from collections.abc import Mapping
 

@@ -25,7 +25,7 @@ def said(net: Net, kind: type[Message], sender: str = "A") -> list[str]:
 
 
 def restart(net: Net, name: str = "A") -> None:
-    """Crash a node, which loses what is not durable, and start it again with all its links."""
+    """Crash a node, which loses its volatile writes, and start it again with all its links."""
     net.flights = type(net.flights)(flight for flight in net.flights if flight[0] != name and flight[1] != name)
     net.play(name, "reboot", 0)
     for other in sorted(net.places.keys() - {name}):

@@ -229,7 +229,7 @@ def doubting(why: str, recovered: Recovered) -> Node:
 
 
 def test_voter_rejects_transactions_made_of_other_rows() -> None:
-    """If it were approved, it would fit no other node. The voter keeps nothing of it, and checks its tables."""
+    """An approved one would fit no other node. The voter stores nothing about it, and checks its tables."""
     made = transaction("A", 1)
     node = doubting("row 7 of t is another one here", Recovered("B", "b", MEMBERS))
     effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL))

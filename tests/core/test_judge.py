@@ -87,8 +87,8 @@ MEMBERS = Membership(0, {name: Member(name, f"{name}:1") for name in NAMES[:5]})
 class Model:
     """A cluster of ``voters`` in which voter 0 leads X and ``leaders`` say who leads each rival.
 
-    Unless ``whole``, what follows is left out where X cannot be committed by its leader any more: there, no abort is
-    wrong. With ``forgets``, the BEGINs of rivals leave before their leaders' votes are durable, which a crash may lose.
+    Unless ``whole``, states after which X's leader cannot commit it any more are left out: there, no abort is wrong.
+    With ``forgets``, the BEGINs of rivals leave before their leaders' votes are durable, which a crash may lose.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Model:
         self.forgets = not may_count_out(voters) if forgets is None else forgets
 
     def worlds(self) -> set[World]:
-        """Return all that can be reached."""
+        """Return all reachable states."""
         start = self.same((Voter((Rival(),) * len(self.leaders)),) * self.voters)
         found, waiting = {start}, [start]
         while waiting:
@@ -110,13 +110,13 @@ class Model:
         return found
 
     def is_hopeless(self, world: World) -> bool:
-        """Whether X cannot be committed by its leader any more, whatever happens."""
+        """Whether X's leader cannot commit X any more."""
         if world[0].answer is not None:
             return True
         return sum(v.approved or v.answer is None for v in world) < self.quorum
 
     def same(self, world: World) -> World:
-        """Return the world that stands for all in which those who lead nothing have changed places."""
+        """Return the representative of all worlds that differ only by a permutation of voters without transactions."""
         special = {0, *self.leaders}
         others = iter(sorted((world[i] for i in range(self.voters) if i not in special), key=repr_of))
         return tuple(world[i] if i in special else next(others) for i in range(self.voters))
@@ -220,7 +220,7 @@ class Model:
     # -- what a voter does with a rival --------------------------------------------------------------------------------
 
     def about_rival(self, world: World, number: int, voter: Voter, rival: int) -> Iterator[Voter]:
-        """Yield what the messages of a rival do to a voter."""
+        """Yield the effects of a rival's messages on a voter."""
         known, leader = voter.rivals[rival], self.leaders[rival]
         accepted = [one for one in world if one.rivals[rival].state in (ACCEPTED, DOOMED, ABORTED)]
         is_committed = any(one.rivals[rival].state == COMMITTED for one in world)

@@ -93,7 +93,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 
 
 def test_a_recovery_holds_a_transaction_whose_base_has_the_first_label_alone(story: Story) -> None:
-    """NEVER would abort the transaction, though its leader may have told its client that it is committed."""
+    """NEVER would abort the transaction, though its client may have the answer that it is committed."""
     made = make("C", story.ms + 5, HOT, {"C": LAST})
     said = story.step(Received("A", Recover(made.body, 2, made.txid.clock)))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.HELD]

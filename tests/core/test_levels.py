@@ -64,7 +64,7 @@ LEVELS: dict[int, dict[int, str]] = {
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
 def test_fields_of_an_earlier_level_are_still_written_first(level: int) -> None:
-    """Its fields stand first and in its order; what it does not have is optional here."""
+    """The fields of the older level come first, in its order; further fields are optional here."""
     for number, text in LEVELS[level].items():
         cls, readers = WIRE[number]
         names = text.split()
@@ -97,7 +97,7 @@ def test_a_begin_of_an_older_release_is_read_and_one_with_nonsense_for_a_trace_t
 
 
 def test_nothing_leaves_that_the_cluster_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of the core that forgets to ask for the level is stopped by the assertion, here and in every test."""
+    """The assertion stops a part of the core that does not check the level, here and in every test."""
     state = One(membership(0, "ABC")).node.state
     monkeypatch.setitem(SINCE, AskClock, LEVEL + 1)
     state.roster.membership = replace(state.roster.membership, level=LEVEL + 1)
@@ -155,7 +155,7 @@ def test_a_node_of_an_older_release_is_not_taken_in() -> None:
 
 
 def test_levels_are_told_in_gossip() -> None:
-    """The cluster's level is the least that any member has told; a silent member keeps the level where it is."""
+    """The cluster's level is the lowest that any member has reported; a silent member keeps the level unchanged."""
     one = One(membership(0, "ABC"))
     for known in one.node.state.roster.peers.values():
         known.level = UNKNOWN

@@ -144,7 +144,7 @@ def test_pending_transaction_of_the_old_membership_ends_with_the_change() -> Non
 
 
 def test_links_follow_the_membership() -> None:
-    """The driver is told at once, and quorums are those of the new voters."""
+    """The driver gets the change at once, and quorums are those of the new voters."""
     one = One(membership(0, "ABC"))
     effects = one.step(Received("A", commit(transaction("A", 1, change=membership(1, "ABCD")))))
     assert [effect.membership.nodes for effect in effects if isinstance(effect, SetMembers)] == [["A", "B", "C", "D"]]

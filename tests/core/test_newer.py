@@ -11,7 +11,7 @@ def asked(net: Net) -> list[str]:
 
 
 def ask(net: Net, number: int) -> bool | None:
-    """Have A ask, and return what it was told at once."""
+    """Let A ask, and return the immediate answers."""
     net.play("A", "newer", number)
     return net.places["A"].newer.get(number)
 
@@ -44,7 +44,10 @@ def test_learner_needs_the_answers_of_a_majority() -> None:
 
 
 def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
-    """B leads the transaction and has told C alone. C has approved it, so B's client may get its answer at any time."""
+    """B leads the transaction and has sent BEGIN to C alone.
+
+    C has approved it, so B's client may get its answer at any time.
+    """
     net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.kept = {Approve}

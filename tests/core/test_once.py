@@ -222,7 +222,7 @@ def test_those_that_come_together_share_a_transaction() -> None:
 
 
 def test_an_overtaken_one_is_lost_alone() -> None:
-    """Those that came together with it are led, whichever of them it is."""
+    """The commands that arrived together with it are led, for each of them."""
     for place in range(3):
         world = Trio()
         old = world.base("A")
@@ -237,7 +237,7 @@ def test_an_overtaken_one_is_lost_alone() -> None:
 
 
 def test_two_with_one_key_that_come_together_are_not_merged() -> None:
-    """The one that has read what the other one wrote is lost; a third one is not."""
+    """A transaction that has read a row of another one is lost; a third one is not."""
     world = Trio()
     base = world.base("A")
     numbers = world.submit_together("A", prepared(base, "x", "x"), prepared(base, "x", "x"), prepared(base, writes="y"))

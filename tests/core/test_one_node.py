@@ -77,14 +77,14 @@ def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
 
 
 def test_a_begin_of_an_older_membership_is_over() -> None:
-    """The transaction is not in the base of the change, so it can never commit, and its leader is told so."""
+    """The transaction is not in the base of the change, so it can never commit, and its leader gets this outcome."""
     one = One(membership(1, "ABC"))
     said = one.hear("A", Begin(transaction("A", 1, config=0).body))
     assert [type(message) for message in said] == [Outcome]
 
 
 def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
-    """A learner has no vote, whatever it says."""
+    """A learner's messages do not count as votes."""
     net = Net("ABC", "L")
     txid = begin(net, approvers="")
     net.play("A", "receive", "L", Approve(txid, 0, 0))

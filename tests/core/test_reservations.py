@@ -80,7 +80,7 @@ class Busy(Net):
         self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
 
     def go_on(self, seconds: float, until: Callable[[], bool] = lambda: False, writers: int = 2) -> bool:
-        """Let all clients work; return whether what was waited for came."""
+        """Let all clients work; return whether the awaited state was reached."""
         end = self.seconds + seconds
         while self.seconds < end:
             for name, place in self.places.items():
@@ -230,7 +230,7 @@ def test_several_get_through_one_after_the_other() -> None:
 
 
 def test_constant_reservations_get_a_quarter_of_the_time() -> None:
-    """Each node holds back for that share and once for the longest reservation, whichever node asks."""
+    """Each node holds back for that share and once for the longest reservation, for any asking node."""
     settings = Settings(reserve_ms=500)
     net = Busy(settings=settings, took_s=0.15)
     net.go_on(0.1)

@@ -89,7 +89,7 @@ class Voter:
         return Now(self.seconds, WALL + int(1000 * self.seconds))
 
     def hear(self, peer: str, message: Any) -> list[Any]:
-        """Return what is sent to the peer in answer."""
+        """Return the messages to the peer in answer."""
         effects = self.node.step(Received(peer, message), self.now)
         return [one.message for one in effects if isinstance(one, Send) and one.peer == peer]
 

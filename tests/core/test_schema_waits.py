@@ -152,7 +152,7 @@ def test_read_on_the_old_schema_gets_no_clock_of_the_next_one() -> None:
 
 
 def answers(net: Net, command: str, request: Request) -> list[Answer]:
-    """Ask A, and return what it is told."""
+    """Ask A, and return its answer."""
     found: list[Answer] = []
     core = net.places["A"].core
     finish = core.coordinator.replies.finish

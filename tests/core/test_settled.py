@@ -71,7 +71,7 @@ class Behind:
 
 
 def timeline() -> Iterator[Entry]:
-    """Yield what A has led, an hour ago."""
+    """Yield the entries that A led an hour ago."""
     head = GENESIS
     for number in range(1, LAST + 1):
         made = transaction("A", number, base={"A": number - 1} if number > 1 else {})

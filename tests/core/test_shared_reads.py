@@ -33,7 +33,7 @@ def test_reads_that_come_while_a_question_is_under_way_share_the_next_one() -> N
 
 
 def test_read_that_arrives_after_a_question_is_not_answered_by_it() -> None:
-    """C answers the question about x, then approves B's commit to y, and B tells its client. A read that arrives at A
+    """C answers the question about x, then approves B's commit to y, and B answers its client. A read that arrives at A
     after that must see the commit, although A has not heard of it and C's answer is still in transit.
     """
     net = Net("ABC")

@@ -220,7 +220,7 @@ def test_a_client_whose_time_is_over_before_they_are_led_takes_nobody_along() ->
 
 
 def test_learner_leads_no_group() -> None:
-    """Each is told where to write."""
+    """Each client gets the voters' addresses."""
     net = Net("AB", learners="L")
     net.ask_together("L", *some(3))
     net.run(1.0)

@@ -13,7 +13,7 @@ from tools.sim.options import WINDOW_CONSTANTS
 
 WORLDS, STEPS = 150, 150
 NODES = "ABC"
-WINDOW = 30  # clocks below what is settled that the window keeps
+WINDOW = 30  # clocks below settled time that the window keeps
 
 
 def draw_access_set(luck: Random) -> AccessSet:

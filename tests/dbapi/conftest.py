@@ -39,7 +39,7 @@ def connection(url: str) -> Iterator[db.Connection]:
 
 @pytest.fixture
 def other(url: str) -> Iterator[db.Connection]:
-    """A second connection, to see what the first one has committed."""
+    """A second connection, which sees the commits of the first one."""
     made = db.connect(url, autocommit=True, read="strict")
     yield made
     made.close()

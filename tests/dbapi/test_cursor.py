@@ -148,7 +148,7 @@ def test_fetchone(connection: db.Connection, table: str) -> None:
 
 
 def test_fetchmany(connection: db.Connection, table: str) -> None:
-    """As many as asked for, ``arraysize`` (1 at first) by default; fewer at the end; then an empty sequence."""
+    """It returns as many rows as requested, by default ``arraysize`` (1 at first); at the end fewer, then none."""
     fill(connection, table)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     assert cursor.arraysize == 1

@@ -1,6 +1,6 @@
 """Random statements on sqlite3 and on a node, by URL and by path, with the same results, errors and open transactions.
 
-Left out are the differences that docs/sql.md names: ids that a table gives, FAIL outside of a transaction, and
+The test leaves out the differences of docs/sql.md: generated ids, FAIL outside of a transaction, and
 ``total_changes()``, which counts rows of triggers in SQLite.
 """
 

@@ -23,7 +23,7 @@ def test_globals_say_level_safety_and_style() -> None:
 
 
 def test_connect_returns_a_connection(url: str) -> None:
-    """``connect`` takes what it needs by position or keyword, and returns a connection."""
+    """``connect`` takes its arguments by position or keyword, and returns a connection."""
     with db.connect(url) as first, db.connect(url=url, timeout=5, read="strict") as second:
         assert isinstance(first, db.Connection)
         assert second.execute("SELECT 1").fetchone() == (1,)

@@ -71,7 +71,7 @@ def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
 def test_where_others_write_an_index_and_are_not_in_its_way(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, statement: str, spans: set[str]
 ) -> None:
-    """Two rows may have the same value in a UNIQUE index, so there it must not write any; columns alone show that."""
+    """Two rows may have the same value in a UNIQUE index, so the statement must write none; the columns show that."""
     monkeypatch.setattr(bulk, "ROWS_MAX", 5)
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INT, c INT)")
     for index in ("INDEX plain ON t(b, c)", "UNIQUE INDEX one ON t(a)", "UNIQUE INDEX some ON t(a) WHERE b > 0",

@@ -42,7 +42,7 @@ TENS = "SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 10"
 
 
 class Three:
-    """Three files; A leads everything, and the others apply it when the test says so."""
+    """Three files; A leads everything, and the others apply it on the test's command."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = {node: folder / f"{node}.db" for node in "ABC"}
@@ -64,7 +64,7 @@ class Three:
         self.level()
 
     def level(self, *nodes: str) -> None:
-        """Let nodes, by default all, apply what they lack."""
+        """Let nodes, by default all, apply their missing entries."""
         for node, engine in self.others.items():
             if node in nodes or not nodes:
                 for entry in self.leader.entries[engine.applied.get("A", 0) :]:

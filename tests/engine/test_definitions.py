@@ -45,7 +45,7 @@ def table_facts(tables: Tables) -> dict[str, Any]:
 
 
 def schema_facts(schema: Schema) -> Any:
-    """All that is known of a schema, and the children of each parent in some order."""
+    """All facts about a schema, and the children of each parent in some order."""
     children = {name: sorted(map(repr, foreign)) for name, foreign in schema.children.items()}
     return schema, children
 

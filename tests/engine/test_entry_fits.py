@@ -18,7 +18,7 @@ Pair = tuple[TestNode, TestNode]
 
 
 def follow(leader: TestNode, follower: TestNode) -> None:
-    """Let a node apply what it does not have yet."""
+    """Let a node apply its missing entries."""
     for entry in leader.entries[follower.engine.applied.get(leader.node, 0) :]:
         follower.apply(entry)
 

@@ -144,7 +144,7 @@ class Changes:
                 node.run(("DELETE FROM t WHERE _rowid_ BETWEEN ? AND ?", (rowid, rowid + luck.randrange(3))))
             case 7:  # a row gets another id
                 node.run(("UPDATE OR IGNORE t SET _rowid_ = _rowid_ + 7 WHERE _rowid_ = ?", (rowid,)))
-            case 8:  # two rows exchange what they have: under a unique index only in the right order
+            case 8:  # two rows exchange their values: under a unique index only in the right order
                 one, other = rowid, luck.choice(there)
                 swap = "UPDATE t SET n = (SELECT sum(n) FROM t WHERE _rowid_ IN (?1, ?2)) - n WHERE _rowid_ IN (?1, ?2)"
                 node.run((swap, (one, other)))

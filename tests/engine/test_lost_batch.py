@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> TestNode:
 
 
 def kept(node: TestNode) -> tuple[list[Any], list[Any]]:
-    """Return what the file has of rows and of the journal after a crash."""
+    """Return the rows and the journal of the file after a crash."""
     with closing(apsw.Connection(str(node.path))) as db:
         ticks = [tick for (tick,) in db.execute("SELECT tick FROM bedrockish_journal ORDER BY tick")]
         return db.execute(ROWS).fetchall(), ticks

@@ -51,7 +51,7 @@ def reopened(node: TestNode) -> Engine:
 
 @pytest.mark.parametrize("error", [apsw.CantOpenError, apsw.IOError, apsw.NoMemError])
 def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: Path, error: type[apsw.Error]) -> None:
-    """The node stops, its file has what it had, and after a start the same commit is applied."""
+    """The node stops, its file is unchanged, and after a start the same commit is applied."""
     source = TestNode(tmp_path / "source.db")
     source.run(*SCHEMA)
     source.run(*WRITES)

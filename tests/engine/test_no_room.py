@@ -1,4 +1,4 @@
-"""A file that cannot be written now is told apart from a damaged one, wherever the system says so."""
+"""A file that cannot be written now is distinguished from a damaged one, at each system call."""
 
 import errno
 import os

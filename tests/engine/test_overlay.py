@@ -1,4 +1,4 @@
-"""The overlay's file, over plain SQLite: whatever happens to the WAL, it shows the pinned snapshot."""
+"""The overlay's file, over plain SQLite: it shows the pinned snapshot after every change of the WAL."""
 
 import os
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
         if late:
             assert bench.look(moment).execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
         salt = salt_of(bench.wal)
-        for _ in range(5):  # enough to write over all that was in the WAL before
+        for _ in range(5):  # enough to overwrite the whole WAL
             bench.write("UPDATE t SET n = n + 100, note = 'new'")
         assert bench.frames > moment.frames
         assert salt_of(bench.wal) != salt

@@ -1,4 +1,4 @@
-"""Reads of the cluster's own tables: the engine tells the core of them, because no key stands for their rows."""
+"""Reads of the cluster's own tables: the engine reports them to the core, because their rows have no keys."""
 
 import pytest
 

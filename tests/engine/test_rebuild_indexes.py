@@ -1,4 +1,4 @@
-"""A file with new indexes has all that the old one had, each row under its rowid; or nothing is touched."""
+"""A file with new indexes has all rows of the old one, each under its rowid; or the old file is unchanged."""
 
 from contextlib import closing
 from pathlib import Path
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def facts(path: Path) -> tuple[object, ...]:
-    """Return all that a file has but its pages."""
+    """Return the whole content of a file, without the layout of its pages."""
     with closing(apsw.Connection(str(path))) as db:
         schema = set(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"))
         rowids = db.execute("SELECT rowid, a FROM keyless NOT INDEXED ORDER BY 1").fetchall()

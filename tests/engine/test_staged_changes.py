@@ -73,7 +73,7 @@ def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pair(make_node: MakeNode) -> tuple[TestNode, TestNode]:
-    """Two nodes with the same rows: what the first one does is applied at the second."""
+    """Two nodes with the same rows: the changes of the first one are applied at the second."""
     first, second = make_node("A"), make_node("B")
     for sql in (*SCHEMA, *FILL):
         first.run(sql)

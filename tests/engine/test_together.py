@@ -85,7 +85,7 @@ def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
 
 
 def test_a_text_is_known_to_write_when_it_was_run(bank: TestNode) -> None:
-    """It must also be no query, set nothing, not ask for its transaction, and not change the schema."""
+    """It must not be a query, set a setting, ask for its transaction's properties, or change the schema."""
     insert = "INSERT INTO account(id, owner, balance) VALUES (?, ?, 0)"
     assert not bank.engine.only_writes([ADD])
     bank.prepare(ADD)

@@ -1,4 +1,4 @@
-"""A worker right after a start sees all that the node had committed before."""
+"""A worker right after a start sees all commits of the node."""
 
 import shutil
 from pathlib import Path

@@ -15,7 +15,7 @@ PRODUCTS = {f"p{number}": (f"Product {number}", 100 + number, 60) for number in 
 
 
 class Buyers:
-    """Threads that buy until they are told to stop, and record the answers."""
+    """Threads that buy until they are stopped, and record the answers."""
 
     def __init__(self, urls: list[str]) -> None:
         self.stop = threading.Event()

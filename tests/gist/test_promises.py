@@ -72,7 +72,7 @@ def test_nodes_that_cannot_reach_each_other_do_not_fight() -> None:
 
 
 def test_two_other_approvals_of_five_commit_without_waiting_for_the_rest() -> None:
-    """Example 1, step 4: with two approvals besides its own a leader commits, whatever the other nodes do."""
+    """Example 1, step 4: with two approvals besides its own a leader commits, for any behaviour of the other nodes."""
     play = Play("A0: BEGIN Alice writes x", "deliver A -> C E", "deliver C -> A")
     assert play.table.places["A"].tick == 0
     play("deliver E -> A")
@@ -146,7 +146,7 @@ def test_only_stated_components_are_compared() -> None:
 
 
 def test_a_restarted_node_catches_up() -> None:
-    """Journal: a node that comes back applies what it missed."""
+    """Journal: a node that comes back applies the missed commits."""
     play = Play("crash E", "A0: BEGIN Alice writes x", "settle", "B0: BEGIN Bob reads x writes y", "settle")
     assert play.rows("E") == {}
     play("restart E", "wait 1s")

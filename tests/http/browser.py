@@ -88,7 +88,7 @@ class Browser:
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> None:
-        """Write what is seen as a PNG."""
+        """Write a picture of the page as a PNG."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The last hour, slow statements and open transactions: kept in bounded memory, told of all nodes, ended on request."""
+"""The last hour, slow statements and open transactions: in bounded memory, for all nodes, ended on request."""
 
 import sys
 import time

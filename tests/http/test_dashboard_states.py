@@ -58,7 +58,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def told(cluster: LocalCluster, index: int) -> dict[str, Any]:
-    """Return what ``bedrockish status`` tells of a node."""
+    """Return the ``bedrockish status`` of a node."""
     done = program("status", "--json", cluster.url(index, only=True, options="discover=no"))
     found: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == bool(found["troubles"])
@@ -117,7 +117,7 @@ def test_dashboard_agrees_with_status_in_each_state(browser: Browser, cluster: L
                 "safe_time",
                 "in_doubt",
             }
-            time.sleep(6)  # the hour is asked for every five seconds
+            time.sleep(6)  # the page requests the hour every five seconds
             later = browser.run(
                 "[...document.querySelectorAll('#hour-legend li')].map((e) => e.innerText + e.className)"
             )

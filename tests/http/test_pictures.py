@@ -1,4 +1,4 @@
-"""The dashboard's newer parts in a real browser: what they show, do, refuse, and look like."""
+"""The dashboard's newer parts in a real browser: their content, effects, refusals and pictures."""
 
 import struct
 import time
@@ -42,7 +42,7 @@ def open_dashboard(browser: Browser, cluster: LocalCluster) -> None:
 
 
 def run(browser: Browser, sql: str) -> str:
-    """Run a statement in the console, and return what it says of it."""
+    """Run a statement in the console, and return the console's answer."""
     browser.run(f"document.querySelector('#sql').value = {sql!r}")
     browser.run("document.querySelector('#console button').click()")
     browser.wait("document.querySelector('#console-said').innerText !== 'running…'")

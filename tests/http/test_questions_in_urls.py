@@ -27,7 +27,7 @@ def ask(node: Asker, sql: str, *params: object, to: str = "query", **options: st
 
 
 def raw(node: Asker, request: bytes) -> bytes:
-    """Send bytes as they are, and return all that comes until the node ends the connection."""
+    """Send bytes unchanged, and return all bytes until the node ends the connection."""
     with socket.create_connection(("127.0.0.1", node.port), timeout=30) as link:
         link.sendall(request)
         said = b""

@@ -1,4 +1,4 @@
-"""One client takes all that it can get of a node, and another one, at another address, still finds room."""
+"""One client takes its full share of a node, and another one, at another address, still finds room."""
 
 import json
 import socket

@@ -34,7 +34,7 @@ def expand(some: frozenset[bytes], spans: tuple[Range, ...]) -> set[bytes]:
 
 
 def model(left: AccessSet, right: AccessSet) -> bool:
-    """Writes of one meet reads or writes of the other; ranges in this key space always hold a key of it."""
+    """A write of one is a read or write of the other; ranges in this key space always contain a key of it."""
     left_writes = expand(left.write_points, left.write_ranges)
     right_writes = expand(right.write_points, right.write_ranges)
     left_all = left_writes | expand(left.read_points, left.read_ranges)

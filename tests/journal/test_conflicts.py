@@ -64,7 +64,7 @@ class Story:
         return AccessSet(points(), ranges(), points(), ranges())
 
     def pairs(self) -> Iterator[tuple[Entry, Entry]]:
-        """Yield each pair that conflicts though neither comes after the other, by the definition."""
+        """Yield each conflicting pair of concurrent transactions, by the definition."""
         first = {entry.txid: entry for entry in reversed(self.entries)}
         for one in first.values():
             for other in first.values():
@@ -79,7 +79,7 @@ class Story:
 
 
 def found(entries: list[Entry], horizon: int = 0) -> list[Finding]:
-    """Return the conflicts of entries, as a walk through files tells them."""
+    """Return the conflicts of entries that a walk through files finds."""
     told = Conflicts()
     for entry in entries:
         told.note(entry)
@@ -101,7 +101,7 @@ def names(pairs: Iterator[tuple[Entry, Entry]]) -> set[tuple[str, str]]:
 
 
 def test_conflict_search_matches_the_definition() -> None:
-    """Each reported pair is a conflict; if there are any, some are reported, and all pairs with ranges."""
+    """Each reported pair is a conflict. If there are conflicts, some are reported, and all of those with ranges."""
     some = none = 0
     for seed in range(400):
         story = Story(random.Random(seed), (ROWS,) * 9 + (MEMBERS,))

@@ -56,7 +56,7 @@ class Kept:
         return path
 
     def follow(self) -> Path:
-        """Take what is new into the segment."""
+        """Add the new entries to the segment."""
         assert self.segment is not None
         db = open_readonly(self.node)
         new = [one for one in store.scan(db) if one.tick > self.segment.heads.get(one.leader, (0, b""))[0]]

@@ -1,4 +1,4 @@
-"""Transactions and entries: what is encoded is decoded to the same bytes, and nonsense is refused by type."""
+"""Transactions and entries: decoding and encoding give the same bytes, and wrong types are refused."""
 
 import contextlib
 from random import Random

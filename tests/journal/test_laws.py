@@ -24,7 +24,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(paths: list[Path], law: str) -> set[str]:
-    """Return the laws that the walk finds broken; the tables are looked at if they are what it is about."""
+    """Return the laws that the walk finds broken; it compares tables only for laws about them."""
     found = {finding.check for finding in verify(paths).findings}
     if law == "tables":
         for path in paths:

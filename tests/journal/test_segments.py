@@ -164,7 +164,7 @@ async def test_every_safe_moment_can_be_restored(lived: Lived, tmp_path: Path) -
 
 
 async def test_entries_before_a_safe_one_are_taken_with_their_causes(tmp_path: Path) -> None:
-    """A timeline is not in the order of clocks: a safe entry may come after one that is not."""
+    """A timeline is not in the order of clocks: a safe entry may follow an unsafe one."""
     world = World(tmp_path, 8)
     world.begin()
     insert = "INSERT INTO note(rowid, text) VALUES ({0}, 'note {0}')"

@@ -281,7 +281,7 @@ def test_joined_commands_that_are_not_those_of_the_bytes_are_found(world: World,
 def test_a_command_applied_twice_is_found_where_it_joined(
     world: World, one: tuple[str, ...], other: tuple[str, ...], twice: str
 ) -> None:
-    """The bytes and chains show it, whatever the index table has."""
+    """The bytes and chains show it, with any content of the index table."""
     places = [joined_to(world, *(f"{name}-{number}" for name in one)) for number in range(2)]
     (leader, first), (_, second) = (entry.place for entry in places)
     db = world.nodes["A"].db

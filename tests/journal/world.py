@@ -170,7 +170,7 @@ class World:
             command or f"command-{self.commands}",
             "serializable",
             kind,
-            replace(access_set, read_points=access_set.write_points),  # what it changed it has read before
+            replace(access_set, read_points=access_set.write_points),  # it has read the rows that it changes
             changes,
             b"",
             activates=self.clock + 1 if kind == SCHEMA else 0,

@@ -105,7 +105,7 @@ class Memory:
             return False
         try:
             return number == next(reversed(self._running), 0)
-        except RuntimeError:  # another statement begins or ends at this moment: the next check will tell
+        except RuntimeError:  # another statement begins or ends at this moment; the next check decides
             return False
 
     def check(self) -> None:

@@ -193,7 +193,7 @@ PROSE_FAULTS_MAX = {
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-# Names of things that write text, and paths of the author's machine. Spelt so that this file passes.
+# Foreign names, and paths of an author's machine, that no file may contain; spelt so that this file passes.
 FOREIGN_WORDS = re.compile(r"\b(cl[a]ude|chat[g]pt|anth[r]opic|open[a]i|cop[i]lot)\b", re.IGNORECASE)
 FOREIGN_PATHS = re.compile(r"(?<![\w.:/-])/(?:root|home|Users|work|farm)/\w")
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b")

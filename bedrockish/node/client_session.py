@@ -439,8 +439,8 @@ class _Session:
         if call.prepared:
             if not (is_nodes or is_local(self._link.stream)):
                 raise UnsupportedError(
-                    "a transaction that a program has executed on a node's file is committed by the socket next to the "
-                    "file only; it did not happen: run it again",
+                    "a transaction executed by a program on a node's file can be sent only through the socket next to "
+                    "the file; it did not happen: run it again",
                     elsewhere=True,
                 )
             assert self.commit_prepared is not None, "a node that listens on a Unix socket commits them"

@@ -1,4 +1,4 @@
-"""A following reader of the change feed moves to another node if its node falls silent, and in the end gets an error."""
+"""A following reader of the change feed moves to another node if its node falls silent, and finally gets an error."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

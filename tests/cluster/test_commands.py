@@ -268,7 +268,7 @@ async def test_command_happens_once_and_runs_again_after_a_conflicting_write(clu
 
 
 def test_a_plugin_that_is_none_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names the module and its fault."""
+    """The error is one line, which names the module and its fault."""
     (tmp_path / "broken_plugin.py").write_text("1 / 0\n")
     (tmp_path / "empty_plugin.py").write_text("x = 1\n")
     (tmp_path / "failing_plugin.py").write_text("def register(connection):\n    connection.nothing()\n")

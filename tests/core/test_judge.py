@@ -110,7 +110,7 @@ class Model:
         return found
 
     def is_hopeless(self, world: World) -> bool:
-        """Whether X's leader cannot commit X any more."""
+        """Whether it is excluded that the leader of X still commits X."""
         if world[0].answer is not None:
             return True
         return sum(v.approved or v.answer is None for v in world) < self.quorum

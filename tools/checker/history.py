@@ -27,7 +27,7 @@ KINDS = (*WRITES, "list", "read")
 
 
 class HistoryError(Exception):
-    """Raised for a history that cannot be judged because it is not one; the text says where."""
+    """Raised for a malformed history, which cannot be judged; the text names the line."""
 
 
 @dataclass(frozen=True, slots=True)

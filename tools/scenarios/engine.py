@@ -268,7 +268,7 @@ def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure
 def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
     """One-row transactions: prepared, journalled, committed in batches, each batch synced."""
     plain = open_plain(place / "commits.sqlite", "FULL")
-    plain.wal_autocheckpoint(2_000)  # as often as a node copies the log
+    plain.wal_autocheckpoint(2_000)  # frames after which a node, too, checkpoints the log
     plain.execute(SCHEMA)
     engine = solo.engine
     fresh = iter(range(1_000_000, 1 << 60))

@@ -28,7 +28,7 @@ COMPARING_S = 5.0  # how long closed time waits for the comparison of a transact
 
 @dataclass(slots=True)
 class Barrier:
-    """A rejected membership change: other transactions step back until its commit, or until ``until`` in seconds."""
+    """A rejected membership change: other transactions wait for its commit, or until the time ``until``, in seconds."""
 
     transaction: Transaction
     until: float

@@ -369,7 +369,7 @@ def test_nothing_is_proposed_against_it_in_larger_clusters(
     voters: int, leaders: tuple[int, ...], *, whole: bool
 ) -> None:
     """They include the smallest clusters in which an unreachable voter is counted out."""
-    # With four voters, forgetting doubles a search of minutes; with three it is searched, above.
+    # With four voters, forgetting makes this search several times as long; with three it is searched, above.
     forgets = None if 0 not in leaders else False
     assert next(breaches(Model(voters, leaders, whole=whole, forgets=forgets)), None) is None
 

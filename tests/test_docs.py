@@ -58,7 +58,8 @@ def test_files_that_pages_name_are_there() -> None:
         for page in PAGES
         if page.name != "CHANGELOG.md"  # it tells what was
         for file in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text())
-        if file != "env.py" and not any(there.endswith(f"/{file}") for there in files)  # that is Alembic's
+        if file != "env.py"
+        and not any(there.endswith(f"/{file}") for there in files)  # Alembic has a file of this name
     ]
     assert not wrong
 

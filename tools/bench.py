@@ -31,7 +31,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
 from tools.cluster import DemoError, LocalCluster, end_in_order, local_cluster
 
-NAMES = "ABCDE"  # of the nodes
+NAMES = "ABCDE"  # the names of the nodes
 ROWS = 10_000
 WARM_UP_S = 0.5
 BATCH = 500

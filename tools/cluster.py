@@ -60,7 +60,7 @@ class _Ending:
     def __call__(self, _number: int, frame: FrameType | None) -> None:
         self.is_wanted = True
         if not self.is_starting:
-            handler = signal.getsignal(signal.SIGINT)  # that of the loop that runs now, if one does
+            handler = signal.getsignal(signal.SIGINT)  # the handler of the running loop, if there is one
             (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class LocalNode:
     directory: Path
     http_port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    sources: Sequence[Path] = SOURCES  # of the release that it runs
+    sources: Sequence[Path] = SOURCES  # the sources of the node's release
     program: Sequence[str] = ("-m", "bedrockish.cli.main")
     files_max: int = 0  # files that the process may have open; 0: as many as this one
 

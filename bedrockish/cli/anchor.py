@@ -26,7 +26,7 @@ from bedrockish_journal.storage.anchor_file import read_anchors
 
 TIMEOUT_S = 10.0  # for each node; a node that is behind is asked again until then
 AGAIN_S = 0.1
-BEGINNING = b'{"statement": '  # of each line
+BEGINNING = b'{"statement": '  # the beginning of each line
 
 
 @click.command(cls=UrlCommand)

@@ -141,7 +141,7 @@ async def open_pool(
     Args:
         url: see ``open_client``.
         size: how many sessions there are at most.
-        token: the ``token`` of another session, of which these sessions see at least as much.
+        token: the ``token`` of another session, whose commits these sessions see, too.
         entry: see ``open_client``.
 
     Raises:
@@ -333,7 +333,7 @@ def connect_pool(url: Where | None = None, *, size: int = SIZE, token: bytes | N
     Args:
         url: see ``connect``.
         size: how many connections there are at most.
-        token: the ``token`` of another session, of which these sessions see at least as much.
+        token: the ``token`` of another session, whose commits these sessions see, too.
 
     Raises:
         UsageError: the size is not a positive number.

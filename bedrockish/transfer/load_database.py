@@ -202,7 +202,7 @@ def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
 
 def row_bytes(row: Sequence[Any]) -> int:
     """Return the approximate number of bytes of a row."""
-    return 8 * len(row) + sum(map(length_hint, row))  # of a number and of None, the hint is 0
+    return 8 * len(row) + sum(map(length_hint, row))  # the hint of a number and of None is 0
 
 
 def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:

@@ -196,7 +196,7 @@ def dial(
     except TimeoutError as error:
         sock.close()
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
-    except OSError as error:  # of TLS, too
+    except OSError as error:  # an error of TLS, too
         sock.close()
         raise broken_off(where, error, hello, ssl_context) from error
     except BaseException:

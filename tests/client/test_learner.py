@@ -13,7 +13,7 @@ def test_a_learner_s_answer_to_a_write_is_followed_to_a_voter() -> None:
     w.open()
     w.reply(Failed(number, LearnerError("only reads", voters={"A": "h:2", "X": "nonsense::", "B": "h:3"})))
     assert (w.ports, w.finished) == ([1, 2], {})
-    w.close()  # that one is not there
+    w.close()  # the named node is absent
     assert w.ports == [1, 2, 3]
     w.reply(Answered(number, FINE), w.open())
     assert w.finished[number] == Answered(number, FINE)

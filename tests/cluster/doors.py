@@ -121,7 +121,7 @@ def libsql_batch(caller: Caller, sql: str) -> None:
     steps = [
         {**one, "condition": {"type": "ok", "step": place - 1}} if place else one for place, one in enumerate(steps)
     ]
-    requests = [{"type": "batch", "batch": {"steps": steps}}, {"type": "close"}]  # which ends what BEGIN has begun
+    requests = [{"type": "batch", "batch": {"steps": steps}}, {"type": "close"}]  # closing ends the open transaction
     answer = caller.post("/v2/pipeline", {"requests": requests})
     _libsql(answer)
     for error in answer["results"][0]["response"]["result"]["step_errors"]:

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine
 engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
 with engine.connect() as connection:
     connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-    connection.commit()  # of what SQLAlchemy takes for a transaction, or Alembic leaves the commits to us
+    connection.commit()  # SQLAlchemy assumes an open transaction; otherwise Alembic would not commit
     context.configure(connection=connection, render_as_batch=True, transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()

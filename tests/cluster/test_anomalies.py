@@ -159,7 +159,7 @@ async def _dirty_reads(clients: list[Client], isolation: str) -> None:
     assert players[0].seen == [[(20,)]]
     assert players[1].seen == [[(10,)]]
     assert players[0].committed
-    assert players[1].committed is (isolation == SNAPSHOT)  # which has read nothing uncommitted: this is write skew
+    assert players[1].committed is (isolation == SNAPSHOT)  # it has read no uncommitted value: this is write skew
 
 
 async def _vanishing(clients: list[Client], isolation: str) -> None:

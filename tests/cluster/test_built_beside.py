@@ -24,7 +24,7 @@ DELAY_MS = 4_000  # from the decision until the change comes into force, as for 
 ROWS = 20_000
 MANY = 200_000
 ENDS_S = 10.0  # the limit for a node's stop; it answers its clients for 5 of them
-LEFT = {".sqlite-node", ".toml", ".log", ".sqlite", ".lock"}  # of the files of a node that has ended in order
+LEFT = {".sqlite-node", ".toml", ".log", ".sqlite", ".lock"}  # the suffixes of the files of a stopped node
 FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
 SWAP = (  # both or none; SQLite evaluates expressions that do not depend on the row once
     "UPDATE t SET code = (SELECT sum(code) FROM t WHERE id IN (?1, ?2)) - code "
@@ -62,7 +62,7 @@ class Work:
                 try:
                     await client.execute(sql, values)
                     self.done += 1
-                except BedrockishError:  # of a node that was killed
+                except BedrockishError:  # the node was killed
                     await trio.sleep(0.05)
                 await trio.sleep(0.01)
 

@@ -84,7 +84,7 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
                     if not most:
                         return
         except BedrockishError:
-            pass  # that node is dead now: the next one goes on
+            pass  # the node is dead now: the next one goes on
 
     async with trio.open_nursery() as nursery:
         for number in range(6):

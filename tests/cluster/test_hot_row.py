@@ -16,7 +16,7 @@ from tools.cluster import LocalCluster
 pytestmark = pytest.mark.cluster
 COUNT = "UPDATE counter SET n = n + 1 WHERE id = 1 RETURNING n"
 WAIT_S = 60.0
-CLIENTS, EACH = 8, 10  # of every node; of every client
+CLIENTS, EACH = 8, 10  # clients of each node; commands of each client
 
 
 async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:

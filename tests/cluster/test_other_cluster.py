@@ -75,7 +75,7 @@ def test_http_takes_session_tokens_of_its_own_cluster_only(two: list[LocalCluste
         assert "begin without it here" in refused["message"]
     vector, clock, cluster = fields(post(other, "/db/query", READ)["token"])
     for value in (
-        [vector, clock],  # of a release without ids, or forged
+        [vector, clock],  # a token of a release without ids, or a forged one
         [vector, clock, ""],
         [vector, clock, cluster, 1],
         [vector, clock, 7],

@@ -27,7 +27,7 @@ from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
-Outcome = list[Any]  # of each statement, its rows or "error"; some doors return only the last ones
+Outcome = list[Any]  # the rows or "error" of each statement; some interfaces return only the last ones
 LIMITED = "limit"  # the door refuses the sequence, and says so
 
 

@@ -22,9 +22,9 @@ from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-COLUMNS_MAX = 2_000  # of a table, of an index and of a result
+COLUMNS_MAX = 2_000  # columns of a table, of an index and of a result
 PARAMETERS_MAX = 32_766
-DEPTH = 900  # of an expression; the limit is 1,000, and SQLite adds some levels of its own
+DEPTH = 900  # the depth of an expression; the limit is 1,000, and SQLite adds some levels
 ROWID_MAX = sys.maxsize
 NAMES = [f"c{place}" for place in range(COLUMNS_MAX)]
 MARKS = ", ".join("?" * COLUMNS_MAX)

@@ -17,7 +17,7 @@ from tests.cluster.story import ready
 from tools.chaos.cluster import proxied_cluster
 
 pytestmark = pytest.mark.cluster
-ROUNDS = 8  # of each way to read the journal
+ROUNDS = 8  # rounds for each way to read the journal
 LATE_S = 0.03  # how long the messages of A and B need to C
 INSERT = "INSERT INTO t(who) VALUES (?)"
 ONE = "SELECT who FROM t WHERE id = 1"

@@ -36,7 +36,7 @@ NEAR = "CREATE VIRTUAL TABLE near USING vec0(e float[2], label TEXT, n INTEGER, 
 CLOSE = "CREATE VIRTUAL TABLE close USING vec1(e, n)"
 AREAS = "CREATE VIRTUAL TABLE areas USING geopoly(name)"
 WORDS = "CREATE VIRTUAL TABLE words USING fts5vocab('found', 'row')"
-AREA = "SELECT rowid, geopoly_json(_shape), name FROM areas ORDER BY rowid"  # which sqlite3 may not have
+AREA = "SELECT rowid, geopoly_json(_shape), name FROM areas ORDER BY rowid"  # Python's sqlite3 may lack geopoly
 SEARCHES = (
     "SELECT rowid, round(rank, 9), highlight(found, 0, '<', '>') FROM found('alpha') ORDER BY rank, rowid",
     "SELECT rowid, round(rank, 9) FROM notes('alpha OR beta') ORDER BY rank, rowid",

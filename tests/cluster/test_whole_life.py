@@ -186,7 +186,7 @@ class Life:
     cluster: LocalCluster
     last: Sequence[Path]
     admin: str = ""  # user:password@ of the operator
-    certificate: str = "app"  # that the operator shows
+    certificate: str = "app"  # the operator's certificate
     backup: subprocess.Popen[bytes] | None = None
 
     def url(self, *, login: str = "", certificate: str = "", hosts: str = "") -> str:

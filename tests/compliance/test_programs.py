@@ -42,7 +42,7 @@ def sqlmodel(place: Place) -> None:
     """A model that is a Pydantic one as well."""
     from sqlmodel import Field, Session, SQLModel, create_engine, select
 
-    SQLModel.metadata.clear()  # of the run at the other place
+    SQLModel.metadata.clear()  # clear the tables of the other run
 
     class Hero(SQLModel, table=True):
         id: int | None = Field(default=None, primary_key=True)

@@ -15,7 +15,7 @@ SPANS = [
     (KEYS[0], KEYS[3]),
     (KEYS[2], KEYS[5]),
     object_range("t:y"),
-    (KEYS[4], KEYS[7]),  # of two objects
+    (KEYS[4], KEYS[7]),  # keys of two objects
     (b"", b"\xff\xff"),
     clocks_from(2),
 ]

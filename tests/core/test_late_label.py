@@ -19,7 +19,7 @@ from bedrockish_journal.model.vector import Vector
 
 WALL = 1_700_000_000_000
 HOT = b"t:x\0hot"
-LAST = 30  # of C's timeline
+LAST = 30  # the last tick of C's timeline
 
 
 def make(leader: str, ms: int, key: bytes, base: Vector) -> Transaction:

@@ -48,7 +48,7 @@ class Busy(Net):
         self.silent: set[str] = set()  # nodes that do nothing at all
         self.count = 0
         self.asked: dict[str, float] = {}
-        self.waits: list[tuple[float, float]] = []  # of writers: when it was answered, and how long that took
+        self.waits: list[tuple[float, float]] = []  # for each write, the time of its answer and its duration
         for name, place in self.places.items():
             place.core.state.draw = Random(name).random
             self._watch(name, place)

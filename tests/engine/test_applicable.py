@@ -15,7 +15,7 @@ def test_approved_transactions_apply_in_any_order_of_their_bases(seed: int) -> N
     tally = Tally()
     report = search(10, seed, tally)
     assert report is None, report
-    assert tally.counts["committed, snapshot"] > 5  # else the slice would prove nothing
+    assert tally.counts["committed, snapshot"] > 5  # otherwise so few cases would prove nothing
     assert tally.counts["committed, serializable"] > 5
     assert tally.counts["rejected"] > 5
 

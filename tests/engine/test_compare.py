@@ -57,7 +57,7 @@ class Three:
                 self.others[node] = engine
         self.lost: set[str] = set()
         self.unreadable: dict[str, str] = {}  # node -> a table that SQLite cannot read there
-        self.most_rows = 0  # that were asked for at once
+        self.most_rows = 0  # the most rows of one request
         self.before_asking: Callable[[], None] = lambda: None
         for sql in SCHEMA:
             self.leader.run(sql)

@@ -379,7 +379,7 @@ def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_n
     for entry in leader.entries[:3]:
         follower.apply(entry)
     follower.save()
-    follower.apply(leader.entries[3])  # of the open batch
+    follower.apply(leader.entries[3])  # an entry in the open batch
     before = follower.tables()
     misfit = leader.prepare("UPDATE t SET n = n + 1")
     changes = decode_changes(misfit.changes)

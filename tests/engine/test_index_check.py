@@ -39,7 +39,7 @@ INSERT INTO keyed SELECT a, a FROM t;
 INSERT INTO "5 x" SELECT b, 1, 2 FROM t;
 INSERT INTO t(id, a, b, c, d) VALUES (5000, 1e308, CAST(x'ff' AS TEXT), x'00', 9.0), (-7, '', '', NULL, NULL);
 """
-COLUMNS = {"t": ("id", "a", "b", "c", "d")}  # that can be written
+COLUMNS = {"t": ("id", "a", "b", "c", "d")}  # the writable columns
 T_ROW = "id = 606"
 LACKING = [
     *[("t", name, T_ROW, "606") for name in ("plain", "both", "folded", "other_way", "part", "own", "computed")],

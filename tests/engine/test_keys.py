@@ -77,7 +77,7 @@ def test_integers_and_floats_that_are_equal_are_one_key() -> None:
     assert encode(3) == encode(3.0) == encode(True + 2)
     assert encode(0.0) == encode(-0.0) == encode(0)
     assert encode(2**53) == encode(float(2**53)) != encode(2**53 + 1)
-    assert encode(float("nan")) == encode(None)  # that is what SQLite stores
+    assert encode(float("nan")) == encode(None)  # SQLite stores NULL for it
 
 
 def test_texts_that_are_not_unicode_have_keys() -> None:

@@ -14,7 +14,7 @@ def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:
     report = search(150, 1, tally)
     assert report is None, report
     assert tally.counts["statements"] > 100
-    assert tally.counts["no conflict, same, plan without fallback"] > 50  # else the slice would prove nothing
+    assert tally.counts["no conflict, same, plan without fallback"] > 50  # otherwise so few cases would prove nothing
     assert tally.counts["statements that read by column"] > 10
 
 

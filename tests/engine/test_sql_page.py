@@ -262,7 +262,7 @@ def test_statistics_are_equal_at_all_nodes_and_not_of_their_own_tables(pair: tup
     assert ("t", "i", "4 2") in found[0]
     assert not any(str(table).startswith("bedrockish_") for table, *_ in found[0])
     first.run("DELETE FROM t WHERE id > 1")
-    first.run("ANALYZE")  # which changes the schema as SQLite counts it no more, and all the same is replicated
+    first.run("ANALYZE")  # SQLite's schema version does not change again, but the statement is replicated
     catch_up(first, second)
     assert ("t", "i", "1 1") in second.engine._db.execute("SELECT tbl, idx, stat FROM sqlite_stat1").fetchall()
 
@@ -278,7 +278,7 @@ def test_optimize_gathers_statistics_where_they_are_lacking(tmp_path: Path) -> N
         return len(first.entries) - count
 
     run("CREATE TABLE t(id INTEGER PRIMARY KEY, n); CREATE INDEX i ON t(n)")
-    run("PRAGMA optimize")  # of a table without rows there is nothing to gather
+    run("PRAGMA optimize")  # a table without rows has no statistics
     run("INSERT INTO t(n) VALUES (1), (1), (2)")
     run("PRAGMA optimize")
     statistics = "SELECT tbl, idx, stat FROM sqlite_stat1"

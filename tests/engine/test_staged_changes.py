@@ -413,7 +413,7 @@ def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
     [
         ("UPDATE bare SET v = 'B17' WHERE n = 17", "expected v 'b17', found v 'B17'"),
         ("DELETE FROM bare WHERE n = 17", "there is no such row"),
-        ("INSERT INTO bare VALUES ('extra', 517)", "UNIQUE constraint failed"),  # which ends SQLite's transaction
+        ("INSERT INTO bare VALUES ('extra', 517)", "UNIQUE constraint failed"),  # this error ends SQLite's transaction
     ],
 )
 def test_misfit_in_the_middle_leaves_the_batch_unchanged(

@@ -38,7 +38,7 @@ def test_statements_end_where_sqlite_ends_them(sql: str) -> None:
         whole = sqlite3.complete_statement(sql[begin:end])
         assert whole or end == len(sql)
         begin = end
-    if not sql.startswith("\ufeff"):  # which sqlite3_complete takes for part of a word
+    if not sql.startswith("\ufeff"):  # sqlite3_complete takes it for part of a word
         for place, character in enumerate(sql):
             if character == ";" and sqlite3.complete_statement(sql[: place + 1]) and "\ufeff" not in sql[: place + 1]:
                 assert is_complete(sql[: place + 1])

@@ -172,7 +172,9 @@ def test_boxes_keep_the_values_that_the_module_rounds(pair: Pair) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE boxes USING rtree(id, x0, x1, y0, y1, +name, +data)")
     pair.run(0, "INSERT INTO boxes VALUES (1, 0.1, 0.2, 0.3, 0.4, 'one', x'00ff')")
     pair.run(0, "INSERT INTO boxes(x0, x1, y0, y1) VALUES (1e300, 1e308, -0.7, 123456789.123)")
-    many = ", ".join(f"(NULL, {i / 7}, {i / 7 + 1}, 0, 1, 'n{i}', NULL)" for i in range(200))  # which splits nodes
+    many = ", ".join(
+        f"(NULL, {i / 7}, {i / 7 + 1}, 0, 1, 'n{i}', NULL)" for i in range(200)
+    )  # so many rows split nodes of the tree
     pair.run(1, f"INSERT INTO boxes VALUES {many}")
     pair.run(1, "UPDATE boxes SET x1 = 0.25, name = 'two' WHERE id = 1")
     pair.run(0, "UPDATE boxes SET id = 5000 WHERE id = 1; DELETE FROM boxes WHERE x0 > 20")
@@ -215,7 +217,7 @@ def test_command_that_configures_an_index_reaches_every_node(pair: Pair) -> None
         pair.run(0, f"INSERT INTO found(found) VALUES ('{command}')")
         pair.run(0, ("INSERT INTO found(found) VALUES (?)", (command,)))
     pair.run(0, "INSERT INTO docs(title) VALUES ('alpha')")
-    pair.run(0, "INSERT INTO found(found) VALUES ('delete-all')")  # which is rolled back, and changes no row
+    pair.run(0, "INSERT INTO found(found) VALUES ('delete-all')")  # it is rolled back, and changes no row
     assert len(pair.query(MATCH, ("alpha",))) == 1
 
 

@@ -49,7 +49,7 @@ def test_an_event_is_told_once_with_the_printer_s_line() -> None:
     assert heard[2:6] == ["approve", str(txid(8, "A")), "B", "A"]
     assert heard[6] == f"A3: hears B: APPROVE {txid(8, 'A')}"
     assert watch.read(found["last"])["events"] == []
-    assert len(watch.read(found["last"] + 100)["events"]) == 2  # that number is of an earlier process
+    assert len(watch.read(found["last"] + 100)["events"]) == 2  # the number is from an earlier process
 
 
 def test_it_ends_when_nobody_looks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,10 @@ class World:
         self.clock = 1 << 40
         self.commands = 0
         self.config = 0  # the membership under which transactions begin
-        self.version = 0  # of the schema, on which they run
+        self.version = 0  # the version of the schema on which transactions run
         self.open: set[Txid] = set()  # begun, and not committed
         self.places: dict[Txid, list[tuple[str, int]]] = {}  # committed
-        self.last: dict[str, tuple[str, int]] = {}  # which commit last touched a row
+        self.last: dict[str, tuple[str, int]] = {}  # row -> the last commit that touched it
 
     def transaction(self, leader: str, kind: str, changes: bytes, command: str | None = None) -> Transaction:
         self.clock += 1

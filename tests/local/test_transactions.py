@@ -485,7 +485,7 @@ def test_commit_of_another_form_is_refused(db: Connection, data: bytes) -> None:
 
 def test_commit_is_taken_by_the_socket_only(other: Connection) -> None:
     """By the address anybody could claim to have read nothing."""
-    with pytest.raises(UnsupportedError, match="by the socket next to the file only"):
+    with pytest.raises(UnsupportedError, match="only through the socket next to"):
         send(other, encode_prepared(prepared()))
 
 

@@ -475,7 +475,7 @@ async def test_the_error_of_a_sync_that_nobody_was_told_is_raised_at_the_end() -
         raise OSError("no")
 
     syncer = FsyncThread(sync)
-    syncer.tell_by(ReadLoop(lambda what, error: None))  # which does not run any more
+    syncer.tell_by(ReadLoop(lambda what, error: None))  # the loop does not run any more
     with pytest.raises(OSError, match="no"), syncer:
         syncer.start(lambda error: None)
 

@@ -17,7 +17,7 @@ from bedrockish.node.event_loop import Runtime
 
 ROOT = Path(__file__).parents[2] / "bedrockish"
 FILES = ("tls", "tls_ca", "tls_certificate", "tls_key", "tls_revoked", "insecure")  # tests/cluster/test_security.py
-PROCESS = ("level", "json")  # of the log, which the program sets up: tests/client/test_logs.py
+PROCESS = ("level", "json")  # settings of the log, which the program sets up: tests/client/test_logs.py
 MINIMAL = {"node": "Q", "cluster": "other", "listen": "127.0.0.1:0"}
 
 

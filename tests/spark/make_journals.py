@@ -20,7 +20,7 @@ START_MS = 1_790_000_000_000
 KEYS = 100_000
 OWNER = "somebody or other"
 RANGED = 0.05  # the fraction of commits that also read a range
-SHARED_EVERY = 16  # of so many commits, one has several commands
+SHARED_EVERY = 16  # one of so many commits has several commands
 
 
 @dataclass

@@ -22,7 +22,7 @@ from tools.cluster import ROOT, clean_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-TICK = 40  # of A's timeline, somewhere in the middle
+TICK = 40  # a tick in the middle of A's timeline
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ class Flight:
     sender: str
     receiver: str
     message: Message
-    words: frozenset[str]  # of the printed message: how the writer of a trace points at it
+    words: frozenset[str]  # words of the printed message, by which a trace refers to it
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Script:
     strict: bool = False
     command: str = ""
     members: tuple[str, ...] = ()  # it changes the membership to these voters
-    after: str = ""  # whose session goes on: the request carries the token of that answer
+    after: str = ""  # the earlier request whose session continues: this request has the token of its answer
 
 
 class PlainRoster(Roster):

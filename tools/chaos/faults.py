@@ -28,12 +28,12 @@ from tools.chaos.programs import Program
 from tools.chaos.proxy import Line
 from tools.cluster import DemoError, LocalNode
 
-QUIET_ROWS = 200  # of the table ``quiet``, which no client uses after its creation
+QUIET_ROWS = 200  # rows of the table ``quiet``, which no client uses after its creation
 FLIPS_MAX = 3
 NEWCOMERS = "XYZUVWRSTPQ"  # names of nodes that join, each once
 FAULTS = ("kill", "pause", "partition", "flip", "power", "program", "schema")
 MEMBER = "member"  # not together with partitions: nodes reach newcomers, and these all nodes, without proxies
-TABLES = ("texts", "items", "parts", "registers")  # that get a column, or lose it
+TABLES = ("texts", "items", "parts", "registers")  # tables in which a column is added or dropped
 INDEXES = (("items_by_value", "items(value)"), ("parts_by_value", "parts(value)"), ("texts_by_items", "texts(items)"))
 REMOVE_S, LEAVE_S = 60.0, 5.0
 SYNC_S = 1.0  # how long a power cut waits for a batch that is not synced
@@ -67,7 +67,7 @@ class Faults:
     _parted: bool = False
     _is_changing: bool = False  # the schema, or the members
     _joined: int = 0
-    _flipped: LocalNode | None = None  # whose file is being damaged
+    _flipped: LocalNode | None = None  # the node whose file is being damaged
 
     async def run(self) -> None:
         """Cause faults until cancelled, then undo them: all nodes run, and all links work."""

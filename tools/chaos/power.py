@@ -11,7 +11,7 @@ from pathlib import Path
 from bedrockish.errors import UnavailableError
 from bedrockish.local.page import Published
 
-HEADER_BYTES, FRAME_HEAD_BYTES = 32, 24  # of the log, and of each page in it
+HEADER_BYTES, FRAME_HEAD_BYTES = 32, 24  # bytes of the header of the log, and of each frame
 PAGE_SIZE_AT, SALTS_AT, SALTS_IN_FRAME, SALTS_BYTES = 8, 16, 8, 8
 
 

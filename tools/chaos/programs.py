@@ -168,7 +168,7 @@ class Program:
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):
                 assert stream is not None
-                with suppress(OSError):  # of a call that the process was killed before it has read
+                with suppress(OSError):  # the process was killed before it read the call
                     stream.close()
 
 

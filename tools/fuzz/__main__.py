@@ -21,7 +21,7 @@ from bedrockish.errors import BedrockishError
 from tools.fuzz.attacks import attack
 from tools.fuzz.lab import Lab, lab
 
-MEMORY_MIB_MAX = 600  # of one node, at its highest
+MEMORY_MIB_MAX = 600  # the highest memory of one node
 ANSWER_S = 60.0
 
 

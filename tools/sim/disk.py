@@ -59,10 +59,12 @@ class Image:
 
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
-    parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # of the votes that are kept in pieces
+    parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # the parts of votes that are stored in pieces
     pieces: dict[bytes, bytes] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
-    order: list[tuple[Entry, bool]] = field(default_factory=list)  # as applied, and whether a repeat
+    order: list[tuple[Entry, bool]] = field(
+        default_factory=list
+    )  # the entries in the order applied, each with whether it is a repeat
     timelines: dict[str, list[Entry]] = field(default_factory=dict)
     commands: dict[str, Entry] = field(default_factory=dict)
     txids: dict[Txid, Entry] = field(default_factory=dict)

@@ -371,7 +371,7 @@ class ClientCore:
             outcome: Answered | Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note(call.what, reply)
-            elif isinstance(call.what, Step) and call.what.op != STATEMENTS:  # which neither begin nor end it
+            elif isinstance(call.what, Step) and call.what.op != STATEMENTS:  # statements neither begin nor end it
                 if call.what.op == COMMIT:
                     self._note(call.what.request, reply)
                 outcome = self._stepped(link, call, reply)

@@ -14,7 +14,7 @@ from bedrockish.core.replica.staging import Staging
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 
-AHEAD_BYTES_MAX = 128 << 20  # of all offers under way; a further offer waits until one has arrived
+AHEAD_BYTES_MAX = 128 << 20  # bytes of all open offers; a further offer waits until one has arrived
 TELL_AGAIN_S = 1.0
 RENEW_S = 20.0  # well below the time after which a voter drops an offer
 WANTED_MAX = 256  # pieces that one WANT may name

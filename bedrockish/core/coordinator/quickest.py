@@ -6,7 +6,7 @@ from bedrockish.core.state.state import State
 
 LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
 PATIENCE_S = 0.25  # seconds that a question about every key waits for answers, at least
-WEIGHT = 0.2  # of the newest answer in the moving average
+WEIGHT = 0.2  # the weight of the newest answer in the moving average
 ASK_ALL_EVERY = 256  # questions: every so often all voters are asked, which finds a voter that has become quicker
 
 

@@ -42,9 +42,9 @@ IN_VAIN, TIRED_S = 2, 0.5  # executions, and seconds since its arrival, after wh
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
 TIMES = 2.5  # the duration of a reservation, in times of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
-SHARE = 0.25  # of the time that all reservations together may have
+SHARE = 0.25  # the share of the time for all reservations together
 CLOCKS = clocks_from(0)
-SAID_BYTES = 2_000  # of an access set that is gossiped exactly; of a larger one, only its tables and indexes are
+SAID_BYTES = 2_000  # an access set up to this size is gossiped exactly; a larger one as its tables and indexes
 
 
 class Reservation(NamedTuple):

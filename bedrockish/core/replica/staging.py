@@ -20,7 +20,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 KEPT_S = 60.0  # how long an idle offer or an incomplete message is kept
 FOUND_S = 10.0  # how long pieces that are found in the file at the start wait for an offer that names them
-OFFERED_BYTES_MAX = 256 << 20  # of one peer's offers together
+OFFERED_BYTES_MAX = 256 << 20  # bytes of one peer's offers together
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
 MESSAGES_MAX = 4  # incomplete messages of one peer; further ones are dropped, and the peer sends them again

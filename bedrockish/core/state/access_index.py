@@ -20,7 +20,7 @@ Name = TypeVar("Name", bound=Hashable)
 LARGE = 4_000  # an access set with more keys than this is held whole
 UNUSED_MAX = 1_000  # changes without a range query after which the sorted keys are dropped
 _CLOCKS, _CLOCKS_END = clocks_from(0)
-_CLOCK_PREFIX = _CLOCKS[:3]  # of the keys that satisfy is_clock(); a call for each key costs more than all the rest
+_CLOCK_PREFIX = _CLOCKS[:3]  # the prefix of keys with is_clock(); a call for each key costs more than the rest
 
 
 class Conflict(NamedTuple):

@@ -13,7 +13,7 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 SENT_S = 60.0  # how long the pieces of a message wait for a peer to ask for them
-SENT_BYTES_MAX = 256 << 20  # of pieces that wait for one peer to ask for them
+SENT_BYTES_MAX = 256 << 20  # bytes of pieces that wait for one peer to request them
 REMEMBERED_S = 5.0  # how long cuts are remembered
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # in which transactions arrive that were begun before a schema change was due
+SCHEMA_GRACE_MS = 20  # time for the arrival of transactions from before a schema change
 
 
 @dataclass(frozen=True, slots=True)

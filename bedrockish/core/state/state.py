@@ -37,7 +37,7 @@ from bedrockish_journal.model.vector import Vector, covers
 LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares, in some tenths of a second
 
 COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # seconds from BEGIN to the quorum: first average, bound of one
-WEIGHT = 0.2  # of the newest commit in the average
+WEIGHT = 0.2  # the weight of the newest commit in the average
 
 
 class State:

@@ -32,7 +32,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 IDLE_MAX = 64  # idle connections that are kept open
 CACHE_KIB = 1 << 10
-UNCOUNTED_BYTES = 4 << 10  # of rows, after which they are counted: a call for each row takes as long as the row
+UNCOUNTED_BYTES = 4 << 10  # bytes of rows that are not counted: a call for each row takes as long as the row
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
 _FOREVER = float("inf")
 WAY_OUT = "stream them, select less, or use LIMIT"

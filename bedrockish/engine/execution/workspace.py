@@ -412,7 +412,7 @@ class Work:
         self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
         self.applied, self.schema_version = dict(base), version
         self.flushed = Flushed(self.applied, version, applied_clock)
-        self._room = writer.limits.result_bytes  # of each statement: only the caller keeps its rows
+        self._room = writer.limits.result_bytes  # bytes for each statement: only the caller keeps its rows
         self.interactive = Interactive(self, lambda _access_set, _base: None)
         self.interactive.committed = reader
         self.session = session

@@ -110,7 +110,7 @@ class Frames:
         pages = self._frame_pages.between(self._wal, moment.salt, self._count, moment.frames)
         step = _FRAME_HEADER + self._page_bytes
         start = _WAL_HEADER + _FRAME_HEADER + self._count * step
-        self._places.update(zip(pages, itertools.count(start, step)))  # of a page with several frames, the last counts
+        self._places.update(zip(pages, itertools.count(start, step)))  # if a page has several frames, the last counts
         self._count = moment.frames
 
     def page(self, number: int) -> bytes | None:

@@ -152,7 +152,7 @@ class Gate:
     ) -> None:
         self._moment = moment
         self._let_in: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # the user of each client
-        self._tokens: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # of clients that have a token
+        self._tokens: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # the tokens of clients
         self._config, self._access = config.users, access
         access.bootstrap = frozenset(config.users)
         self._credentials = credentials

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_MS = 500  # a build begins only if the change comes into force no sooner
 PAUSE_S = 0.002  # between two slices, at least
-UNSYNCED_BYTES = 1 << 20  # of slices between two waits for the disk: a busy disk takes longer than a slice
+UNSYNCED_BYTES = 1 << 20  # bytes of slices between two waits for the disk: a busy disk takes longer than a slice
 
 
 class Builds:

@@ -13,7 +13,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 Vector = Mapping[str, int]
 
 EMPTY: Vector = {}
-_tick = itemgetter(1)  # of a component
+_tick = itemgetter(1)  # the tick of a component
 
 
 def covers(vector: Vector, other: Vector) -> bool:

@@ -9,7 +9,7 @@ TABLES = frozenset(
     f"{PREFIX}{name}"
     for name in (
         *("journal", "joined", "past", "pruned", "packed", "schema", "meta", "vote", "piece", "building", "bare"),
-        *("building_data", "building_idx", "building_docsize", "building_config"),  # of an FTS5 index
+        *("building_data", "building_idx", "building_docsize", "building_config"),  # the shadow tables of an FTS5 index
     )
 )
 INDEXES = frozenset(

@@ -188,7 +188,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
     for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # one after the other
-        with suppress(EntryMalformedError):  # of a damaged pack only the ids are known, from the columns below
+        with suppress(EntryMalformedError):  # a damaged pack has only its ids, in the columns below
             _keep_commands(db, decode_entry(*row).transaction)
     db.execute(
         f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)

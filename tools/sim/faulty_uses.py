@@ -56,10 +56,10 @@ _HOPS = {
     **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "conflict_window_ms": 60_000},
 }
 _JOURNAL = {
-    **{"voters": 3, "dead": 0, "journal": 0.9, "clients": 8, "wander": 1.0, "think_ms": 5.0, "delay_ms": 5.0},
+    **{"voters": 5, "dead": 0, "journal": 0.9, "clients": 12, "wander": 1.0, "think_ms": 5.0, "delay_ms": 10.0},
     **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
-    **{"faults": ("slow_link", "pause"), "fault_every_s": 0.2, "load_s": 2.0, "ask_rest_ms": 10},
-    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0},
+    **{"faults": ("slow_link", "one_way"), "fault_every_s": 0.05, "load_s": 2.0, "ask_rest_ms": 10, "sync_ms": 0.5},
+    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0, "ordered": False},
 }
 _STAMPS = {
     **{"voters": 3, "dead": 0, "stamps": 0.5, "clients": 8, "wander": 0.0, "think_ms": 20.0, "delay_ms": 1.0},

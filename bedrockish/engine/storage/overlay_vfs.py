@@ -13,6 +13,7 @@ import errno
 import itertools
 import os
 import struct
+import sys
 import tempfile
 import weakref
 from array import array
@@ -74,15 +75,19 @@ class FramePages:
     def between(self, wal: int, salt: bytes, first: int, end: int) -> "array[int]":
         """Return the pages of the frames from ``first`` to before ``end`` of the WAL with this salt.
 
-        The number of a page is 0 if the WAL was truncated, see ``Frames.page``.
+        If the WAL was truncated, the numbers mean nothing, and ``Frames.page`` uses none of them.
         """
         of, pages = self._known
         if of != salt:
             pages = array("I")
         if len(pages) < end:
-            heads = [os.pread(wal, 4, _WAL_HEADER + at * self._frame_bytes) for at in range(len(pages), end)]
-            pages = pages + array("I", [int.from_bytes(head, "big") if len(head) == 4 else 0 for head in heads])
-            self._known = salt, pages
+            step, start = self._frame_bytes, _WAL_HEADER
+            places = range(start + len(pages) * step, start + end * step, step)
+            heads = b"".join([os.pread(wal, 4, place) for place in places])
+            found = array("I", heads.ljust(4 * len(places), b"\0"))  # a truncated WAL has fewer heads
+            if sys.byteorder == "little":
+                found.byteswap()
+            self._known = salt, (pages := pages + found)
         return pages[first:end]
 
 

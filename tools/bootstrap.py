@@ -143,7 +143,7 @@ def build(home: Path, groups: list[str]) -> Path:
 
 
 def main() -> NoReturn:
-    """Build what is needed, then become the program."""
+    """Build the environment if necessary, and then replace this process by the program."""
     program, arguments = sys.argv[1], sys.argv[2:]
     if program == "test" and ("--help" in arguments or "-h" in arguments):  # needs nothing installed
         become(sys.executable, PROGRAMS[program], ["--help"], os.environ.get("PATH", ""))

@@ -80,7 +80,7 @@ def nodes(url: str | None, as_json: bool) -> None:
 
 
 def _console(out: TextIO | None = None) -> Console:
-    """Return the console: lines fit a terminal, and have no bound where a program reads them."""
+    """Return the console: lines are folded on a terminal, and unlimited in a pipe."""
     return Console(file=out, soft_wrap=True, width=WIDE) if not is_terminal(out) else Console(file=out)
 
 

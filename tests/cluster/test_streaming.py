@@ -254,7 +254,7 @@ async def test_a_node_that_stands_still(alone: LocalCluster) -> None:
 
 
 def test_the_blocking_client_streams(alone: LocalCluster) -> None:
-    """An iterator; leaving it early, closing the connection under it, and an open transaction."""
+    """A stream is an iterator: it ends early, with its connection, and next to an open transaction."""
     trio.run(ready, alone)
     db = connect(alone.url())
     with db.stream(MANY, [100]) as rows:

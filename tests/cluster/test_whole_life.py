@@ -271,7 +271,7 @@ class Life:
 
 
 def founded(home: Path, last: Sequence[Path]) -> Life:
-    """Found it as the operator does: folders by ``init``, brought to the machines."""
+    """Found the cluster as an operator does: ``init`` makes the folders, and each is copied to its machine."""
     ports, pages = free_ports(3), free_ports(3)
     nodes = [f"127.0.0.1:{port}" for port in ports]
     done = program("init", str(home), *nodes, "--tls", "--cluster", "shop", "--http", str(min(ports) - 4))

@@ -250,7 +250,7 @@ def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) 
 
 
 def test_a_long_list_of_values_is_looked_at_once(node: TestNode) -> None:
-    """Thousands of parameters behind IN: each is a key that is read, and finding that takes no more than each its turn.
+    """With thousands of parameters after IN, each is a read key, and the analysis takes linear time.
 
     The test uses no clock: a comparison of all pairs would not end in time.
     """

@@ -135,9 +135,7 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
 
 
 def test_the_command_that_would_help_can_be_typed() -> None:
-    """The command can also be typed for a login by certificate, whose user has a colon before the name, and for any
-    table's name.
-    """
+    """The command in the error is valid also for a certificate's user, with a colon in the name, and any table."""
     access = Access()
     access.learn({"app": UserSaid("", READER, 1), "una": UserSaid("", 0, 1, {"item": READER})}, [])
     by_password, by_certificate = access.of("app"), access.of("client:app")

@@ -268,7 +268,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
             "use --force",
         )
     if not lost:
-        return  # a voter that is out of reach is missed already
+        return  # removing an unreachable voter loses no live vote
     if len(new.voters) == 1:
         raise _refused(
             "alone",

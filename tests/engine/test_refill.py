@@ -221,7 +221,7 @@ def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
         refill.fits_journal(node.path, plain, end)
     assert refill.fits_journal(node.path, plain)
     monkeypatch.setattr(refill, "replay", full)
-    with pytest.raises(ConfigError, match="make room"):
+    with pytest.raises(ConfigError, match="free disk space"):
         refill.fits_journal(node.path, plain)
     assert not list(node.path.parent.glob("*.proof*"))
     assert not list(node.path.parent.glob("*.moment*"))

@@ -231,7 +231,7 @@ def broken(checks: list[Check]) -> set[str]:
 
 
 def test_the_judge_finds_nothing_wrong_with_true_books(books: tuple[sqlite3.Connection, Tally]) -> None:
-    """Every promise is kept when every promise is kept; a transfer whose answer never came may be there or not."""
+    """The check passes for a sound result; a transfer without an answer may or may not have happened."""
     db, tally = books
     assert broken(check_file("A", db, tally)) == set()
     for number in (20, 21):

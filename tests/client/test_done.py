@@ -1,4 +1,4 @@
-"""Which commands of an import are in the journal already, when it goes on."""
+"""An import that continues finds its earlier commands in the journal."""
 
 from typing import Any, cast
 

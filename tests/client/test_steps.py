@@ -61,7 +61,7 @@ def begun() -> tuple[Wire, int]:
 
 
 def test_all_steps_go_on_the_link_of_begin() -> None:
-    """Even when the client has turned to another node for everything else."""
+    """The client may use another node for all other calls."""
     w, link = begun()
     other = w.call()
     w.reply(Failed(other, UnavailableError("no quorum")), link)

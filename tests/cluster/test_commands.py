@@ -201,7 +201,7 @@ async def test_the_page_works_and_nodes_that_differ_are_noticed(
 
 
 async def test_functions_and_collations_of_a_plugin(cluster: LocalCluster) -> None:
-    """They work in statements, expression indexes and UNIQUE columns, at every node, in open transactions and workers."""
+    """They work in statements, expression indexes and UNIQUE columns, at every node, in transactions and workers."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE, CHECK (shout(w) <> 'NO!'))")

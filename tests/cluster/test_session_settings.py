@@ -69,7 +69,7 @@ def rows(run: Any, sql: str, params: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_session_has_its_own_settings_at_any_node(cluster: LocalCluster, seed: int) -> None:
-    """By the socket of each node, and by the path of one node's file."""
+    """The sessions use the socket of each node, and the path of one node's file."""
     luck = random.Random(seed)
     places = [cluster.url(one) for one in range(3)] + [str(cluster.nodes[0].database)]
     with ExitStack() as stack:

@@ -167,7 +167,7 @@ def test_nothing_that_outlives_a_token_is_done_with_one(cluster: LocalCluster, m
 
 
 def test_a_nodes_page_asks_the_others_with_the_token(cluster: LocalCluster, mara: str) -> None:
-    """By both schemes: as a browser's password, and as a bearer token."""
+    """The token is a browser's password or a bearer token."""
     token = _token_of(cluster, "mara")
     request = urllib.request.Request(
         f"http://127.0.0.1:{cluster.nodes[0].http_port}/cluster", headers={"Authorization": f"Bearer {token}"}

@@ -81,7 +81,7 @@ def test_a_part_is_compared_with_its_part() -> None:
 
 
 def test_every_suite_has_its_file_and_every_file_its_suite() -> None:
-    """And each test that does not pass has a reason."""
+    """Each test that does not pass has a reason."""
     assert {path.stem for path in PLACE.glob("*.txt")} == {suite.expectations for suite in SUITES.values()}
     for suite in SUITES.values():
         expected = read_expected(path_of(suite.expectations))

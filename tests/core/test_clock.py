@@ -56,7 +56,7 @@ def test_clocks_are_in_the_order_of_their_moments(one: int, two: int, count: int
 
 @given(ANY_MS, st.integers(0, COUNTER_MAX), st.integers(-100_000, 100_000))
 def test_a_clock_is_moved_by_milliseconds_of_the_wall(ms: int, count: int, by_ms: int) -> None:
-    """Before, after and across the bend; and the order of clocks stays."""
+    """This holds before, after and across July 2037, and the order of clocks stays."""
     clock = pack(ms, count if ms < BEND_MS else count & (1 << LATER_BITS) - 1)
     assert milliseconds(moved(clock, by_ms)) == ms + by_ms
     assert moved(clock, by_ms) <= moved(clock + 1, by_ms)

@@ -110,7 +110,7 @@ class Model:
         return found
 
     def is_hopeless(self, world: World) -> bool:
-        """Whether it is excluded that the leader of X still commits X."""
+        """Return whether the leader of X can no longer commit X."""
         if world[0].answer is not None:
             return True
         return sum(v.approved or v.answer is None for v in world) < self.quorum
@@ -274,16 +274,16 @@ class Model:
     # -- what may have been decided ------------------------------------------------------------------------------------
 
     def may_be_committed(self, world: World) -> bool:
-        """Whether X's leader can have committed it, or can do so now."""
+        """Return whether X's leader may have committed X, or may do so now."""
         leader = world[0]
         return leader.answer is None and not leader.gave_up and sum(one.approved for one in world) >= self.quorum
 
     def is_aborted(self, world: World) -> bool:
-        """Whether a majority has accepted the rollback of X."""
+        """Return whether a majority has accepted the rollback of X."""
         return sum(one.gave_up for one in world) >= self.majority
 
     def unseen(self, world: World) -> bool:
-        """Whether a rival is committed that X has not seen."""
+        """Return whether a rival outside the base of X is committed."""
         seen = self.seen(world)
         return any(
             known.state == COMMITTED and rival not in seen for one in world for rival, known in enumerate(one.rivals)

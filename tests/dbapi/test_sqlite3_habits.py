@@ -34,7 +34,7 @@ def made(connection: db.Connection) -> db.Connection:
 
 
 def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
-    """By position and by name, in sqlite3's order."""
+    """They are accepted by position and by name, in sqlite3's order."""
     with_all = db.connect(url, 5.0, db.PARSE_DECLTYPES, "immediate", False, db.Connection, 100, True)
     assert (with_all.isolation_level, with_all.detect_types) == ("IMMEDIATE", db.PARSE_DECLTYPES)
     with_all.close()
@@ -382,7 +382,7 @@ def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connectio
 
 
 def test_a_trace_tells_begin_and_commit(connection: db.Connection) -> None:
-    """In their order; an exception of the callback is ignored."""
+    """The callback gets them in order, and its exceptions are ignored."""
     connection.execute("CREATE TABLE IF NOT EXISTS traced(x)")
     told: list[str] = []
     connection.set_trace_callback(told.append)

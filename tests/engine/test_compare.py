@@ -143,7 +143,7 @@ async def test_equal_nodes_differ_in_nothing(three: Three) -> None:
     ],
 )
 async def test_a_row_that_nobody_wrote_is_found(three: Three, sql: str, table: str, key: str) -> None:
-    """By table, key and the node in the minority; every other row is equal."""
+    """The report has table, key and the node in the minority; every other row is equal."""
     three.damage("B", sql)
     report = await three.compare()
     found = [(one.table, one.key, one.minority) for one in report.differences]

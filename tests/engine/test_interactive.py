@@ -459,7 +459,7 @@ def test_statement_that_needs_an_id_does_not_run_again(desk: Desk) -> None:
 
 
 def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: Desk) -> None:
-    """Nor do writes with RETURNING, dependent reads, and texts that have not run."""
+    """Writes with RETURNING, dependent reads, and new texts do not either."""
     plain(desk)
     executor = desk.interactive.engine.lend(desk.interactive).executor
     session = desk.begin()

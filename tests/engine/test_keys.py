@@ -86,7 +86,7 @@ def test_texts_that_are_not_unicode_have_keys() -> None:
 
 
 def test_a_whole_number_and_its_double_have_the_same_bytes() -> None:
-    """In every encoding: SQLite holds 1 and 1.0 equal."""
+    """This holds in every encoding, because SQLite treats 1 and 1.0 as equal."""
     for number in (0, 1, 2, 7, 255, 10**9, 2**53 - 1, 2**53, 2**54, 2**62):
         assert encode(number) == encode(float(number)), number
         assert encode(-number) == encode(float(-number)), number

@@ -49,7 +49,7 @@ class Bench:
         self.writer.execute(sql)
 
     def checkpoint(self) -> bool:
-        """Whether all of the WAL is in the database file now."""
+        """Copy the WAL into the database file; return whether all of it was copied."""
         frames, copied = self.writer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
         return bool(frames == copied)
 
@@ -111,7 +111,7 @@ def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
 
 
 def test_views_of_one_wal_read_the_header_of_each_frame_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after the WAL has restarted. Each view still has its own moment."""
+    """This holds also after a restart of the WAL. Each view keeps its own snapshot."""
     heads, pread = list[int](), os.pread
 
     def noted(file: int, count: int, at: int) -> bytes:

@@ -141,7 +141,7 @@ def firing_statement(luck: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_triggers_fire_themselves_as_in_sqlite(make_node: MakeNode, plain: apsw.Connection, seed: int) -> None:
-    """And REPLACE fires delete triggers; another node that applies the rows has the same."""
+    """REPLACE fires delete triggers, too; a node that applies the rows has the same tables."""
     luck = random.Random(seed)
     node, other = make_node("A"), make_node("B")
     schema = [*TRIGGERED, *triggers(luck)]

@@ -145,7 +145,7 @@ def first_digest(first: TestNode) -> str:
 
 
 def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[TestNode, TestNode]) -> None:
-    """Also several statements in one transaction, which may change a row twice."""
+    """Some transactions have several statements, which may change a row twice."""
     first, second = pair
     luck = random.Random(5)
     used = 0

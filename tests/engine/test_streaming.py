@@ -54,7 +54,7 @@ def test_a_row_that_cannot_be_had(desk: Desk) -> None:
 
 
 def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
-    """Before it begins, and while it looks for a row."""
+    """The stop comes before the first row, or during the search for one."""
     stopped = batches(desk, ENDLESS)
     stopped.stop()
     with pytest.raises(UnavailableError):

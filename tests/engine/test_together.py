@@ -78,7 +78,7 @@ def test_changes_of_each_request_can_be_told_apart(bank: TestNode) -> None:
 
 
 def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
-    """Of tables with VIRTUAL columns only the rows at the end are known."""
+    """For tables with VIRTUAL columns only the final rows are known."""
     prepared = together(bank, *named("INSERT INTO note(text) VALUES ('a')", "INSERT INTO note(text) VALUES ('b')"))
     assert len(prepared.joined) == 1
     assert prepared.shares == ()

@@ -484,7 +484,7 @@ def test_commit_of_another_form_is_refused(db: Connection, data: bytes) -> None:
 
 
 def test_commit_is_taken_by_the_socket_only(other: Connection) -> None:
-    """By the address anybody could claim to have read nothing."""
+    """Over the network, any client could claim an empty read set."""
     with pytest.raises(UnsupportedError, match="only through the socket next to"):
         send(other, encode_prepared(prepared()))
 

@@ -158,7 +158,7 @@ def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
     ],
 )
 def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
-    """With the shortest way to it, event by event."""
+    """The report has the shortest way to the broken law, event by event."""
     found = hunt(fault, (scope,), NO_END)
     assert found is not None
     assert found.report.law == law

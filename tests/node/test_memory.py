@@ -15,7 +15,7 @@ from tests.engine.nodes import TestNode
 
 
 class Idle:
-    """As much of a node as is asked."""
+    """The parts of a node that the memory bound uses."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.reports = engine, SimpleNamespace(latency=Histogram())

@@ -188,7 +188,7 @@ async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypat
 async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the transaction would lose as soon as it writes, however young it is."""
+    """Otherwise even a young transaction would lose at its first write."""
     monkeypatch.setattr(manager, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))

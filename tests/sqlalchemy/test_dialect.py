@@ -289,7 +289,7 @@ def test_for_update_without_a_key_is_refused(engine: Engine) -> None:
 
 
 def test_the_scheme_of_sqlite_with_our_driver_is_ours(cluster: LocalCluster) -> None:
-    """For programs that accept URLs of a few databases only."""
+    """Some programs accept URLs of a few databases only."""
     made = create_engine(cluster.url().replace("bedrockish://", "sqlite+bedrockish://"))
     with made.connect() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1

@@ -364,7 +364,7 @@ class Faults:
 
 
 def flip_bit(node: LocalNode, row: int) -> bool:
-    """Change one bit of a row of the table ``quiet`` in the file of a node that does not run; whether it is there."""
+    """Change one bit of a row of the table ``quiet`` in the file of a stopped node; return whether it found the row."""
     text = f"quiet row {row:04d}".encode()
     with closing(sqlite3.connect(node.database)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

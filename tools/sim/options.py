@@ -178,7 +178,7 @@ class Options:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the world has no faults and no membership changes."""
+        """Return whether the world has no faults and no membership changes."""
         every = (self.fault_every_s if self.faults else 0.0, self.suspect_every_s, self.changes_every_s)
         return not any((*every, self.flip_every_s, self.lose, self.duplicate)) and self.ordered
 

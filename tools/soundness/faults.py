@@ -177,7 +177,7 @@ def no_descending() -> list[Patch]:
 
 
 def one_value_a_register() -> list[Patch]:
-    """Of several values that a register may hold only one counts."""
+    """Only one of several possible values of a register counts."""
     values = registers.Registers.values
 
     def one(self: Any, program: int, register: int) -> Any:
@@ -228,7 +228,7 @@ def dependents_are_nothing() -> list[Patch]:
 
 
 def one_row_is_enough() -> list[Patch]:
-    """Of the rows on which others depend, only the first is looked at."""
+    """Only the first of the rows on which others depend is read."""
     return [(dependent_reads, "islice", lambda rows, _: islice(rows, 1))]
 
 
@@ -356,7 +356,7 @@ def nothing_is_looked_for_by_null() -> list[Patch]:
 
 
 def columns_are_forgotten() -> list[Patch]:
-    """Of the columns that are needed of a row, one is not read."""
+    """One of the needed columns of a row is not read."""
     columns = seeks._Reader.columns
 
     def less(self: Any) -> Any:
@@ -366,7 +366,7 @@ def columns_are_forgotten() -> list[Patch]:
 
 
 def filters_need_no_columns() -> list[Patch]:
-    """Only the columns that are in the result are needed of a row."""
+    """Only the columns in the result of a statement count as needed."""
     columns = seeks._Reader.columns
 
     def less(self: Any) -> Any:

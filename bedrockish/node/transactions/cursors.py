@@ -257,7 +257,7 @@ class Streams:
         raise UnavailableError(f"node {self._core.state.me} has no open stream {name}")
 
     async def fetch(self, stream: Stream) -> tuple[bytes, bool]:
-        """Return the next rows, as an encoded result, and whether there may be more; without more it is over.
+        """Return the next rows, as an encoded result, and whether there may be more; if not, the stream ends.
 
         Raises:
             BedrockishError: the reason why the stream is over.

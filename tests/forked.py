@@ -96,7 +96,7 @@ class Forks:
         environment: dict[str, str],
         files_max: int = 0,
     ) -> Forked:
-        """Fork a process with these files as standard input, output and error; an empty name stands for an empty input."""
+        """Fork a process with these files as standard input, output and error; an empty name stands for no input."""
         asked = {
             "arguments": arguments,
             "directory": directory,

@@ -80,7 +80,7 @@ class Browser:
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
     def resize(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Be a screen of this size."""
+        """Set the size of the screen."""
         self._ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )

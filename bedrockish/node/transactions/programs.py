@@ -156,7 +156,7 @@ class Programs:
         prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
         shares = not prepared.readonly and len(prepared.changes) <= MERGED_BYTES
-        # A program reads durable states only. The command id of a transaction that has happened is the core's to find.
+        # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
         return (yield from steps.wait(partial(self._submit, last, execute, once=True, shares=shares, base=base)))

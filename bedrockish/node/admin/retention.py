@@ -325,7 +325,7 @@ class Upkeep:
                 pack = await trio.to_thread.run_sync(run.pack)
                 await self._reach_writer()
                 if pack is None:
-                    logger.error("entries of %s from %d on would not be unpacked as they are", run.leader, run.first)
+                    logger.error("entries of %s from %d on: packing and unpacking changes them", run.leader, run.first)
                 else:
                     self._engine.journal.pack(pack)
             await self._durable()

@@ -52,7 +52,7 @@ def error_text(error: BaseException) -> str:
     while isinstance(cause, BaseExceptionGroup):  # an error for each address of a name; the first one is enough
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
-        is_repeated = cause.strerror.startswith("Error connecting to ")  # Trio's text has the address, as the caller's
+        is_repeated = cause.strerror.startswith("Error connecting to ")  # Trio's error text already has the address
         return cause.strerror.rpartition(": ")[2] if is_repeated else cause.strerror
     return str(cause) or str(error) or type(cause).__name__
 

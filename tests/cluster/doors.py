@@ -1,4 +1,4 @@
-"""Every door of a node through which a user's SQL comes in, each as a function: run one text, or say why not."""
+"""Every interface for a user's SQL, each as a function that runs one text, or says why it cannot."""
 
 import base64
 import json

@@ -360,7 +360,7 @@ def test_unsuitable_requests_do_not_reserve() -> None:
         contention.reservations.in_vain(inflight, TABLE)
         assert not inflight.reserves
     assert lose(net, "A", 906, TABLE).reserves
-    assert not lose(net, "A", 907, TABLE).reserves  # one of a node at a time
+    assert not lose(net, "A", 907, TABLE).reserves  # each node has one at a time
 
 
 def test_reservation_message_is_short_and_covers_the_access_set() -> None:

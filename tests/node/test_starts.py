@@ -38,7 +38,7 @@ def starts_of(info: dict[str, object]) -> list[Start]:
 
 
 def test_each_start_is_told_with_the_files_ticks(path: Path) -> None:
-    """The start is a batch itself, and durable when it is told."""
+    """The start is itself a batch, and is durable before the node announces it."""
     first = begin(path, b"one", batches=5)
     assert first["store"] == "store-A"
     assert (starts_of(first), first["batches"]) == ([(b"one", 0)], 6)

@@ -271,7 +271,7 @@ def test_quantiles() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"engine", "local", "peers"} == set(found)
+    assert {"engine", "growth", "local", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found
     for arguments, expected in ((["list"], "engine: "), (["local", "--help"], "--learner")):
         ran = subprocess.run(

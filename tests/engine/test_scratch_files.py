@@ -86,7 +86,7 @@ def test_a_comparison_ends_before_it_has_taken_the_last_room(node: TestNode, mon
 
     with monkeypatch.context() as patch:
         full(patch, free)
-        with pytest.raises(ConfigError, match=r"has 0 MiB left; the last 20 MiB are kept .*make room"):
+        with pytest.raises(ConfigError, match=r"has 0 MiB left; the last 20 MiB are kept .*free disk space"):
             refill.fits_journal(node.path, plain)
     assert seen[-1]
     assert not seen[0]

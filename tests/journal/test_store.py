@@ -193,7 +193,7 @@ def test_a_clock_that_sqlite_cannot_order_is_refused(db: apsw.Connection) -> Non
 def test_an_entry_that_was_altered_is_not_read(db: apsw.Connection) -> None:
     fill(db, [make("A", 1, 10)])
     db.execute("UPDATE bedrockish_journal SET prev = ?", (b"\1" * 32,))
-    with pytest.raises(EntryMalformedError, match="not what was written"):
+    with pytest.raises(EntryMalformedError, match="differs from the written entry"):
         store.read(db, "A", 1, 100)
 
 

@@ -284,7 +284,7 @@ async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
     faults = Faults(Counter(), never)
     told = faults.caught("a backup", error)
     assert isinstance(told, UnavailableError)
-    assert "look at the disk" in told.message
+    assert "check the disk of this one" in told.message
     found = faults.describe()
     assert (found["disk_errors_recent"], found["internal_errors_recent"]) == (1, 0)
     assert found["disk_error_last"].endswith("error at a backup")

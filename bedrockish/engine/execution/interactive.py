@@ -331,8 +331,9 @@ class Interactive:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
-            ConstraintError: a deferred foreign key is broken. ConflictError: data that the transaction depends on has
-            changed, or its clock is before a commit that it has seen.
+            ConstraintError: a deferred foreign key is broken.
+            ConflictError: data that the transaction depends on has changed, or its clock is before a commit that it has
+                seen.
         """
         assert session.workspace is None or self.committed is not None, "it goes on elsewhere"
         self.engine.come_back()

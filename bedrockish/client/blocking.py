@@ -6,7 +6,7 @@ are implemented once.
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -15,13 +15,13 @@ from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_params, ch
 from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of
-from bedrockish.client.cursor import BlockingRowStream, held_stream
+from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.discovery import in_order_now
+from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.local_file import local_steps, open_local
-from bedrockish.client.questions import SchemaVersion
 from bedrockish.client.request_builder import Statements, Where, target_of
 from bedrockish.client.session import Session
-from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
+from bedrockish.client.socket_driver import KEEPER, SocketDriver
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
@@ -204,13 +204,13 @@ class Connection:
         """
         if self._current is not None:
             raise UnsupportedError("a stream does not see what the open transaction has changed; COMMIT it first")
-        return held_stream(self.open_stream(sql, params, timeout=timeout, read=read))
+        return closing(self.open_stream(sql, params, timeout=timeout, read=read))
 
     def open_stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
     ) -> BlockingRowStream:
         """Return the open stream of ``stream``, for the caller to close, also while a transaction is open."""
-        return BlockingRowStream(run, self._client.new_stream(sql, params, timeout, read))
+        return BlockingRowStream(self._client.new_stream(sql, params, timeout, read))
 
     def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
         """Run a statement in this process, outside of the open transaction; return None if it needs ``execute``.
@@ -288,7 +288,7 @@ class Connection:
     ) -> BlockingTransaction:
         """Open a transaction that the caller commits or rolls back. See ``Client.transaction``."""
         opened = run(self._client.begin, isolation=isolation, read=read, timeout=timeout)
-        return BlockingTransaction(run, opened)
+        return BlockingTransaction(opened)
 
     def transaction(
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
@@ -317,59 +317,19 @@ class Connection:
                 if not error.retry or not pauses.wait():
                     raise
 
-    def settle(self, command: str, *, timeout: float | None = None) -> bool:
-        """Settle the outcome of a transaction; return whether it was committed. See ``Client.settle``."""
-        return run(self._client.settle, command, timeout=timeout)
-
-    def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
-        """Return the results of a committed command; None if the node does not know it. See ``Client.outcome``."""
-        return run(self._client.outcome, command, timeout=timeout)
-
-    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the connected node's report on itself and the cluster."""
-        return run(self._client.status, timeout=timeout)
-
-    def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the members of the cluster as the connected node knows them."""
-        return run(self._client.nodes, timeout=timeout)
-
-    def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the latest messages about transactions at the connected node. See ``Client.events``."""
-        return run(self._client.events, after, timeout=timeout)
-
-    def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return the read and write sets that a text's statements would have at the node; change nothing."""
-        return run(self._client.explain, sql, params, timeout=timeout)
-
-    def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
-        """Return name and declared type of each column that a statement returns. See ``Client.columns``."""
-        return run(self._client.columns, sql, timeout=timeout)
-
-    def schema_history(self, *, timeout: float | None = None) -> list[SchemaVersion]:
-        """Return the versions of the schema, oldest first. See ``Client.schema_history``."""
-        return run(self._client.schema_history, timeout=timeout)
-
-    def cluster_clock(self, *, timeout: float | None = None) -> int:
-        """Return a new value of the connected node's clock."""
-        return run(self._client.cluster_clock, timeout=timeout)
-
-    def transaction_clock(self, *, timeout: float | None = None) -> int:
-        """Return a clock later than each commit that any node acknowledged before this call."""
-        return run(self._client.transaction_clock, timeout=timeout)
-
-    def safe_clock(self, *, timeout: float | None = None) -> int:
-        """Return the clock up to which no more transaction can commit."""
-        return run(self._client.safe_clock, timeout=timeout)
-
-    def hold(
-        self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """Keep the journal's entries after a cursor, for a reader of this name. See ``Client.hold``."""
-        return run(self._client.hold, name, after, release=release, timeout=timeout)
-
-    def ping(self, *, timeout: float | None = None) -> None:
-        """Wait for an answer of any node; raise a BedrockishError if none answers."""
-        run(self._client.ping, timeout=timeout)
+    settle = blocking("_client", Session.settle)
+    outcome = blocking("_client", Session.outcome)
+    status = blocking("_client", Session.status)
+    nodes = blocking("_client", Session.nodes)
+    events = blocking("_client", Session.events)
+    explain = blocking("_client", Session.explain)
+    columns = blocking("_client", Session.columns)
+    schema_history = blocking("_client", Session.schema_history)
+    cluster_clock = blocking("_client", Session.cluster_clock)
+    transaction_clock = blocking("_client", Session.transaction_clock)
+    safe_clock = blocking("_client", Session.safe_clock)
+    hold = blocking("_client", Session.hold)
+    ping = blocking("_client", Session.ping)
 
 
 def connect(url: Where | None = None, *, token: bytes | None = None) -> Connection:

@@ -1,19 +1,13 @@
 """The blocking twin of ``Transaction``, which BEGIN, COMMIT and ROLLBACK on a connection use as well."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from bedrockish.api.requests import Params, Result, Rows
+from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
-
-
-class Runs(Protocol):
-    """Runs a coroutine function in the client's thread and waits for it."""
-
-    def __call__(self, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the coroutine, or raise its error."""
 
 
 class BlockingTransaction:
@@ -23,8 +17,8 @@ class BlockingTransaction:
         command: the id of its COMMIT, by which ``Connection.settle`` tells whether it happened.
     """
 
-    def __init__(self, call: Runs, opened: Transaction) -> None:
-        self._call, self._opened = call, opened
+    def __init__(self, opened: Transaction) -> None:
+        self._opened = opened
         self.command = opened.command
 
     @property
@@ -35,16 +29,13 @@ class BlockingTransaction:
     def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement; see ``Transaction.execute``."""
         found = self._opened.run_plain(sql, params, timeout)
-        return found if found is not None else self._call(self._opened.execute, sql, params, timeout=timeout)
+        return found if found is not None else run(self._opened.execute, sql, params, timeout=timeout)
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         """Run a text that has run before; see ``Transaction.run_again``."""
         return self._opened.run_again(sql, values)
 
-    def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
-        """Run one statement with many parameters; see ``Transaction.executemany``."""
-        changed: int = self._call(self._opened.executemany, sql, rows, timeout=timeout)
-        return changed
+    executemany = blocking("_opened", Transaction.executemany)
 
     def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
         """Run several statements in one round trip; see ``Transaction.run``."""
@@ -52,13 +43,9 @@ class BlockingTransaction:
             one = self._opened.run_plain(*statements[0], timeout)
             if one is not None:
                 return [one]
-        found: list[Rows] = self._call(self._opened.run, statements, timeout=timeout)
-        return found
+        return run(self._opened.run, statements, timeout=timeout)
 
-    def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
-        """Return name and declared type of each column of a statement's result; see ``Transaction.columns``."""
-        found: list[tuple[str, str | None]] = self._call(self._opened.columns, sql, timeout=timeout)
-        return found
+    columns = blocking("_opened", Transaction.columns)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -73,25 +60,14 @@ class BlockingTransaction:
             raise
         self.execute(f"RELEASE {name}")
 
-    def commit(self, *, timeout: float | None = None) -> Rows:
-        """Commit; see ``Transaction.commit``."""
-        found: Rows = self._call(self._opened.commit, timeout=timeout)
-        return found
-
-    def rollback(self) -> None:
-        """Roll the transaction back; do nothing if it has ended already."""
-        self._call(self._opened.rollback)
-
-    def finish(self) -> None:
-        """Commit the transaction if it is open; raise its error if it failed and was not rolled back."""
-        self._call(self._opened.finish)
+    commit = blocking("_opened", Transaction.commit)
+    rollback = blocking("_opened", Transaction.rollback)
+    finish = blocking("_opened", Transaction.finish)
 
     def abandon(self) -> None:
         """Roll back after a failure."""
-        try:
-            self._call(self._opened.abandon)
-        except BedrockishError:  # the connection was closed, and the transaction with it
-            return
+        with suppress(BedrockishError):  # the connection was closed, and the transaction with it
+            run(self._opened.abandon)
 
 
 @contextmanager

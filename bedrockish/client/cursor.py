@@ -5,15 +5,15 @@ snapshot of the node. If the node is lost, so is the rest of the result; reading
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Self
 
 from bedrockish.api.requests import Request, rows_of
 from bedrockish.api.wire import CLOSE, FETCH, STREAM, Answered, Step
-from bedrockish.client.blocking_transaction import Runs
 from bedrockish.client.calls import Calls
+from bedrockish.client.in_thread import blocking, run
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -115,12 +115,15 @@ class RowStream:
 
     async def __anext__(self) -> Row:
         """Return the next row; see ``batch``."""
-        if not self._rows:
-            self._rows.extend(await self._next())
-            if not self._rows:
-                raise StopAsyncIteration
+        if not self._rows and not await self._fill():
+            raise StopAsyncIteration
         self.count += 1
         return self._rows.popleft()
+
+    async def _fill(self) -> bool:
+        """Wait for more rows; return whether there are any."""
+        self._rows.extend(await self._next())
+        return bool(self._rows)
 
     def close(self) -> None:
         """Close the stream and drop the rows that were not read; a second close does nothing."""
@@ -161,52 +164,29 @@ async def streaming(stream: RowStream) -> AsyncIterator[RowStream]:
 class BlockingRowStream:
     """The blocking twin of ``RowStream``: an iterator over rows. Use it from one thread at a time."""
 
-    def __init__(self, call: Runs, stream: RowStream) -> None:
-        self._call, self._stream = call, stream
-        self._rows: deque[Row] = deque()
-        call(stream.open)
+    def __init__(self, stream: RowStream) -> None:
+        self._stream, self._rows = stream, stream._rows
+        run(stream.open)
         self.columns = stream.columns
 
     @property
     def count(self) -> int:
         """How many rows were handed out."""
-        return self._stream.count - len(self._rows)
+        return self._stream.count
 
-    def batch(self) -> list[Row]:
-        """Return the rows that have arrived, at least one; an empty list at the end. See ``RowStream.batch``."""
-        if self._rows:
-            kept = list(self._rows)
-            self._rows.clear()
-            return kept
-        found: list[Row] = self._call(self._stream.batch)
-        return found
+    batch = blocking("_stream", RowStream.batch)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Row:
         """Return the next row; see ``batch``."""
-        if not self._rows:
-            self._rows.extend(self._call(self._stream.batch))
-            if not self._rows:
-                raise StopIteration
+        if not self._rows and not run(self._stream._fill):
+            raise StopIteration
+        self._stream.count += 1
         return self._rows.popleft()
 
     def close(self) -> None:
         """Close the stream and drop the rows that were not read; a second close does nothing."""
-        self._rows.clear()
-
-        async def close() -> None:
-            self._stream.close()
-
         with suppress(ClientClosedError):  # the stream was closed with its connection
-            self._call(close)
-
-
-@contextmanager
-def held_stream(stream: BlockingRowStream) -> Iterator[BlockingRowStream]:
-    """Close a stream at the end of the block."""
-    try:
-        yield stream
-    finally:
-        stream.close()
+            self._stream.close()

@@ -21,8 +21,8 @@ from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.fork import watch_forks
+from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
-from bedrockish.client.socket_driver import run
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 

@@ -5,7 +5,7 @@ its own answer. While no thread waits for an answer, no thread reads. One thread
 all idle clients once a second, so that they answer their nodes' pings.
 
 The methods of the trio client are used unchanged: with this driver their awaits never wait for an event loop, so a
-coroutine runs to its end at the first ``send`` (``run``).
+coroutine runs to its end at the first ``send`` (``in_thread.run``).
 """
 
 import os
@@ -16,9 +16,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, assert_never, cast
+from typing import assert_never
 
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
@@ -34,22 +34,10 @@ from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.socket_link import SocketLink
 
-T = TypeVar("T")
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 TICK_S = 1.0
 LATE_S = 2.5  # after such a delay of the keeper, the silence of a link does not mean that its node is gone
 READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
-
-
-def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-    """Run a client's method, which may wait only for sockets, to its end; return its result."""
-    coroutine: Any = method(*args, **kwargs)
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    coroutine.close()
-    raise AssertionError(f"{method} waits for an event loop, and there is none")
 
 
 class _Whole:

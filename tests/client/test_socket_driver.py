@@ -15,7 +15,7 @@ from bedrockish.api.wire import PING, Ask
 from bedrockish.client import socket_driver
 from bedrockish.client.blocking import SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry
-from bedrockish.client.socket_driver import run
+from bedrockish.client.in_thread import run
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UnavailableError
 from bedrockish_net.connection import Connection as Wire
 from bedrockish_net.connection import Side

@@ -15,9 +15,9 @@ from bedrockish.api.requests import USER_ADD, USER_GRANT, MemberChange, digest_o
 from bedrockish.api.wire import Answered
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.client.blocking import Connection
+from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import make_request
 from bedrockish.client.sansio.transaction_steps import settled
-from bedrockish.client.socket_driver import run
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import BedrockishError, ForgottenError, UnavailableError, UsageError
 from tests.cluster.doors import Caller, RefusedAtTheDoorError

@@ -14,7 +14,7 @@ import trio
 import bedrockish
 from bedrockish import ForeignClusterError, connect, open_client
 from bedrockish.client.feed import Changes, blocking_changes
-from bedrockish.client.socket_driver import run
+from bedrockish.client.in_thread import run
 from bedrockish.errors import ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.feed.change_feed import parse_cursor
 from tests.cluster.doors import Caller, RefusedAtTheDoorError

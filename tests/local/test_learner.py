@@ -17,8 +17,8 @@ from bedrockish import dbapi
 from bedrockish.api.requests import MemberChange, Request
 from bedrockish.api.wire import COMMIT, Step
 from bedrockish.client.blocking import Connection
+from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import new_command
-from bedrockish.client.socket_driver import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import ConflictError, ConstraintError, ForbiddenError, UnavailableError, UnsupportedError

@@ -20,7 +20,7 @@ import trio
 import bedrockish
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.blocking import Connection
-from bedrockish.client.socket_driver import run
+from bedrockish.client.in_thread import run
 from bedrockish.errors import BedrockishError, ForeignClusterError, ProtocolMismatchError, UnavailableError
 from bedrockish.local import connections
 from bedrockish.local.reads import LocalReads

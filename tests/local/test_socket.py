@@ -15,7 +15,7 @@ from bedrockish.api.requests import MemberChange
 from bedrockish.api.url import Address, Target
 from bedrockish.client.blocking import Connection, open_socket_client
 from bedrockish.client.credentials import Entry
-from bedrockish.client.socket_driver import run
+from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, UnavailableError
 from bedrockish.local.page import Published, page_path, socket_path

@@ -19,7 +19,7 @@ from bedrockish.api.requests import Request, Token
 from bedrockish.api.wire import COMMIT, Step
 from bedrockish.client import socket_driver
 from bedrockish.client.blocking import Connection
-from bedrockish.client.socket_driver import run
+from bedrockish.client.in_thread import run
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import (
     BedrockishError,

@@ -1,0 +1,34 @@
+"""Runs a client's coroutine methods in the thread that calls them, which waits for the sockets itself."""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    """Run a client's method, which may wait only for sockets, to its end; return its result."""
+    coroutine: Any = method(*args, **kwargs)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    coroutine.close()
+    raise AssertionError(f"{method} waits for an event loop, and there is none")
+
+
+def blocking(twin: str, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a blocking method that runs a coroutine method of the object's trio twin.
+
+    Args:
+        twin: the attribute that has the twin.
+        method: the coroutine method of the twin's class.
+    """
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(method, getattr(self, twin), *args, **kwargs)
+
+    return call

@@ -3,7 +3,6 @@
 import io
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
@@ -110,9 +109,7 @@ class Blob:
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> Literal[False]:
         self._open()
         self.close()
         return False

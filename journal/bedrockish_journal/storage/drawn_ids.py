@@ -5,8 +5,6 @@ another one. The row does not show whether its rowid was drawn. So each insert i
 counts, even an insert that gives the rowid.
 """
 
-from types import TracebackType
-
 import apsw
 
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote, user_tables
@@ -58,9 +56,7 @@ class DrawnIds:
         self.table = ""
         self._db.set_update_hook(self._changed)
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._db.set_update_hook(None)
         if self.table and self._is_autoincrement(self.table):
             self.table = ""  # with AUTOINCREMENT, SQLite raises an error instead of drawing a rowid

@@ -4,7 +4,7 @@ from typing import Any
 
 from bedrockish.access_sets import computed_columns, writeset
 from bedrockish.engine.storage import row_applier
-from tools.soundness.case_search import Fault, Patch
+from tools.soundness.case_search import Patch, faults_of
 
 
 def computed_by_row() -> list[Patch]:
@@ -66,16 +66,4 @@ def rows_as_spans() -> list[Patch]:
     return [(writeset.WriteKeys, "spans", lambda _self, ranges, _changes: tuple(ranges))]
 
 
-FAULTS: dict[str, Fault] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        computed_by_row,
-        foreign_by_row,
-        no_unique_points,
-        no_parents,
-        triggers_again,
-        partial_as_left,
-        any_value_taken,
-        rows_as_spans,
-    )
-}
+FAULTS = faults_of(globals())

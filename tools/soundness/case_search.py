@@ -5,6 +5,7 @@ A case is a dataclass whose parts are lists. A check returns the report of a cas
 
 import argparse
 import contextlib
+import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,15 @@ def _smallest(case: C, check: Callable[[C], str | None], parts: tuple[str, ...])
                             case, smaller = less, True
                 size //= 2
     return case
+
+
+def faults_of(module: Mapping[str, Any]) -> dict[str, Fault]:
+    """Return the faults that a module defines, given its globals: each public function, by its name with hyphens."""
+    return {
+        name.replace("_", "-"): found
+        for name, found in module.items()
+        if inspect.isfunction(found) and found.__module__ == module["__name__"] and not name.startswith("_")
+    }
 
 
 @contextlib.contextmanager

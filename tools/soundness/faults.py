@@ -22,7 +22,7 @@ from bedrockish.access_sets import cursor_ranges as seeks
 from bedrockish.access_sets import key_encoding as keys
 from bedrockish.access_sets import register_values as registers
 from bedrockish.access_sets.opcodes import Op
-from tools.soundness.case_search import Fault, Patch
+from tools.soundness.case_search import Patch, faults_of
 
 
 def no_sub_programs() -> list[Patch]:
@@ -436,19 +436,4 @@ def computed_columns_stay() -> list[Patch]:
     return [(writeset._TableKeys, "__init__", less)]
 
 
-FAULTS: dict[str, Fault] = {
-    fault.__name__.replace("_", "-"): fault
-    for fault in (
-        no_sub_programs, dynamic_is_nothing, opaque_is_nothing, every_stop_counts, count_is_nothing, no_prefix_end,
-        no_affinity, no_collation, no_descending, one_value_a_register, no_old_keys, no_index_keys, no_unique_points,
-        no_parents, all_probes_enforce, failures_read_less, dependents_are_nothing, one_row_is_enough,
-        one_level_is_enough, once_round_a_circle, own_rows_are_as_before, columns_by_number,
-        missed_rows_are_nothing, values_of_the_caller_are_forgotten, ends_are_the_same, every_row_counts_for_limit,
-        offset_is_nothing, loops_go_forward, loops_end_a_row_early, own_writes_come_later, loops_end_in_triggers,
-        nothing_is_looked_for_by_null, computed_by_row, given_ids_are_nothing, partners_are_always_there,
-        ends_are_converted, cursors_stay_where_they_were, max_is_null, partners_need_only_be_there, records_are_nothing,
-        columns_are_forgotten, filters_need_no_columns, rows_are_there, one_cursor_tells_of_all, columns_do_not_change,
-        equal_columns_are_the_same, keys_change_alone, rows_come_and_go, computed_columns_stay,
-        temporary_rows_are_its_own, settings_are_forgotten,
-    )
-}  # fmt: skip
+FAULTS = faults_of(globals())

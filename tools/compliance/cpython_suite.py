@@ -1,14 +1,12 @@
 """CPython's own tests of ``sqlite3``: those of the interpreter that runs this, whose licence they keep."""
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.cluster import DemoError, clean_environment
-from tools.compliance.nodes import three_nodes
-from tools.compliance.outcomes import Outcomes, read_record
+from tools.compliance.nodes import record_of, three_nodes
+from tools.compliance.outcomes import Outcomes
 
 LIMIT_S = 20 * 60
 
@@ -26,53 +24,28 @@ def missing() -> str | None:
     return f"this interpreter came without its tests; Debian: apt install libpython{version}-testsuite"
 
 
-def _run(directory: Path, arguments: Sequence[str]) -> Outcomes:
+def _run(directory: Path, arguments: Sequence[str], only: Sequence[str] = ()) -> Outcomes:
     record = directory / "cpython.json"
-    command = [sys.executable, "-P", "-m", "tools.compliance.cpython_run", str(record), *arguments]
-    with (directory / "cpython.txt").open("w+") as output:
-        # In a separate directory, because the tests make files in the current one.
-        subprocess.run(
-            command,
-            cwd=directory,
-            env=clean_environment(),
-            stdout=output,
-            stderr=output,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        output.seek(0)
-        lines = output.read().splitlines()
-    if not record.exists():
-        raise DemoError("the tests of sqlite3 did not run; the output ends:\n" + "\n".join(lines[-20:]))
-    return read_record(record)
+    chosen = ["--only", *only] if only else []
+    command = [sys.executable, "-P", "-m", "tools.compliance.cpython_run", str(record), *arguments, *chosen]
+    return record_of("CPython's suite of sqlite3", command, record, directory, LIMIT_S)
 
 
-def run_ours(directory: Path, only: Sequence[str] = ()) -> Outcomes:
-    """Run the tests with our DB-API in the place of sqlite3, on three nodes; ``only`` are parts of names.
+def run_ours(directory: Path, only: Sequence[str] = (), *, by_path: bool = False) -> Outcomes:
+    """Run the tests with our DB-API in the place of sqlite3, on three nodes.
+
+    Args:
+        directory: an empty one, for the files of the run.
+        only: parts of names, to run only tests with one of them.
+        by_path: connect by the path of a node's file instead of the URL.
 
     Raises:
         DemoError: they could not be run to their end.
     """
     with three_nodes(directory / "cluster") as cluster:
-        chosen = ["--only", *only] if only else []
-        return _run(directory, ["--url", cluster.url(), *chosen])
-
-
-def run_by_path(directory: Path, only: Sequence[str] = ()) -> Outcomes:
-    """Run the tests as ``run_ours`` does, by the path of a node's file.
-
-    Raises:
-        DemoError: they could not be run to their end.
-    """
-    with three_nodes(directory / "cluster") as cluster:
-        chosen = ["--only", *only] if only else []
-        return _run(directory, ["--url", str(cluster.nodes[0].database), *chosen])
+        return _run(directory, ["--url", str(cluster.nodes[0].database) if by_path else cluster.url()], only)
 
 
 def run_plain(directory: Path) -> Outcomes:
-    """Run the tests as they are.
-
-    Raises:
-        DemoError: they could not be run to their end.
-    """
+    """Run the tests as they are. The errors are those of ``run_ours``."""
     return _run(directory, [])

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.cluster import DemoError, clean_environment
-from tools.compliance.nodes import three_nodes
-from tools.compliance.outcomes import Outcomes, read_record
+from tools.cluster import DemoError
+from tools.compliance.nodes import record_of, three_nodes
+from tools.compliance.outcomes import Outcomes
 
 LIMIT_S = 40 * 60
 PLUGIN = "bedrockish.django.functions"
@@ -66,22 +66,8 @@ def _run_group(tests: Path, name: Path, clusters: Sequence[str], labels: Sequenc
     record = name.with_suffix(".json")
     settings = {"SUITE_CLUSTERS": " ".join(clusters), "SUITE_RECORD": str(record)}
     options = ["--settings=tools.compliance.django_settings", "--parallel=1", "--noinput"]
-    with name.with_suffix(".txt").open("w+") as output:
-        subprocess.run(
-            [sys.executable, "runtests.py", *options, *labels],
-            cwd=tests,
-            env=clean_environment() | settings,
-            stdout=output,
-            stderr=output,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        output.seek(0)
-        lines = output.read().splitlines()
-    if not record.exists():
-        ended = "\n".join(lines[-20:])
-        raise DemoError(f"Django's tests of {', '.join(labels)} did not run to their end; the output ends:\n{ended}")
-    return read_record(record)
+    command = [sys.executable, "runtests.py", *options, *labels]
+    return record_of(f"Django's suite of {', '.join(labels)}", command, record, tests, LIMIT_S, settings)
 
 
 def run_ours(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
@@ -98,9 +84,5 @@ def run_ours(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
 
 
 def run_plain(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
-    """Run Django's tests on SQLite.
-
-    Raises:
-        DemoError: the tests did not run to their end.
-    """
+    """Run Django's tests on SQLite. The errors are those of ``run_ours``."""
     return _run(directory, [], groups or CHOSEN)

@@ -1,16 +1,14 @@
 """SQLAlchemy's dialect suite, which ships in its wheel: against three nodes, and against plain SQLite."""
 
-import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.cluster import ROOT, DemoError, clean_environment
-from tools.compliance.nodes import three_nodes
-from tools.compliance.outcomes import Outcomes, read_record
+from tools.cluster import ROOT
+from tools.compliance.nodes import record_of, three_nodes
+from tools.compliance.outcomes import Outcomes
 
 SUITE = ROOT / "tests" / "sqlalchemy_suite"
 DATABASE, RECORD = "SUITE_DATABASE", "SUITE_RECORD"
@@ -28,47 +26,30 @@ def run_suite(database: str, url: str, directory: Path, arguments: Sequence[str]
     record = directory / "record.json"
     options = ["-c", str(SUITE / "setup.cfg"), *PLUGINS, "--dburi", url]
     command = [sys.executable, "-m", "pytest", *options, str(SUITE), "-q", "--tb=line", "-rN", *arguments]
-    environment = clean_environment() | {DATABASE: database, RECORD: str(record)}
-    with (directory / "output.txt").open("w+") as output:
-        # In a separate directory, because with plain SQLite the suite makes files in the current one.
-        subprocess.run(
-            command, cwd=directory, env=environment, stdout=output, stderr=output, timeout=LIMIT_S, check=False
-        )
-        output.seek(0)
-        lines = output.read().splitlines()
-    if not record.exists():
-        raise DemoError(f"the suite did not run; its output ends:\n{os.linesep.join(lines[-20:])}")
-    return {test: (outcome, reason_of(reason)) for test, (outcome, reason) in read_record(record).items()}
+    settings = {DATABASE: database, RECORD: str(record)}
+    found = record_of("SQLAlchemy's suite", command, record, directory, LIMIT_S, settings)
+    return {test: (outcome, reason_of(reason)) for test, (outcome, reason) in found.items()}
 
 
-def run_ours(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
+def run_ours(directory: Path, arguments: Sequence[str] = (), *, by_path: bool = False) -> Outcomes:
     """Run SQLAlchemy's suite against three nodes of its own.
+
+    Args:
+        directory: for the files of the run.
+        arguments: further ones for pytest.
+        by_path: connect by the path of a node's file instead of the URL.
 
     Raises:
         DemoError: the suite did not run to its end.
     """
     with three_nodes(directory / "cluster") as cluster:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
-        return run_suite("bedrockish", f"bedrockish://[{hosts}]/", directory / "bedrockish", arguments)
-
-
-def run_by_path(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
-    """Run SQLAlchemy's suite as ``run_ours`` does, by the path of a node's file.
-
-    Raises:
-        DemoError: the suite did not run to its end.
-    """
-    with three_nodes(directory / "cluster") as cluster:
-        url = f"bedrockish:///{cluster.nodes[0].database}"
+        url = f"bedrockish:///{cluster.nodes[0].database}" if by_path else f"bedrockish://[{hosts}]/"
         return run_suite("bedrockish", url, directory / "bedrockish", arguments)
 
 
 def run_plain(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
-    """Run SQLAlchemy's suite against plain SQLite.
-
-    Raises:
-        DemoError: the suite did not run to its end.
-    """
+    """Run SQLAlchemy's suite against plain SQLite. The errors are those of ``run_ours``."""
     return run_suite("sqlite", "sqlite:///suite.db", directory / "sqlite", arguments)
 
 

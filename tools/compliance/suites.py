@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,10 +14,6 @@ from tools.compliance import (
 from tools.compliance.outcomes import Outcomes
 
 Run = Callable[[Path], Outcomes]
-
-
-def _nothing_missing() -> str | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Suite:
     release: Callable[[], str]
     run_ours: Run
     run_plain: Run | None = None
-    missing: Callable[[], str | None] = _nothing_missing
+    missing: Callable[[], str | None] = lambda: None
     selection: str = "all"
     same_as: str = ""
 
@@ -68,7 +65,7 @@ SUITES = {
             "CPython by path",
             "The same suite, connected by the path of a [node's file](local.md)",
             cpython_suite.release,
-            cpython_suite.run_by_path,
+            partial(cpython_suite.run_ours, by_path=True),
             missing=cpython_suite.missing,
         ),
         Suite(
@@ -84,7 +81,7 @@ SUITES = {
             "SQLAlchemy by path",
             "The same suite, connected by the path of a [node's file](local.md)",
             lambda: f"SQLAlchemy {version('sqlalchemy')}",
-            sqlalchemy_suite.run_by_path,
+            partial(sqlalchemy_suite.run_ours, by_path=True),
             same_as="sqlalchemy",
         ),
         Suite(

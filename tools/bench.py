@@ -242,8 +242,7 @@ async def measure_all(
     cluster: LocalCluster, works: Sequence[str], clients: Sequence[int], seconds: float, tell: Callable[[str], None]
 ) -> list[Measured]:
     """Prepare the tables, measure every kind of work with every number of clients, and check the outcome."""
-    for index in range(len(cluster.nodes)):
-        await cluster.wait_ready(index)
+    await cluster.wait_all_ready()
     measured, expected = list[Measured](), dict.fromkeys(WORKS | READS, 0)
     async with open_client(cluster.url(options="/?timeout=60")) as client:
         for sql in SCHEMA:

@@ -248,8 +248,11 @@ class LocalCluster:
         assert peer is not node
         return f"127.0.0.1:{peer.port}"
 
-    def write_files(self) -> None:
+    def write_files(self, head: str = "") -> None:
         """Make the directory and the configurations; remove only the files of an earlier run.
+
+        Args:
+            head: a line for each node's configuration, before its sections.
 
         Raises:
             DemoError: the directory contains files that this program did not write.
@@ -264,6 +267,7 @@ class LocalCluster:
         for node in self.nodes:
             peers = [f'{peer.name} = "{self.peer_address(node, peer)}"' for peer in self.nodes if peer is not node]
             lines = [f'node = "{node.name}"', f'database = "{node.database.name}"', f'listen = "127.0.0.1:{node.port}"']
+            lines += filter(None, [head])
             lines += [f'http = "127.0.0.1:{node.http_port}"'] if node.http_port else []
             lines += ["", "[peers]", *peers]
             for section, values in self.settings.items():
@@ -274,12 +278,9 @@ class LocalCluster:
     def running(self, head: str = "") -> Iterator[Self]:
         """Write the files, start all nodes, and stop them at the end; the caller waits until they answer.
 
-        Args:
-            head: a line for each node's configuration, before its sections.
+        For ``head`` see ``write_files``.
         """
-        self.write_files()
-        for node in self.nodes:
-            node.config.write_text(f"{head}\n{node.config.read_text()}")
+        self.write_files(head)
         try:
             for node in self.nodes:
                 node.start()
@@ -307,6 +308,11 @@ class LocalCluster:
                     raise DemoError(f"{said}\n{this.last_words()}") from error
             await trio.sleep(0.1)
 
+    async def wait_all_ready(self) -> None:
+        """Wait until every node answers. The errors are those of ``wait_ready``."""
+        for node in range(len(self.nodes)):
+            await self.wait_ready(node)
+
     def stop(self) -> None:
         """Ask every node to end and wait; kill the ones that do not, and say so in their logs."""
         running = [node for node in self.nodes if node.is_running]
@@ -324,10 +330,9 @@ class LocalCluster:
                     log.write(f"did not end within {STOP_S:.0f} s of SIGTERM and was killed\n")
 
 
-@contextlib.contextmanager
 def local_cluster(
     directory: Path, names: Sequence[str] = ("A", "B", "C"), *, http: bool = False
-) -> Iterator[LocalCluster]:
+) -> contextlib.AbstractContextManager[LocalCluster]:
     """Start nodes and stop them at the end of the block; with ``http``, they serve that too.
 
     Raises:
@@ -336,10 +341,4 @@ def local_cluster(
     cluster = LocalCluster(directory, names)
     if http:
         cluster.add_http()
-    cluster.write_files()
-    try:
-        for node in cluster.nodes:
-            node.start()
-        yield cluster
-    finally:
-        cluster.stop()
+    return cluster.running()

@@ -46,8 +46,7 @@ def read(files: list[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
 async def run_all(cluster: LocalCluster, files: Iterable[tuple[str, str]], *, quiet: bool) -> list[Report]:
     """Run all files at a cluster, and wait until all nodes have applied the same."""
     reports: list[Report] = []
-    for node in range(len(cluster.nodes)):
-        await cluster.wait_ready(node)
+    await cluster.wait_all_ready()
     async with AsyncExitStack() as stack:
         urls = [cluster.url(node, only=True) for node in range(len(cluster.nodes))]
         clients = [await stack.enter_async_context(open_client(url)) for url in urls]

@@ -115,13 +115,8 @@ async def proxied_cluster(
     if http:
         cluster.add_http()
     await cluster.network.open()
-    cluster.write_files()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cluster.network.run)
-        try:
-            for node in cluster.nodes:
-                node.start()
+        with cluster.running():
             yield cluster
-        finally:
-            cluster.stop()
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()

@@ -221,25 +221,19 @@ class _Calls:
         self._transaction = self.db.begin(read=read, timeout=timeout)
         return self._transaction.command
 
-    def execute(self, sql: str, params: list[Any]) -> Rows:
-        assert self._transaction is not None
-        return self._transaction.execute(sql, params)
-
-    def commit(self) -> Rows:
-        assert self._transaction is not None
-        return self._transaction.commit()
-
     def rollback(self) -> None:
-        if self._transaction is not None:
+        if self._transaction is not None:  # this process may have begun after the one that opened it
             self._transaction.rollback()
 
-    def settle(self, command: str, timeout: float) -> bool:
-        assert self.db is not None
-        return self.db.settle(command, timeout=timeout)
-
-    def outcome(self, command: str, timeout: float) -> list[Rows] | None:
-        assert self.db is not None
-        return self.db.outcome(command, timeout=timeout)
+    def make(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Make a call: of the program itself, of its open transaction, or of its connection."""
+        if name in ("open", "close", "transact", "begin", "rollback"):
+            target: object = self
+        elif name in ("execute", "commit"):
+            target = self._transaction
+        else:
+            target = self.db
+        return getattr(target, name)(*args, **named)
 
 
 def main() -> None:
@@ -252,7 +246,7 @@ def main() -> None:
             return
         value, error = None, None
         try:
-            value = getattr(calls, name)(*args, **named)
+            value = calls.make(name, args, named)
         except BedrockishError as caught:
             error = pack_error(caught)
         token = calls.db.token if calls.db is not None else None

@@ -80,8 +80,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     settings = {"log": {"level": plan.level}}
     names, is_direct = ascii_uppercase[: plan.nodes], MEMBER in plan.faults
     async with proxied_cluster(directory / "nodes", names, settings, is_direct=is_direct) as cluster:
-        for index in range(plan.nodes):
-            await cluster.wait_ready(index)
+        await cluster.wait_all_ready()
         workload = Workload(cluster, plan.seed, plan.clients, plan.by_file)
         kinds = tuple(kind for kind in plan.faults if plan.by_file or kind != "program")
         faults = Faults(cluster, random.Random(plan.seed), kinds, workload.programs)

@@ -32,8 +32,7 @@ LINE_MAX = 160  # characters of a line of another program
 
 async def prepare(console: Console, cluster: LocalCluster, database: Path, run: str) -> None:
     """Wait for the nodes, load the database through them and open the accounts."""
-    for index in range(len(cluster.nodes)):
-        await cluster.wait_ready(index)
+    await cluster.wait_all_ready()
     console.print("[bold]1.[/] three nodes are up: " + ", ".join(f"{n.name} at {n.port}" for n in cluster.nodes))
     console.print(f"   look at them in a browser: http://127.0.0.1:{cluster.nodes[0].http_port}/")
     began = time.monotonic()

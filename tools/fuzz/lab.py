@@ -94,8 +94,7 @@ class Lab(LocalCluster):
         """Let everything that clients and nodes say be said once, then end the fourth node."""
         for node in self.nodes:
             node.start()
-        for index in range(4):
-            trio.run(self.wait_ready, index)
+        trio.run(self.wait_all_ready)
         liar = self.nodes[3]
         hosts = ",".join(f"127.0.0.1:{tap.port}" for tap in self.taps.values())
         with bedrockish.connect(f"bedrockish://{hosts}/?discover=no") as db:

@@ -45,8 +45,7 @@ def cluster(place: Path, nodes: int, settings: dict[str, dict[str, Any]] | None 
     """Start a cluster in a new directory, and wait until each node answers."""
     directory = Path(tempfile.mkdtemp(dir=place))
     with LocalCluster(directory, "ABCDEFG"[:nodes], settings).running() as started:
-        for number in range(nodes):
-            trio.run(started.wait_ready, number)
+        trio.run(started.wait_all_ready)
         yield started
 
 

@@ -232,8 +232,7 @@ def main(
         temporary(prefix="bedrockish-peers-") as beside,
         local_cluster(Path(place, "n")) as cluster,
     ):
-        for number in range(len(cluster.nodes)):
-            trio.run(cluster.wait_ready, number)
+        trio.run(cluster.wait_all_ready)
         plain = Path(place, "plain.sqlite")
         fill_plain(plain)
         fill(cluster)

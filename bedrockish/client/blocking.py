@@ -57,8 +57,6 @@ class SocketClient(SocketDriver, Session):
 class Connection:
     """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use.
 
-    Why so large: It is the whole blocking interface, with a method for each kind of request to a cluster.
-
     Attributes:
         closed: whether ``close`` was called.
     """

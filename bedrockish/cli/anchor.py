@@ -11,6 +11,7 @@ import click
 import trio
 
 from bedrockish.cli.url import DOWN_S, UrlCommand, url_of
+from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.model.anchor import (
@@ -43,7 +44,7 @@ def anchor(url: str, file: Path) -> None:
         log.add(made.line())
     said = made.statement
     signed = ", ".join(sorted(node for node, one in made.signatures.items() if one is not None))
-    ends = " ".join(f"{leader}{tick}" for leader, (tick, _) in sorted(said.heads.items())) or "nothing"
+    ends = labels({leader: tick for leader, (tick, _) in said.heads.items()})
     click.echo(f"anchor {said.number}: {ends}; signed by {signed or 'nobody'}")
     for node, why in sorted(missing.items()):
         click.echo(f"{node} has not signed: {why}", err=True)

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,6 +19,8 @@ import apsw
 import click
 
 from bedrockish.cli.anchored import anchor_options, hold_against, in_words
+from bedrockish.cli.progress import write_over
+from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
@@ -123,9 +124,9 @@ class Report:
         """Print the extent of the audit, and the removed entries that it cannot judge."""
         self._counts = asdict(told)
         nodes = f"{len(told.nodes)} nodes ({', '.join(told.nodes)})"
-        self.line(f"{nodes}, {told.transactions} commits, {told.entries} entries, up to {_labels(told.heads)}")
+        self.line(f"{nodes}, {told.transactions} commits, {told.entries} entries, up to {labels(told.heads)}")
         for node, ticks in sorted(told.removed.items()):
-            self.line(f"{node} has removed all up to {_labels(ticks)}: only what comes after that is judged")
+            self.line(f"{node} has removed all up to {labels(ticks)}: only what comes after that is judged")
 
     def add(self, check: str, says: str, found: list[dict[str, Any]], counts: dict[str, int]) -> None:
         """Add the outcome of one check, and print its line."""
@@ -160,10 +161,6 @@ def _about(finding: dict[str, Any]) -> str:
     row = f"{finding['table']} {finding['key'] or ''}".strip() if finding["table"] else ""
     parts = [part for part in (finding["txid"], row) if part and part not in finding["text"]]
     return f" ({': '.join(parts)})" if parts else ""
-
-
-def _labels(vector: dict[str, int]) -> str:
-    return " ".join(f"{leader}{tick}" for leader, tick in sorted(vector.items())) or "nothing"
 
 
 def _as_finding(one: Finding) -> dict[str, Any]:
@@ -220,8 +217,7 @@ def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: st
         answers = duck.run_audits(paths, limit, memory, _progress)
     for told in answers:
         if isinstance(told, Counts):
-            if sys.stderr.isatty():
-                click.echo("\r\x1b[K", err=True, nl=False)
+            write_over()
             report.count(told)
         elif isinstance(told, Outcome):
             report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
@@ -230,11 +226,10 @@ def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: st
 
 
 def _progress(node: str, entries: int, of: int) -> None:
-    """Draw the progress of reading a journal on a terminal, on one line that is written over."""
-    if sys.stderr.isatty():
-        part = min(1.0, entries / max(of, 1))
-        bar = "█" * int(part * BAR) + "·" * (BAR - int(part * BAR))
-        click.echo(f"\r\x1b[K{node} {bar} {entries} of {max(of, entries)} entries", err=True, nl=False)
+    """Draw the progress of reading a journal."""
+    part = min(1.0, entries / max(of, 1))
+    bar = "█" * int(part * BAR) + "·" * (BAR - int(part * BAR))
+    write_over(f"{node} {bar} {entries} of {max(of, entries)} entries")
 
 
 def _readable(finding: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """``bedrockish backup``: a copy of a running node's file, a continuous backup in a directory, a test of a restore."""
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from bedrockish.cli.progress import write_over
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import LocalPath, UrlCommand
 from bedrockish_journal.model.clock import milliseconds
@@ -148,9 +148,8 @@ def _drill(file: Path, older: Path | None, prepare: "Prepare | None") -> "Drill"
     from bedrockish_journal.verify.drill import drill
     from bedrockish_journal.verify.drill_directory import drill_directory
 
-    if file.is_dir():
-        return drill_directory(file, older=older, prepare=prepare, say=_say)
-    return drill(file, older=older, prepare=prepare, say=_say)
+    say = lambda what: write_over(f"{what}\r")  # noqa: E731  the report is written over the last line
+    return (drill_directory if file.is_dir() else drill)(file, older=older, prepare=prepare, say=say)
 
 
 def _what(found: "Drill", continuous: "DirectoryDrill | None") -> str:
@@ -160,11 +159,6 @@ def _what(found: "Drill", continuous: "DirectoryDrill | None") -> str:
     since = f"{time_text(continuous.since)} on" if continuous.since else "its cluster's beginning on"
     snapshots = f"{continuous.snapshots} snapshot{'s' * (continuous.snapshots != 1)}"
     return f"{snapshots}, {found.entries} commits in its journals, any moment from {since}"
-
-
-def _say(what: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{what}\r", err=True, nl=False)
 
 
 def _age(seconds: float) -> str:

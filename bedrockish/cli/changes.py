@@ -8,6 +8,7 @@ import trio
 from bedrockish import open_client
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.url import UrlCommand
+from bedrockish.cli.words import whose
 from bedrockish.client.feed import Changes
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.feed.json_form import as_data
@@ -38,7 +39,7 @@ def as_text(transaction: Committed) -> str:
     user = transaction.whose.get(transaction.command)
     if transaction.joined:
         names = (transaction.command, *transaction.joined)
-        head += f" commands {', '.join(_whose(name, transaction.whose.get(name)) for name in names)}"
+        head += f" commands {', '.join(whose(name, transaction.whose.get(name)) for name in names)}"
     elif user is not None:
         head += f" of {visible(user)}"
     makers = transaction.makers if transaction.joined else (None,) * len(transaction.changes)
@@ -46,10 +47,6 @@ def as_text(transaction: Committed) -> str:
     if transaction.kind == MEMBERS:
         lines.append("    members or users were changed")
     return "\n".join([head, *lines, *(f"    {text}" for text in transaction.statements)])
-
-
-def _whose(command: str, user: str | None) -> str:
-    return command if user is None else f"{command} of {visible(user)}"
 
 
 def _line(change: Change, maker: str | None) -> str:

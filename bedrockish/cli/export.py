@@ -1,11 +1,12 @@
 """``bedrockish export-journal``: journals as Parquet, from files or running nodes. Needs pyarrow, not Java."""
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from bedrockish.cli.progress import write_over
+from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import target_of
 from bedrockish_journal.spark.session import check_installed
 
@@ -35,26 +36,15 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     for source in sources:
         with open_feed(source) as feed:
             told = export(feed, directory, _show, oldest=oldest)
-        _clear_line()
+        write_over()
         done.append(told)
         if not as_json:
-            click.echo(f"{told.node}: {told.entries} new entries, up to {_ends(told)}")
+            click.echo(f"{told.node}: {told.entries} new entries, up to {labels(told.vector)}")
     if as_json:
         packed = [{"node": told.node, "entries": told.entries, "vector": told.vector} for told in done]
         click.echo(json.dumps(packed, indent=2))
 
 
-def _ends(told: "Progress") -> str:
-    return " ".join(f"{leader}{tick}" for leader, tick in sorted(told.vector.items())) or "nothing"
-
-
 def _show(told: "Progress") -> None:
-    """Print the progress on a terminal, on one line that is written over."""
-    if sys.stderr.isatty():
-        share = 100 * told.entries // max(1, told.expected)
-        click.echo(f"\r\x1b[K{told.node}: {told.entries} of {told.expected} entries, {share} %", err=True, nl=False)
-
-
-def _clear_line() -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", err=True, nl=False)
+    share = 100 * told.entries // max(1, told.expected)
+    write_over(f"{told.node}: {told.entries} of {told.expected} entries, {share} %")

@@ -16,9 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from bedrockish.cli.anchored import anchor_options, hold_against, in_words
-from bedrockish.cli.safe_text import visible
+from bedrockish.cli.progress import write_over
 from bedrockish.cli.upkeep import hold, prune
 from bedrockish.cli.url import UrlGroup
+from bedrockish.cli.words import whose
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchError
@@ -143,17 +144,13 @@ def _subject(entry: Entry, keys: Keys) -> str:
 def _change_lines(entry: Entry, keys: Keys) -> Iterator[str]:
     transaction = entry.transaction
     if transaction.joined or transaction.users:
-        whose = ", ".join(_whose(command, transaction.user_of(command)) for command in transaction.commands)
-        yield f"command{'s' if transaction.joined else ''} {whose}"
+        commands = ", ".join(whose(command, transaction.user_of(command)) for command in transaction.commands)
+        yield f"command{'s' if transaction.joined else ''} {commands}"
     if transaction.kind == SCHEMA:
         yield from decode_statements(transaction.changes)
     elif transaction.kind == ROWS:
         for change in decode_changes(transaction.changes):
             yield f"{change.op} {change.table} {keys.print(change)} {_values(change)}"
-
-
-def _whose(command: str, user: str | None) -> str:
-    return command if user is None else f"{command} of {visible(user)}"
 
 
 def _values(change: Change) -> str:
@@ -241,14 +238,11 @@ def _print_tables(compared: dict[str, dict[str, Any]] | None) -> None:
 
 
 def _progress(node: str, entries: int) -> None:
-    """Print the progress on a terminal, on one line that is written over."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{node}: {entries} entries", err=True, nl=False)
+    write_over(f"{node}: {entries} entries")
 
 
 def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None, anchored: Anchored | None) -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", err=True, nl=False)
+    write_over()
     # Without a terminal the output goes to a program, which needs whole lines.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 400)
     table = Table(box=None, header_style="bold")

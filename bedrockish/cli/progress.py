@@ -1,15 +1,22 @@
-"""A progress bar for long work; nothing where standard error is not a terminal."""
+"""The progress of long work, as a bar or a line; nothing where standard error is not a terminal."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from bedrockish.cli.safe_text import visible
+
+
+def write_over(text: str = "") -> None:
+    """Write a line over the last one; without a text, clear it."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
 class Told(Protocol):

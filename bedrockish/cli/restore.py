@@ -1,12 +1,12 @@
 """``bedrockish restore``: from a backup, and journals after it, a plain database as of some moment."""
 
-import sys
 import time
 from pathlib import Path
 
 import click
 
 from bedrockish.cli.journal import FILE, load_plugins, moment_option
+from bedrockish.cli.progress import write_over
 from bedrockish.cli.url import LocalPath
 from bedrockish_journal.model.moment import Moment, time_text
 from bedrockish_journal.model.vector import format_vector
@@ -40,16 +40,15 @@ def restore(
         backup, segments, until = choose(backup, until)
         journals = (*segments, *journals)
     report = restore_files(
-        backup, target, journals=journals, until=until, progress=_progress, prepare=load_plugins(plugins)
+        backup,
+        target,
+        journals=journals,
+        until=until,
+        progress=lambda entries: write_over(f"{entries} entries"),
+        prepare=load_plugins(plugins),
     )
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", err=True, nl=False)
+    write_over()
     nodes = sorted(report.applied)
     places = f"{', '.join(nodes)} up to {format_vector(report.applied, nodes)}"
     click.echo(f"{places}, clock {report.clock} ({time_text(report.clock)}); {report.later} later commits left out")
     click.echo(f"{report.digest}  {report.target}  in {time.monotonic() - began:.1f} s")
-
-
-def _progress(entries: int) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{entries} entries", err=True, nl=False)

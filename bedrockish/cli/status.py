@@ -75,8 +75,8 @@ def nodes(url: str | None, as_json: bool) -> None:
         found = connection.nodes(timeout=TIMEOUT_S)
     if as_json:
         click.echo(to_json(found))
-        return
-    _print_facts(_console(), "node", found)
+    else:
+        _print_facts(_console(), "node", found)
 
 
 def _console(out: TextIO | None = None) -> Console:

@@ -34,7 +34,20 @@ from tools.checker.order import (
 from tools.checker.registers import judge_registers
 
 TRIES = 200  # edges of one knot from which a way back is looked for; a knot without a named cycle is still a finding
-DATA = frozenset({WW, WR, RW})
+Kinds = frozenset[str]
+_WRITES, _WRITTEN, _OVERWRITTEN = frozenset({WW}), frozenset({WW, WR}), frozenset({RW})
+_DATA, _EVERYTHING = frozenset({WW, WR, RW}), frozenset({WW, WR, RW, SESSION, TIME})
+SEARCHES: tuple[tuple[Kinds, Kinds, bool], ...] = (
+    (_WRITES, _WRITES, False),  # G0
+    (_WRITTEN, _WRITTEN, False),  # G1c
+    (_OVERWRITTEN, _WRITTEN, False),
+    (_OVERWRITTEN, _DATA, True),
+    (_DATA, _DATA, False),
+    (_OVERWRITTEN, _EVERYTHING - _OVERWRITTEN, False),
+    (_OVERWRITTEN, _EVERYTHING, True),
+    (_EVERYTHING, _EVERYTHING, False),
+)
+"""The cycles, the worst ones first: the kinds of one edge, of all other edges, and whether these are spread (``path``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +128,8 @@ def _judge_session(evidence: Evidence, client: str, updates: list[int]) -> None:
 
 def _name_knot(evidence: Evidence, knot: Graph) -> None:
     """Add a finding for the worst cycle in a knot."""
-    for find in (_plain, _single, _fork, _data, _single_in_time, _fork_in_time, _any):
-        cycle = find(knot)
+    for first, rest, spread in SEARCHES:
+        cycle = _shortest(knot, first, rest, spread=spread)
         if cycle is not None:
             evidence.find(_name(evidence, cycle), str(cycle), *cycle.operations)
             return
@@ -124,41 +137,7 @@ def _name_knot(evidence: Evidence, knot: Graph) -> None:
     evidence.find("cycle", f"{len(members)} operations come before themselves", *members)
 
 
-def _plain(knot: Graph) -> Cycle | None:
-    """Check for G0 and G1c: cycles of writes and of reads of written values only."""
-    for kinds in (frozenset({WW}), frozenset({WW, WR})):
-        found = _shortest(knot, kinds, kinds)
-        if found is not None:
-            return found
-    return None
-
-
-def _single(knot: Graph) -> Cycle | None:
-    return _shortest(knot, frozenset({RW}), frozenset({WW, WR}))
-
-
-def _fork(knot: Graph) -> Cycle | None:
-    return _shortest(knot, frozenset({RW}), DATA, spread=True)
-
-
-def _data(knot: Graph) -> Cycle | None:
-    return _shortest(knot, DATA, DATA)
-
-
-def _single_in_time(knot: Graph) -> Cycle | None:
-    return _shortest(knot, frozenset({RW}), frozenset({WW, WR, SESSION, TIME}))
-
-
-def _fork_in_time(knot: Graph) -> Cycle | None:
-    return _shortest(knot, frozenset({RW}), DATA | {SESSION, TIME}, spread=True)
-
-
-def _any(knot: Graph) -> Cycle | None:
-    everything = DATA | {SESSION, TIME}
-    return _shortest(knot, everything, everything)
-
-
-def _shortest(knot: Graph, first: frozenset[str], rest: frozenset[str], *, spread: bool = False) -> Cycle | None:
+def _shortest(knot: Graph, first: Kinds, rest: Kinds, *, spread: bool) -> Cycle | None:
     """Return a short cycle that has an edge of one kind, followed by edges of other kinds."""
     best: Cycle | None = None
     for tries, edge in enumerate(_edges(knot, first.__contains__)):

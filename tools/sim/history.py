@@ -7,6 +7,7 @@ graph must have no cycle, which is strict serializability of all writing command
 
 from collections import defaultdict
 from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 import cbor2
@@ -23,7 +24,6 @@ from bedrockish_journal.verify.entry_rules import Audit
 from bedrockish_journal.verify.snapshots import Snapshots
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, reads_journal, run_together
-from tools.sim.graph import Graph
 from tools.sim.schemas import activate
 from tools.sim.stamps import late_stamp
 from tools.sim.talks import NOTHING as EMPTY
@@ -338,8 +338,9 @@ class Histories:
                     self.broken("sessions go forward", what)
             for key, version in seen.items():
                 floor[key] = max(floor.get(key, 0), version)
-            if call.answer.place is not None and changes_rows(self.first[self.commands[call.request.command]]):
-                for key, _, after in cbor2.loads(self.first[self.commands[call.request.command]].transaction.changes):
+            if call.answer.place is not None:
+                transaction = self.first[self.commands[call.request.command]].transaction
+                for key, _, after in cbor2.loads(transaction.changes) if transaction.kind == ROWS else ():
                     floor[key] = max(floor.get(key, 0), after[0])
 
     def _keys(self, seen: Seen, ranges: Iterable[tuple[str, str]]) -> set[str]:
@@ -394,7 +395,7 @@ class Histories:
 
     def _order(self) -> None:
         """Check strict serializability: reads, writes, overwrites and the real time of answers make no cycle."""
-        graph = Graph()
+        graph = TopologicalSorter[object]()
         readers: list[tuple[object, Seen, Iterable[tuple[str, str]]]] = []
         for txid, entry in self.first.items():
             if entry.transaction.kind == ROWS and entry.transaction.isolation != SNAPSHOT:
@@ -406,20 +407,21 @@ class Histories:
         for versions in self.writers.values():
             for version, txid in versions.items():
                 if version > 1 and version - 1 in versions:
-                    graph.edge(versions[version - 1], txid)
+                    graph.add(txid, versions[version - 1])
         for reader, seen, ranges in readers:
             for key in self._keys(seen, ranges):
                 version, versions = seen.get(key, NOTHING[0]), self.writers.get(key, {})
                 for other, before in ((versions.get(version), True), (versions.get(version + 1), False)):
                     if other is not None and other != reader:
-                        graph.edge(*((other, reader) if before else (reader, other)))
+                        graph.add(*((reader, other) if before else (other, reader)))
         self._real_time(graph)
-        cycle = graph.find_cycle()
-        if cycle:
-            names = " < ".join(self._name(step) for step in cycle if not isinstance(step, tuple) or step[0] != "time")
-            self.broken("strictly serializable", names)
+        try:
+            graph.prepare()
+        except CycleError as error:
+            steps = [step for step in error.args[1] if not isinstance(step, tuple) or step[0] != "time"]
+            self.broken("strictly serializable", " < ".join(map(self._name, steps)))
 
-    def _real_time(self, graph: "Graph") -> None:
+    def _real_time(self, graph: TopologicalSorter[object]) -> None:
         moments: list[tuple[float, int, object]] = []
         for number, call in enumerate(self.calls):
             who: object = number if call.answer is None or call.answer.place is None else None
@@ -433,11 +435,11 @@ class Histories:
         moment = 0
         for _, kind, who in sorted(moments, key=lambda item: item[:2]):
             if kind == 0:
-                graph.edge(("time", moment), who)
+                graph.add(who, ("time", moment))
             else:
-                graph.edge(("time", moment), ("time", moment + 1))
+                graph.add(("time", moment + 1), ("time", moment))
                 moment += 1
-                graph.edge(who, ("time", moment))
+                graph.add(("time", moment), who)
 
     def _feeds(self) -> None:
         """Check that every feed reader has seen each transaction once, in order, up to its cursor."""
@@ -452,11 +454,6 @@ class Histories:
             return f"{self.calls[step].request.command} (read)"
         assert isinstance(step, Txid)
         return f"{self.first[step].transaction.command} ({step})"
-
-
-def changes_rows(entry: Entry) -> bool:
-    """Return whether an entry changes rows."""
-    return entry.transaction.kind == ROWS
 
 
 def _stored(seq: int, entry: Entry, is_repeat: bool) -> Stored:

@@ -47,7 +47,7 @@ SEARCHES: tuple[tuple[Kinds, Kinds, bool], ...] = (
     (_OVERWRITTEN, _EVERYTHING, True),
     (_EVERYTHING, _EVERYTHING, False),
 )
-"""The cycles, the worst ones first: the kinds of one edge, of all other edges, and whether these are spread (``path``)."""
+"""The worst cycles first: the kinds of one edge, those of all other edges, and whether they are spread (``path``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedrockish_journal.model.entry import Label, decode_label, wrong_fields
+from bedrockish_journal.model.entry import wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.rights import needed
-from bedrockish_journal.model.transaction import MEMBERS, Transaction, decode_transaction
+from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
-from bedrockish_journal.storage.row import Stored
-
-_INT64 = 1 << 63
+from bedrockish_journal.storage.row import Stored, decode_parts
 
 HELD = pa.schema(
     [
@@ -81,7 +79,7 @@ def held_row(node: str, row: Stored, own: bytes, cut: int) -> tuple[Any, ...]:
 def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     """Return the row of ``facts`` for the bytes of an entry."""
     try:
-        said, transaction = _decode(cut, label, body)
+        said, transaction = decode_parts(cut >> 40, label, body)
     except EntryMalformedError as error:
         return (own, cut, str(error), *(None,) * (len(FACTS) - 3))
     txid, access_set = transaction.txid, transaction.access_set
@@ -111,23 +109,6 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
 
 def _vector(vector: Any) -> list[dict[str, Any]]:
     return [{"leader": leader, "tick": tick} for leader, tick in vector.items()]
-
-
-def _decode(cut: int, packed_label: bytes, body: bytes) -> tuple[Label, Transaction]:
-    """Return the decoded label and transaction; raise EntryMalformedError for any fault of the bytes."""
-    try:
-        label, transaction = decode_label(packed_label), decode_transaction(body)
-    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    if cut >> 40 != 32:
-        raise EntryMalformedError("prev should be a hash of 32 bytes")
-    if label.txid != transaction.txid:
-        raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
-    vectors = (*transaction.base.values(), *label.quorum.values())
-    numbers = (transaction.config, transaction.activates, transaction.safe, transaction.schema)
-    if max(*vectors, *numbers, label.tick) >= _INT64:
-        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
-    return label, transaction
 
 
 def batch(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

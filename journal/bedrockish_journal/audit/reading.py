@@ -137,7 +137,7 @@ class Reader:
         size = count = 0
         for row in source:
             count += 1
-            if not _well_typed(row):
+            if not row.is_well_typed:
                 text = f"row {row.seq} of the journal has values of types that a journal never has"
                 self.kept.rows["odd"].append((node, str(row.leader), row.tick if type(row.tick) is int else None, text))
                 continue
@@ -206,11 +206,3 @@ class Reader:
                 rows.append((node, bounds(feed.ask).get(node, (0, 0))[1], "fault"))
         for node, directory in self.inputs.exports.items():  # may be older than the files of other nodes
             rows.append((node, read_manifest(directory).vectors[node].get(node, 0), "information"))
-
-
-def _well_typed(row: Stored) -> bool:
-    return (
-        all(type(number) is int for number in (row.seq, row.tick, row.clock, row.repeat))
-        and all(type(text) is str for text in (row.leader, row.origin, row.command, row.kind))
-        and all(type(data) is bytes for data in (row.label, row.body, row.prev, row.hash))
-    )

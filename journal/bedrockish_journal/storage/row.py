@@ -5,8 +5,11 @@ Readers must not trust the columns, which exist for searches. ``entry`` decodes 
 
 from typing import NamedTuple
 
-from bedrockish_journal.model.entry import Entry, decode_entry
+from bedrockish_journal.model.entry import Entry, Label, decode_entry, decode_label
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction, decode_transaction
+
+_INT64 = 1 << 63
 
 
 class Stored(NamedTuple):
@@ -25,6 +28,15 @@ class Stored(NamedTuple):
     body: bytes
     prev: bytes
     hash: bytes
+
+    @property
+    def is_well_typed(self) -> bool:
+        """Whether the values have the types of their columns, which SQLite does not enforce."""
+        return (
+            all(type(number) is int for number in (self.seq, self.tick, self.clock, self.repeat))
+            and all(type(text) is str for text in (self.leader, self.origin, self.command, self.kind))
+            and all(type(data) is bytes for data in (self.label, self.body, self.prev, self.hash))
+        )
 
     def entry(self) -> Entry:
         """Return the decoded entry.
@@ -55,3 +67,29 @@ def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry
             f"{bytes(digest).hex()[:12]}…; run `bedrockish journal verify` on the file and fill the node again"
         )
     return entry
+
+
+def decode_parts(prev_bytes: int, packed_label: bytes, body: bytes) -> tuple[Label, Transaction]:
+    """Return the decoded label and transaction of an entry whose hash is not checked here.
+
+    Args:
+        prev_bytes: the length of the hash of the entry before it.
+        packed_label: the bytes of the label.
+        body: the bytes of the transaction.
+
+    Raises:
+        EntryMalformedError: the bytes are not an entry, or a number does not fit into an integer of SQLite.
+    """
+    try:
+        label, transaction = decode_label(packed_label), decode_transaction(body)
+    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
+    if prev_bytes != 32:
+        raise EntryMalformedError("prev should be a hash of 32 bytes")
+    if label.txid != transaction.txid:
+        raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
+    vectors = (*transaction.base.values(), *label.quorum.values())
+    numbers = (transaction.config, transaction.activates, transaction.safe, transaction.schema)
+    if max(*vectors, *numbers, label.tick) >= _INT64:
+        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
+    return label, transaction

@@ -23,7 +23,6 @@ from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.pruning import Mark, marks
-from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, scan_stored
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import Audit, Row
@@ -248,7 +247,7 @@ def _verify_one(
     findings.extend(audit.begin())
     commands = Commands(node)
     for row in scan_stored(db):
-        if _well_typed(row):
+        if row.is_well_typed:
             findings.extend(audit.check(row))
             commands.note(row, audit.entry)
             if audit.entry is not None and not audit.judged:
@@ -291,15 +290,6 @@ def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[st
     except EntryMalformedError as error:
         findings.append(Finding("bytes", node, text=str(error)))
         return {}
-
-
-def _well_typed(row: Stored) -> bool:
-    """Return whether the values of a row have the types of their columns, which SQLite does not enforce."""
-    return (
-        all(type(number) is int for number in (row.tick, row.clock, row.repeat))
-        and all(type(text) is str for text in (row.leader, row.origin, row.command, row.kind))
-        and all(type(data) is bytes for data in (row.label, row.body, row.prev, row.hash))
-    )
 
 
 # NOT INDEXED, because the unique index that should prevent duplicates may itself be damaged.

@@ -11,19 +11,15 @@ import cbor2
 
 from bedrockish_journal.model.changes import ChangeColumns, decode_change_columns
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.entry import Label, decode_label
+from bedrockish_journal.model.entry import Label
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import ROWS, Transaction, decode_transaction
+from bedrockish_journal.model.transaction import ROWS, Transaction
 from bedrockish_journal.spark.source.founding import Beginning
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import Stored, decode_parts
 
-COMMAND, ACCESS_SET, CHANGES = (
-    7,
-    10,
-    11,
-)  # places in the body of a transaction, see bedrockish_journal.model.transaction
+# Places in the body of a transaction, see bedrockish_journal.model.transaction.
+COMMAND, ACCESS_SET, CHANGES = 7, 10, 11
 BARE = 14  # fields of a body with one command and without a user
-_INT64 = 1 << 63
 
 _T = TypeVar("_T")
 
@@ -84,7 +80,8 @@ class Context:
         if self._row is not row or self._decoded is None:
             self._row = row
             try:
-                self._decoded = _decode(row)
+                prev_bytes = len(row.prev) if type(row.prev) is bytes else 0
+                self._decoded = Decoded(*decode_parts(prev_bytes, row.label, row.body))
             except EntryMalformedError as error:
                 self._decoded = error
         return self._decoded
@@ -97,15 +94,7 @@ class Context:
         """
         if row.kind != ROWS or row.repeat or (row.clock, row.origin) in self.beginning.void:
             return None
-        packed = self.field(row, CHANGES)
-        if packed is None:
-            return None
-        try:
-            return decode_change_columns(packed)
-        except (EntryMalformedError, TypeError, RecursionError) as error:
-            if self.skip:
-                return None
-            raise self.unreadable(row, error) from error
+        return self.unpack(row, decode_change_columns)
 
     def makers(self, row: Stored, count: int) -> tuple[Sequence[str | None], Sequence[str | None]]:
         """Return the commands behind an entry's changes, and the commands' users; None in places that are unknown."""
@@ -119,20 +108,20 @@ class Context:
         whose = {command: found.transaction.user_of(command) for command in {*makers}}
         return makers, [whose[maker] for maker in makers]
 
-    def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
-        """Return the decoded changes of an entry, or an empty list if they cannot be decoded and may be skipped.
+    def unpack(self, row: Stored, decode: Callable[[bytes], _T]) -> _T | None:
+        """Return the decoded changes of an entry, or None if they cannot be decoded and may be skipped.
 
         Raises:
             EntryMalformedError: the changes cannot be decoded, and may not be skipped.
         """
         packed = self.field(row, CHANGES)
         if packed is None:
-            return []
+            return None
         try:
             return decode(packed)
         except (EntryMalformedError, TypeError, RecursionError) as error:
             if self.skip:
-                return []
+                return None
             raise self.unreadable(row, error) from error
 
     def unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
@@ -156,21 +145,6 @@ class Decoded(NamedTuple):
 
     label: Label
     transaction: Transaction
-
-
-def _decode(row: Stored) -> Decoded:
-    try:
-        label, transaction = decode_label(row.label), decode_transaction(row.body)
-        if label.txid != transaction.txid:
-            raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
-        if type(row.prev) is not bytes or len(row.prev) != 32:
-            raise EntryMalformedError("prev should be a hash of 32 bytes")
-    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    numbers = (*transaction.base.values(), *label.quorum.values(), transaction.config, transaction.activates)
-    if max(numbers) >= _INT64:
-        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
-    return Decoded(label, transaction)
 
 
 def head(context: Context, row: Stored) -> tuple[Any, ...]:

@@ -174,12 +174,12 @@ def _access_sets(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
 def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     found = context.decoded(row)
     activates = (found.transaction.activates or None) if isinstance(found, Decoded) else None
-    for place, statement in enumerate(context.unpack(row, decode_statements)):
+    for place, statement in enumerate(context.unpack(row, decode_statements) or ()):
         yield *head(context, row), place, statement, activates
 
 
 def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    for member in context.unpack(row, decode_members):
+    for member in context.unpack(row, decode_members) or ():
         yield *head(context, row), *member
 
 

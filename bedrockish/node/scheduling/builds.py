@@ -88,32 +88,11 @@ class Builds:
 
     async def _started(self, plan: Plan, change: Transaction) -> Build | None:
         """Begin a build at the next boundary, and return it; None if the change is in force before that."""
-        found: list[Build | UnavailableError] = []
-        done, abandoned = trio.Event(), False
 
-        def begin() -> None:
-            try:
-                if self._state.schema.scheduled is change and not abandoned:
-                    found.append(self._engine.builds.start(plan, change.txid))
-            except UnavailableError as error:
-                found.append(error)
-            done.set()
+        def begin() -> Build | None:
+            return self._engine.builds.start(plan, change.txid) if self._state.schema.scheduled is change else None
 
-        if self._engine.dirty:
-            self._boundary.call(begin)
-        else:
-            begin()
-        try:
-            await self._durable()
-            await done.wait()
-        except BaseException:
-            abandoned = True
-            raise
-        for one in found:
-            if isinstance(one, UnavailableError):
-                raise one
-            return one
-        return None
+        return await self._boundary.result_of(begin, self._durable, is_open=self._engine.dirty)
 
     async def _build(self, build: Build) -> None:
         """Advance a build until its result is ready or has failed, or until the engine has another build or none."""

@@ -5,11 +5,14 @@ entries.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
 
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.snapshot import Readers, Snapshot
+
+T = TypeVar("T")
 
 
 class Boundary:
@@ -55,6 +58,54 @@ class Boundary:
             action()
         await durable()
 
+    async def result_of(
+        self,
+        action: Callable[[], T],
+        durable: Callable[[], Awaitable[None]],
+        *,
+        is_open: bool,
+        drop: Callable[[T], object] = lambda _: None,
+    ) -> T:
+        """Return the result of an action on committed rows, when these rows are durable.
+
+        An error of the action is raised here, and not in the node's loop. If the caller is cancelled, the action does
+        not run, or its result is dropped.
+
+        Args:
+            action: see ``begin``.
+            durable: see ``begin``.
+            is_open: see ``begin``.
+            drop: drops a result.
+        """
+        found: list[T | Exception] = []
+        done, is_abandoned = trio.Event(), False
+
+        def act() -> None:
+            if is_abandoned:
+                return
+            try:
+                found.append(action())
+            except Exception as error:
+                found.append(error)
+            done.set()
+
+        try:
+            if is_open:
+                self.call(act)
+            else:
+                act()
+            await durable()
+            await done.wait()
+        except BaseException:
+            is_abandoned = True
+            for one in found:
+                if not isinstance(one, Exception):
+                    drop(one)
+            raise
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
     def reach(self) -> None:
         """Run the actions: everything that was applied has just been committed to the file."""
         actions, self.actions = self.actions, []
@@ -83,34 +134,12 @@ class Snapshots:
         Raises:
             UnavailableError: the machine has no room for another connection.
         """
-        found: list[tuple[Snapshot, dict[str, int]] | Exception] = []
-        taken, abandoned = trio.Event(), False
-
-        def take() -> None:
-            if abandoned:
-                return
-            try:
-                found.append((self._readers.take(), dict(self._engine.applied)))
-            except Exception as error:  # raised to the waiting caller, not in the node's loop
-                found.append(error)
-            taken.set()
-
-        try:
-            if self._engine.dirty:
-                self._boundary.call(take)
-            else:
-                take()
-            await self._durable()
-            await taken.wait()
-        except BaseException:
-            abandoned = True
-            for one in found:
-                if not isinstance(one, Exception):
-                    self._readers.give_back(one[0])
-            raise
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+        return await self._boundary.result_of(
+            lambda: (self._readers.take(), dict(self._engine.applied)),
+            self._durable,
+            is_open=self._engine.dirty,
+            drop=lambda taken: self._readers.give_back(taken[0]),
+        )
 
     def give_back(self, snapshot: Snapshot) -> None:
         """End a snapshot."""

@@ -19,10 +19,10 @@ from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry, entry_of
-from bedrockish.client.fork import watch_forks
 from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
 from bedrockish.client.trio_client import Client, open_client, target_of
+from bedrockish.common.forks import watch_forks
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 
 SIZE = 10

@@ -14,7 +14,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,11 +23,12 @@ from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
-from bedrockish.client.fork import watch_forks
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import ClientCore, open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.common.forks import watch_forks
+from bedrockish.common.keeper import Keeper
 from bedrockish.errors import BedrockishError, ClientClosedError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
@@ -425,39 +425,10 @@ class SocketDriver:
         self._wake_write.close()
 
 
-class Keeper:
-    """The thread that looks after the idle clients of this program. It is started with the first client."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: weakref.WeakSet[SocketDriver] = weakref.WeakSet()
-        self._process = 0
-
-    def after_fork(self) -> None:
-        """Forget the thread, because a fork does not copy it."""
-        self._lock, self._process = threading.Lock(), 0
-
-    def add(self, client: SocketDriver) -> None:
-        """Look after a client until it is closed or garbage-collected."""
-        with self._lock:
-            self._clients.add(client)
-            if not self._process:
-                self._process = os.getpid()
-                threading.Thread(target=self._run, name="bedrockish-keeper", daemon=True).start()
-
-    def _run(self) -> None:
-        last = time.monotonic()
-        while True:
-            time.sleep(TICK_S)
-            now = time.monotonic()
-            with self._lock:
-                clients = [client for client in self._clients if not client.is_closed]
-            for client in clients:
-                with suppress(BedrockishError):
-                    client._look_after(now, late=now - last > LATE_S)
-            del clients
-            last = now
+def _look_after(client: SocketDriver, elapsed_s: float) -> None:
+    if not client.is_closed:
+        with suppress(BedrockishError):
+            client._look_after(time.monotonic(), late=elapsed_s > LATE_S)
 
 
-KEEPER = Keeper()
-watch_forks(KEEPER)
+KEEPER = Keeper("bedrockish-keeper", TICK_S, _look_after)

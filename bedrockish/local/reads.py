@@ -12,7 +12,6 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token, check_cluster
+from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
@@ -599,23 +599,22 @@ class LocalReads:
         self._is_lost = self._pins > 0
         self._try_at = 0.0
 
-    def release(self) -> bool:
-        """Release a snapshot without recent reads; return whether one is still held. Called by the keeper."""
+    def release(self) -> None:
+        """Release a snapshot without recent reads. Called by the keeper."""
         if not self.lock.acquire(blocking=False):
-            return True  # a read is under way
+            return  # a read is under way
         try:
             if self._process != os.getpid() or not self._readers:
-                return False
+                return
             if self._pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
-                return True
+                return
             if self._used and not self._pins and self._is_served():
                 self._used = False
-                return True
+                return
             for reader in self._readers:
                 reader.end()
-            return False
         except (apsw.Error, BedrockishError):
-            return True
+            return
         finally:
             self.lock.release()
 
@@ -665,32 +664,9 @@ def seen_by(moment: FileMoment, token: Token) -> Token:
     return Token(vector, clock)
 
 
-class _Keeper:
-    """The thread that releases idle snapshots of all sessions of the process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: weakref.WeakSet[LocalReads] = weakref.WeakSet()
-        self._wanted = threading.Event()
-        self._process = 0
-
-    def add(self, reads: LocalReads) -> None:
-        """Look after a session's snapshots until the session is closed or garbage-collected."""
-        with self._lock:
-            self._held.add(reads)
-            if self._process != os.getpid():  # a fork does not copy threads
-                self._process = os.getpid()
-                threading.Thread(target=self._run, name="bedrockish-snapshots", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(IDLE_S / 2)
-            with self._lock:
-                held = list(self._held)
-            for one in held:
-                one.release()
-                one.on_tick()
-            del held
+def _look_after(reads: LocalReads, _elapsed_s: float) -> None:
+    reads.release()
+    reads.on_tick()
 
 
-_KEEPER = _Keeper()
+_KEEPER = Keeper("bedrockish-snapshots", IDLE_S / 2, _look_after)

@@ -263,5 +263,5 @@ def test_close_releases_everything_and_may_be_repeated() -> None:
             run(client._wait, number)
         with pytest.raises(ClientClosedError):
             run(client.ping)
-        assert client not in list(socket_driver.KEEPER._clients) or client.is_closed
+        assert client not in list(socket_driver.KEEPER._kept) or client.is_closed
         assert client._wake_read.fileno() == -1

@@ -1,0 +1,54 @@
+"""A thread that looks after objects of this program now and then, such as idle clients and unread snapshots."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from bedrockish.common.forks import watch_forks
+
+T = TypeVar("T")
+
+
+class Keeper(Generic[T]):
+    """The thread, which is started with the first object. A garbage-collected object is no longer looked after.
+
+    Args:
+        name: the name of the thread.
+        every_s: the seconds between two looks at all objects.
+        look: looks after an object; gets the seconds since the last look.
+    """
+
+    def __init__(self, name: str, every_s: float, look: Callable[[T, float], None]) -> None:
+        self._name, self._every_s, self._look = name, every_s, look
+        self._lock = threading.Lock()
+        self._kept: weakref.WeakSet[T] = weakref.WeakSet()
+        self._is_running = False
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """Forget the thread, because a fork does not copy it."""
+        self._lock, self._is_running = threading.Lock(), False
+
+    def add(self, one: T) -> None:
+        """Look after an object from now on."""
+        with self._lock:
+            self._kept.add(one)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(self._every_s)
+            now = time.monotonic()
+            self._look_at_all(now - last)
+            last = now
+
+    def _look_at_all(self, elapsed_s: float) -> None:
+        with self._lock:
+            kept = list(self._kept)
+        for one in kept:
+            self._look(one, elapsed_s)

@@ -1,7 +1,7 @@
 """``bedrockish clock``, ``bedrockish journal prune`` and ``bedrockish journal hold``: settings of running nodes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -30,20 +30,14 @@ def clock(url: str, to: str | None) -> None:
     clocks: order and safety stay, but the cluster's clock no longer shows the time of day.
     """
 
-    async def run() -> int:
-        if to is not None:
-            await everywhere(url, {"do": "clock", "set": to})
-        rows, missing = [], 0
-        for node, found in (await everywhere(url, None)).items():
-            missing += "unreachable" in found
-            offsets = {name: peer.get("wall_offset_ms") for name, peer in found.get("nodes", {}).items()}
-            walls = ", ".join(f"{name} {offset:+}" for name, offset in offsets.items() if offset is not None)
-            rows.append((node, *(found.get(name) for name in NAMES), walls))
-            _tell_missing(node, found)
-        _print(("node", *NAMES, "walls_ms"), rows)
-        return 3 if missing else 0
+    def cells(found: Mapping[str, Any]) -> tuple[Any, ...]:
+        offsets = {name: peer.get("wall_offset_ms") for name, peer in found.get("nodes", {}).items()}
+        walls = ", ".join(f"{name} {offset:+}" for name, offset in offsets.items() if offset is not None)
+        return (*(found.get(name) for name in NAMES), walls)
 
-    raise SystemExit(trio.run(run))
+    if to is not None:
+        trio.run(everywhere, url, {"do": "clock", "set": to})
+    _report(trio.run(everywhere, url, None), (*NAMES, "walls_ms"), cells)
 
 
 NAMES = ("cluster_clock", "clock", "clock_ahead_ms", "safe_lag_ms")
@@ -99,18 +93,11 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
     if older_than is None and larger_than is None:
         raise UsageError("name the entries to remove: --older-than 30d, --larger-than 2GB, or both")
     asked = {"do": "prune", "older_than_s": older_than, "larger_than_mb": larger_than, "force": force}
-
-    async def run() -> int:
-        rows, missing = [], 0
-        for node, found in (await everywhere(url, asked, only)).items():
-            missing += "unreachable" in found
-            why = "; ".join(found.get("kept", ()))
-            _tell_missing(node, found)
-            rows.append((node, found.get("removed"), found.get("entries"), why))
-        _print(("node", "removed", "left", "what is kept, and why"), rows)
-        return 3 if missing else 0
-
-    raise SystemExit(trio.run(run))
+    _report(
+        trio.run(everywhere, url, asked, only),
+        ("removed", "left", "what is kept, and why"),
+        lambda found: (found.get("removed"), found.get("entries"), "; ".join(found.get("kept", ()))),
+    )
 
 
 @click.command(cls=UrlCommand)
@@ -157,16 +144,19 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
     return found
 
 
-def _tell_missing(node: str, found: Mapping[str, Any]) -> None:
-    """Print why a node could not be asked, on standard error, since the table has no room for the reason."""
-    if "unreachable" in found:
-        click.echo(f"{node}: {found['unreachable']}", err=True)
-
-
-def _print(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+def _report(
+    found: Mapping[str, Mapping[str, Any]],
+    titles: tuple[str, ...],
+    cells: Callable[[Mapping[str, Any]], tuple[Any, ...]],
+) -> None:
+    """Print a row for each member, and on standard error why a member could not be asked; then end with status 3."""
     table = Table(box=None, header_style="bold")
-    for title in titles:
+    for title in ("node", *titles):
         table.add_column(Text(title), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    for node, told in found.items():
+        if "unreachable" in told:
+            click.echo(f"{node}: {told['unreachable']}", err=True)
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in (node, *cells(told))))
     Console(soft_wrap=True, width=None if is_terminal(None) else WIDE).print(table)
+    if any("unreachable" in told for told in found.values()):
+        raise SystemExit(3)

@@ -14,8 +14,8 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
-from bedrockish.client.fork import watch_forks
 from bedrockish.client.request_builder import Where, target_of
+from bedrockish.common.forks import watch_forks
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
@@ -357,45 +357,34 @@ class Connection:
         Raises:
             NotSupportedError: SQLite has a function of this name, which the nodes would run.
         """
-        self._check()
-        self._local.add("function", name, is_removed=func is None)
-        if self._link.file is not None:
-            from bedrockish.local.program_functions import scalar
-
-            self._give(scalar(name, narg, func, deterministic=deterministic))
+        self._register("function", "scalar", name, narg, func, deterministic=deterministic)
 
     def create_aggregate(self, name: str, n_arg: int, aggregate_class: Any) -> None:
         """Register an aggregate; see ``create_function``."""
-        self._check()
-        self._local.add("aggregate", name, is_removed=aggregate_class is None)
-        if self._link.file is not None:
-            from bedrockish.local.program_functions import aggregate
-
-            self._give(aggregate(name, n_arg, aggregate_class))
+        self._register("aggregate", "aggregate", name, n_arg, aggregate_class)
 
     def create_window_function(self, name: str, num_params: int, aggregate_class: Any, /) -> None:
         """Register a window function; see ``create_function``."""
-        self._check()
-        self._local.add("window function", name, is_removed=aggregate_class is None)
-        if self._link.file is not None:
-            from bedrockish.local.program_functions import window
-
-            self._give(window(name, num_params, aggregate_class))
+        self._register("window function", "window", name, num_params, aggregate_class)
 
     def create_collation(self, name: str, callback: Any, /) -> None:
         """Register a collation; see ``create_function``."""
+        self._register("collation", "collation", name, callback)
+
+    def _register(self, kind: str, maker: str, name: str, *arguments: Any, **options: Any) -> None:
+        """Note a function or collation, and register it on the connections to the node's file, if there is one.
+
+        The last of the arguments is the program's part; None removes it. ``maker`` is a function of
+        ``bedrockish.local.program_functions``.
+        """
         self._check()
-        self._local.add("collation", name, is_removed=callback is None)
-        if self._link.file is not None:
-            from bedrockish.local.program_functions import collation
-
-            self._give(collation(name, callback))
-
-    def _give(self, given: Callable[[Any], None]) -> None:
-        """Register a function or collation on the connections to the node's file."""
+        self._local.add(kind, name, is_removed=arguments[-1] is None)
         file = self._link.file
-        assert file is not None
-        self._run(lambda _: file.give(given))
+        if file is not None:
+            from bedrockish.local import program_functions
+
+            given = getattr(program_functions, maker)(name, *arguments, **options)
+            self._run(lambda _: file.give(given))
 
     def set_authorizer(self, authorizer_callback: Any) -> None:
         """Refuse any authorizer but None: the nodes compile the SQL, and check the user's rights."""
@@ -417,7 +406,8 @@ class Connection:
             from bedrockish.local.program_functions import progress
 
             file = self._link.file
-            self._give(progress(callbacks.asked(progress_handler), n, lambda: file.ending))
+            given = progress(callbacks.asked(progress_handler), n, lambda: file.ending)
+            self._run(lambda _: file.give(given))
         elif progress_handler is not None:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
 

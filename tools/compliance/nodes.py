@@ -29,7 +29,7 @@ def three_nodes(directory: Path, plugins: Sequence[str] = (), *, names: str = "A
 def record_of(
     name: str, command: Sequence[str], record: Path, cwd: Path, limit_s: float, settings: Mapping[str, str] = NONE
 ) -> Outcomes:
-    """Run a suite in a process of its own, and return the outcomes that it has recorded.
+    """Run a suite in a separate process, and return the outcomes that it has recorded.
 
     Args:
         name: the name of the suite, for errors.

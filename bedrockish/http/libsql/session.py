@@ -530,36 +530,27 @@ def whole_transaction(steps: Sequence[Step]) -> range | None:
         return None
     if middle is None or middle.kind != control.COMMIT or any(kinds[1:commit]):
         return None
-    if commit != last and not _follows_failure(steps[last].condition, commit):
+    if commit != last and not _means(steps[last].condition, {"type": "not", "cond": _succeeded(commit)}):
         return None
     if any(control.parse_control(step.statement.sql) for step in steps[1:commit]):
         return None  # savepoints are for open transactions
-    follows = all(_follows(steps[place].condition, place - 1) for place in range(1, commit + 1))
+    follows = all(_means(steps[place].condition, _succeeded(place - 1)) for place in range(1, commit + 1))
     return range(1, commit) if follows else None
 
 
-def _follows(condition: Json | None, before: int) -> bool:
-    """Whether a condition means that the step before succeeded (newer clients add: and that a transaction is open)."""
-    match condition:
-        case {"type": "ok", "step": step}:
-            return bool(step == before)
-        case {"type": "and", "conds": [*parts]}:
-            rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]
-            return len(rest) == 1 and len(parts) <= 2 and _follows(rest[0], before)
-        case _:
-            return False
+def _succeeded(step: int) -> Json:
+    """Return the condition that a step has succeeded."""
+    return {"type": "ok", "step": step}
 
 
-def _follows_failure(condition: Json | None, commit: int) -> bool:
-    """Whether a condition means that COMMIT did not succeed."""
+def _means(condition: Json | None, wanted: Json) -> bool:
+    """Whether a condition is the wanted one (newer clients add: and that a transaction is open)."""
     match condition:
-        case {"type": "not", "cond": {"type": "ok", "step": step}}:
-            return bool(step == commit)
         case {"type": "and", "conds": [*parts]}:
             rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]
-            return len(rest) == 1 and len(parts) <= 2 and _follows_failure(rest[0], commit)
+            return len(rest) == 1 and len(parts) <= 2 and _means(rest[0], wanted)
         case _:
-            return False
+            return condition == wanted
 
 
 def parameter_names(sql: str) -> list[str | None]:

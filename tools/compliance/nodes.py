@@ -34,7 +34,7 @@ def record_of(
     Args:
         name: the name of the suite, for errors.
         command: the command of the process.
-        record: the file that the process writes; its output goes to a file beside it.
+        record: the file that the process writes; its output goes to a file next to it.
         cwd: the working directory, in which suites make files.
         limit_s: the time that the process gets.
         settings: variables for its environment.

@@ -6,14 +6,13 @@ import pytest
 
 from tests.core.net import Net
 from tools.modelcheck.__main__ import main
-from tools.modelcheck.explore import Explorer
+from tools.modelcheck.explore import Explorer, ScriptError
 from tools.modelcheck.facts import Facts
 from tools.modelcheck.frozen import freeze, key_of, thaw
 from tools.modelcheck.guided import ALL
 from tools.modelcheck.hunt import SEEN, hunt, search
 from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
-from tools.modelcheck.prefix import ScriptError
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
@@ -33,7 +32,7 @@ SMALL = {
 def finals(explorer: Explorer) -> set[tuple[object, ...]]:
     """Return what is known for good in each final state."""
     nodes, n = explorer.nodes, explorer.scope.voters
-    return {tuple(nodes.facts[nodes.known[place].facts] for place in state[:n]) for state in explorer.finals}
+    return {tuple(nodes.facts.values[nodes.known[place].facts] for place in state[:n]) for state in explorer.finals}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -209,7 +208,7 @@ def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
     explorer = Explorer(Scope("", 2, ALONE, Limits(), held=("AB",), endings=100))
     report = explorer.search(NO_END)
     assert report.exhausted
-    assert not any(facts.journal for facts in explorer.nodes.facts)
+    assert not any(facts.journal for facts in explorer.nodes.facts.values)
     assert report.ended == report.states
 
 

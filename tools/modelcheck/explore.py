@@ -3,6 +3,10 @@
 A state is a number for each node, a number for each link and the rest of each limit. The numbers stand for the contents
 of nodes and links, and equal contents have equal numbers. The laws are checked whenever the durable facts of a node
 have changed.
+
+A fault that needs twenty events in one order is too deep for a search that begins with an empty cluster. So some scopes
+begin with a script, the prefix, up to a critical state. Each step of the script must be possible, with or without a
+deliberate fault; else ScriptError is raised.
 """
 
 import time
@@ -13,14 +17,15 @@ from struct import Struct
 
 from bedrockish.core.protocol.messages import decode
 from bedrockish.core.protocol.records import Member, Membership
+from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.ending import Ending
 from tools.modelcheck.frozen import thaw
 from tools.modelcheck.nodes import BrokenError, Nodes
 from tools.modelcheck.place import Sent, new_place
-from tools.modelcheck.prefix import State, follow
 from tools.modelcheck.scopes import LIMITS, Scope
 
 SUBJECTS = len(LIMITS)
+State = tuple[int, ...]
 
 
 @dataclass
@@ -133,7 +138,7 @@ class Explorer:
 
     def _arrivals(self, node: int, link: int, queue: int) -> Iterator[tuple[int, int, int, int, int]]:
         nodes = self.nodes
-        content = nodes.queues[queue]
+        content = nodes.queues.values[queue]
         sender = (link - self.n) // self.n
         for position in range(1 if self.scope.ordered else len(content)):
             yield node, self.receive(sender, content[position]), link, nodes.rest(queue, position), 0
@@ -308,9 +313,9 @@ class Explorer:
         nodes, names = self.nodes, self.scope.names
         places = {name: thaw(nodes.known[state[node]].data) for node, name in enumerate(names)}
         under_way = [
-            (names[link // self.n], names[link % self.n], decode(nodes.messages[message]))
+            (names[link // self.n], names[link % self.n], decode(nodes.messages.values[message]))
             for link, queue in enumerate(state[self.n : self.first])
-            for message in nodes.queues[queue]
+            for message in nodes.queues.values[queue]
         ]
         return Ending(places, under_way)
 
@@ -321,3 +326,83 @@ class Explorer:
             if place != before[node] and known[place].facts != known[before[node]].facts:
                 for other in after[: self.n]:
                     self.nodes.check(place, other)
+
+
+# -- prefixes ----------------------------------------------------------------------------------------------------------
+
+
+class ScriptError(Exception):
+    """Raised when a step of a prefix cannot happen."""
+
+
+def follow(explorer: Explorer, state: State, words: str) -> State:
+    """Return the state after one step of a prefix.
+
+    Args:
+        explorer: the explorer of the scope.
+        state: the state before the step.
+        words: ``A submits``, ``A hears B`` (the first message on that link; from several nodes, one message each),
+            ``A gives up P``, ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A syncs``,
+            ``A dies``, ``A restarts``, or ``A meets B`` (their link breaks and opens again).
+
+    Raises:
+        ScriptError: the step is not possible.
+        BrokenError: a law is broken.
+    """
+    name, verb, *rest = words.split()
+    node = explorer.nodes.index[name]
+    match verb, rest:
+        case "hears", peers:
+            for peer in peers:
+                state = _hear(explorer, state, node, explorer.nodes.index[peer], words)
+            return state
+        case "submits", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("submit",)), 0, 0, 0))
+        case "gives", ["up", command]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "give up", command), 0, 0, 0))
+        case "suspects", [command]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "suspect", command), 0, 0, 0))
+        case "tries", ["again"]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "timer", ""), 0, 0, 0))
+        case "reports", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("heartbeat",)), 0, 0, 0))
+        case "syncs", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("sync",)), 0, 0, 0))
+        case "restarts", []:
+            after = list(state)
+            explorer.restart(after, node)
+        case "dies", []:
+            after = list(state)
+            explorer.die(after, node)
+        case "meets", [peer]:
+            after = list(state)
+            explorer.meet(after, node, explorer.nodes.index[peer])
+        case _:
+            raise ScriptError(f"nothing is called {words!r}")
+    explorer.check(state, after)
+    return tuple(after)
+
+
+def _hear(explorer: Explorer, state: State, node: int, sender: int, words: str) -> State:
+    link = explorer.n + sender * explorer.n + node
+    if not state[link] or not explorer.nodes.known[state[node]].alive:
+        raise ScriptError(f"{words}: there is nothing on the link")
+    event = explorer.receive(sender, explorer.nodes.queues.values[state[link]][0])
+    after = explorer.take(state, (node, event, link, explorer.nodes.rest(state[link], 0), 0))
+    explorer.check(state, after)
+    return tuple(after)
+
+
+def _choice(explorer: Explorer, state: State, node: int, what: str, command: str) -> int:
+    """Return a spontaneous event of a node, by its kind and a command."""
+    place = thaw(explorer.nodes.known[state[node]].data)
+    for event in place.choices():
+        if event[0] != what:
+            continue
+        if what == "timer" and event[1] == "request_again":
+            return explorer.nodes.event(event)
+        if isinstance(event[1], Txid):
+            transaction = place.core.state.votes.by_txid[event[1]].transaction
+            if transaction is not None and command in transaction.commands:
+                return explorer.nodes.event(event)
+    raise ScriptError(f"{explorer.scope.names[node]} cannot {what} {command}")

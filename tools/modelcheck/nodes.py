@@ -4,7 +4,9 @@ The effect of an event on a node depends only on the node's state. So each event
 state, and its effect is looked up afterwards.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from bedrockish.core.protocol.messages import Message, decode, encode
 from bedrockish.errors import BedrockishError
@@ -15,6 +17,7 @@ from tools.modelcheck.place import HaltedError, Place
 from tools.modelcheck.scopes import LIMITS, Scope
 from tools.sim.database import DivergedError
 
+T = TypeVar("T", bound=Hashable)
 Event = tuple[object, ...]
 Sends = tuple[tuple[int, int], ...]  # (receiver, message)
 LIMIT_OF = {"suspect": "suspicions", "again": "suspicions", "give up": "rollbacks", "heartbeat": "heartbeats"}
@@ -58,28 +61,36 @@ class BrokenError(Exception):
         self.law, self.story = law, story
 
 
-class Nodes:
-    """All states of nodes, messages and contents of links that were reached, by number.
+class Numbered(Generic[T]):
+    """Values by number; equal values have equal numbers."""
 
-    Why so large: Each kind of object has a list by number, and a table of numbers.
-    """
+    def __init__(self, *first: T) -> None:
+        self.values: list[T] = list(first)
+        self._numbers = {value: number for number, value in enumerate(first)}
+
+    def number(self, value: T) -> int:
+        """Return the number of a value, which is new if the value is."""
+        found = self._numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+
+class Nodes:
+    """All states of nodes, messages and contents of links that were reached, by number."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope, self.names = scope, scope.names
         self.index = {name: index for index, name in enumerate(self.names)}
         self.known: list[Known] = []
-        self.events: list[Event] = []
-        self.messages: list[bytes] = []
-        self.queues: list[tuple[int, ...]] = [()]
+        self.events = Numbered[Event]()
+        self.messages = Numbered[bytes]()
+        self.queues = Numbered[tuple[int, ...]](())
+        self.facts = Numbered[Facts]()
         self.pushed: dict[tuple[int, int], int] = {}
         self.rests: dict[tuple[int, int], int] = {}
-        self.facts: list[Facts] = []
         self.played = 0
         self._keys: dict[bytes, int] = {}
-        self._events: dict[Event, int] = {}
-        self._messages: dict[bytes, int] = {}
-        self._queues: dict[tuple[int, ...], int] = {(): 0}
-        self._facts: dict[Facts, int] = {}
         self._agree: set[tuple[int, int]] = set()
 
     def number(self, place: Place) -> int:
@@ -88,51 +99,31 @@ class Nodes:
         found = self._keys.get(key)
         if found is None:
             found = self._keys[key] = len(self.known)
-            facts = facts_of(place)
-            number = self._facts.setdefault(facts, len(self.facts))
-            if number == len(self.facts):
-                self.facts.append(facts)
-            self.known.append(Known(self.index[place.name], freeze(place), number, place.node is not None))
+            facts = self.facts.number(facts_of(place))
+            self.known.append(Known(self.index[place.name], freeze(place), facts, place.node is not None))
         return found
 
     def event(self, event: Event) -> int:
         """Return the number of an event."""
-        found = self._events.get(event)
-        if found is None:
-            found = self._events[event] = len(self.events)
-            self.events.append(event)
-        return found
+        return self.events.number(event)
 
     def message(self, message: Message) -> int:
         """Return the number of a message."""
-        data = encode(message)
-        found = self._messages.get(data)
-        if found is None:
-            found = self._messages[data] = len(self.messages)
-            self.messages.append(data)
-        return found
+        return self.messages.number(encode(message))
 
     def push(self, queue: int, message: int) -> int:
         """Return the number of a link's content with one more message."""
         found = self.pushed.get((queue, message))
         if found is None:
-            found = self.pushed[queue, message] = self.queue((*self.queues[queue], message))
+            found = self.pushed[queue, message] = self.queues.number((*self.queues.values[queue], message))
         return found
 
     def rest(self, queue: int, position: int) -> int:
         """Return the number of a link's content without one message."""
         found = self.rests.get((queue, position))
         if found is None:
-            content = self.queues[queue]
-            found = self.rests[queue, position] = self.queue(content[:position] + content[position + 1 :])
-        return found
-
-    def queue(self, content: tuple[int, ...]) -> int:
-        """Return the number of a link's content."""
-        found = self._queues.get(content)
-        if found is None:
-            found = self._queues[content] = len(self.queues)
-            self.queues.append(content)
+            content = self.queues.values[queue]
+            found = self.rests[queue, position] = self.queues.number(content[:position] + content[position + 1 :])
         return found
 
     def play(self, place: int, event: int) -> tuple[int, Sends]:
@@ -146,9 +137,9 @@ class Nodes:
         if found is None:
             self.played += 1
             real: Place = thaw(known.data)
-            told = self.events[event]
+            told = self.events.values[event]
             if told[0] == "receive":
-                told = ("receive", told[1], decode(self.messages[int(str(told[2]))]))
+                told = ("receive", told[1], decode(self.messages.values[int(str(told[2]))]))
             try:
                 sent = real.play(told)
             except CAUGHT as error:
@@ -188,7 +179,7 @@ class Nodes:
         pair = self.known[left].facts, self.known[right].facts
         if pair in self._agree:
             return
-        found = quarrel(self.facts[pair[0]], self.facts[pair[1]])
+        found = quarrel(self.facts.values[pair[0]], self.facts.values[pair[1]])
         if found is not None:
             raise BrokenError(*found)
         self._agree.add(pair)

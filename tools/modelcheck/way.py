@@ -6,9 +6,8 @@ from itertools import pairwise
 from bedrockish.core.describe import Printer
 from bedrockish.core.protocol.messages import decode
 from bedrockish_journal.model.transaction import Txid
-from tools.modelcheck.explore import Explorer
+from tools.modelcheck.explore import Explorer, State
 from tools.modelcheck.nodes import BrokenError
-from tools.modelcheck.prefix import State
 
 
 def way_to_fault(explorer: Explorer) -> list[str]:
@@ -50,10 +49,10 @@ def _last(explorer: Explorer, state: State) -> str:
 
 def _words(explorer: Explorer, node: int, event: int) -> str:
     nodes, me = explorer.nodes, explorer.scope.names[node]
-    match nodes.events[event]:
+    match nodes.events.values[event]:
         case ("receive", peer, message):
             printer = Printer(explorer.scope.names, lambda txid: _name(explorer, txid))
-            return f"{me} hears from {peer}: {printer.message(decode(nodes.messages[int(str(message))]))}"
+            return f"{me} hears from {peer}: {printer.message(decode(nodes.messages.values[int(str(message))]))}"
         case (what, Txid() as txid):
             return f"{me}: {what} {_name(explorer, txid)}"
         case ("timer", name, Txid() as txid):

@@ -281,3 +281,23 @@ def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(
     connection.execute(f"INSERT INTO {table}(id, amount) VALUES (3, 6)")
     connection.commit()
     assert connection.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("definition", "change"),
+    [
+        ("CREATE INDEX {0}_i ON {0}(amount)", "ALTER TABLE {0} DROP COLUMN amount"),
+        ("CREATE VIEW {0}_v AS SELECT amount FROM {0}", "ALTER TABLE {0} RENAME COLUMN data TO amount"),
+    ],
+)
+def test_transaction_commits_after_an_alter_that_other_definitions_refuse(
+    connection: db.Connection, table: str, other: db.Connection, definition: str, change: str
+) -> None:
+    connection.execute("BEGIN")
+    connection.execute(definition.format(table))
+    with pytest.raises(db.OperationalError, match="error in "):
+        connection.execute(change.format(table))
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.commit()
+    assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+    assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE ?", (table + "__",)).fetchall() == [(1,)]

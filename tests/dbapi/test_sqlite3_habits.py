@@ -133,6 +133,20 @@ def test_definitions_change_no_rows_beside_temporary_objects(made: db.Connection
     made.rollback()
 
 
+def test_temporary_tables_number_their_rows_beside_those_of_the_database(made: db.Connection) -> None:
+    """Both have a ``sqlite_sequence`` then, and each table's ids come from the one of its own schema."""
+    made.isolation_level = None
+    made.executescript(
+        "DROP TABLE IF EXISTS kept; CREATE TABLE kept(id INTEGER PRIMARY KEY AUTOINCREMENT, a);"
+        "CREATE TEMP TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT, a); CREATE INDEX temp.by_a ON numbered(a);"
+        "INSERT INTO kept VALUES (1000, 'a'); DELETE FROM kept; INSERT INTO numbered(a) VALUES (1), (2); ANALYZE;"
+    )
+    assert made.execute("SELECT name, seq FROM temp.sqlite_sequence").fetchall() == [("numbered", 2)]
+    assert made.execute("INSERT INTO kept(a) SELECT a FROM numbered RETURNING id > 1000").fetchall() == [(1,), (1,)]
+    made.execute("DELETE FROM numbered")
+    assert made.execute("INSERT INTO numbered(a) VALUES (3) RETURNING id").fetchall() == [(3,)]
+
+
 @BY_URL
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
     """The nodes do not have a program's function: the error names a plugin, and a connection by path."""

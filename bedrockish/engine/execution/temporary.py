@@ -7,7 +7,7 @@ transaction commits, the overlay is committed, which keeps the TEMP tables, and 
 back, which restores the TEMP tables.
 
 No TEMP object may have the name of an object in the database, because the engine's own SQL names tables without their
-schema.
+schema. SQLite's own ``sqlite_sequence`` and ``sqlite_stat1`` are in both; the engine reads these with their schema.
 
 The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
@@ -42,7 +42,8 @@ OF_DEFERRING = (
 )
 _CLASH = """
 SELECT own.name FROM sqlite_temp_schema AS own JOIN main.sqlite_schema AS other ON own.name = other.name COLLATE NOCASE
-WHERE own.type <> 'trigger' AND other.type <> 'trigger' AND own.name NOT LIKE 'bedrockish!_%' ESCAPE '!' LIMIT 1
+WHERE own.type <> 'trigger' AND other.type <> 'trigger' AND own.name NOT LIKE 'bedrockish!_%' ESCAPE '!'
+AND own.name NOT LIKE 'sqlite!_%' ESCAPE '!' LIMIT 1
 """
 
 

@@ -139,7 +139,7 @@ class AutoIds:
         """Return the error for a table whose ids are used up, which SQLite reports as a full disk, or None."""
         if not self._sequences:
             return None
-        row: Any = db.execute("SELECT name FROM sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        row: Any = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
         return None if row is None else _used_up(row[0])
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:
@@ -173,7 +173,7 @@ class AutoIds:
         found: Any = db.execute(query).fetchone()
         highest: int | None = found[0]
         if table in self._sequences:
-            found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+            found = db.execute("SELECT seq FROM main.sqlite_sequence WHERE name = ?", (table,)).fetchone()
             if found is not None and type(found[0]) is int:
                 highest = found[0] if highest is None else max(highest, found[0])
         self._seen[table] = highest = 0 if highest is None else highest

@@ -65,5 +65,5 @@ class DrawnIds:
         known = "SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'"
         if self._db.execute(known).fetchone() is None:
             return False
-        found = "SELECT 1 FROM sqlite_sequence WHERE name = ?"
+        found = "SELECT 1 FROM main.sqlite_sequence WHERE name = ?"
         return self._db.execute(found, (table,)).fetchone() is not None

@@ -8,6 +8,9 @@ So Python's ``sqlite3`` may not open a file that this library has open.
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import apsw
@@ -21,6 +24,8 @@ from bedrockish_journal.storage.vector_modules import Connection
 
 STATEMENTS_KEPT = 512
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
+ASK_S = 0.01  # how long a thread that closes waits for one that runs a statement, before it interrupts it again
+BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # how often, and at which intervals, to ask for the file of a busy connection
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
 _lock = threading.Lock()
 _is_watching = False
@@ -78,6 +83,17 @@ def close(db: apsw.Connection, place: tuple[int, int]) -> None:
             _open[place] = left
         else:
             _open.pop(place, None)
+
+
+@contextmanager
+def taken(lock: threading.RLock, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock in the block; until the thread that holds it lets it go, interrupt that thread's statement."""
+    while not lock.acquire(timeout=ASK_S):
+        interrupt()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def abandon(held: object) -> None:
@@ -145,4 +161,21 @@ def _check_alone(database: str, place: tuple[int, int]) -> None:
 
 def _is_ours(database: str) -> bool:
     """Return whether APSW itself has the file open in this process, for example for a node in the same process."""
-    return any(os.path.realpath(one.filename) == database for one in apsw.connections() if one.filename)
+    for _ in range(BUSY_TRIES):
+        names = [_name(one) for one in apsw.connections()]
+        if any(os.path.realpath(name) == database for name in names if name):
+            return True
+        if None not in names:
+            return False
+        time.sleep(BUSY_PAUSE_S)
+    return False
+
+
+def _name(db: apsw.Connection) -> str | None:
+    """Return the file of a connection; empty: it has none; None: another thread is running a statement on it."""
+    try:
+        return db.filename
+    except apsw.ThreadingViolationError:
+        return None
+    except apsw.ConnectionClosedError:
+        return ""

@@ -30,6 +30,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import (
     BedrockishError,
+    ClientClosedError,
     DeadlineError,
     ForbiddenError,
     ResultLostError,
@@ -277,7 +278,7 @@ class LocalReads:
             try:
                 return piece.columns, reader.execute(piece.sql, params).fetchall()
             except apsw.InterruptError:
-                raise interrupted() from None
+                raise self._interrupted() from None
             except (apsw.Error, TypeError, ValueError, OverflowError, BedrockishError):
                 return None  # ``read`` raises the same error, or leaves the statement to the node
             finally:
@@ -321,7 +322,7 @@ class LocalReads:
             except apsw.InterruptError as error:
                 if self._is_late():
                     raise TimeoutError from error
-                raise interrupted() from None  # the program did so, by another thread or its progress handler
+                raise self._interrupted() from None  # the program did so, by another thread or its progress handler
             except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
                 self._leave_to_node(statements, error)
                 return None
@@ -393,6 +394,9 @@ class LocalReads:
         if self._is_running:
             for reader in self._readers:
                 reader.db.interrupt()
+
+    def _interrupted(self) -> BedrockishError:
+        return closed() if self._is_closed else interrupted()
 
     def _is_late(self) -> bool:
         return self._until != _FOREVER and time.monotonic() > self._until
@@ -624,9 +628,9 @@ class LocalReads:
         return facts.mode <= READING and facts.generation == self._readers[0].facts.generation
 
     def close(self) -> None:
-        """Close the file; a second close does nothing."""
-        with self.lock:
-            self._is_closed = True
+        """Close the file, and end the read of another thread; a second close does nothing."""
+        self._is_closed = True
+        with connections.taken(self.lock, self.interrupt):
             if self._process == os.getpid():
                 self._leave()
                 if self.published is not None:
@@ -636,6 +640,11 @@ class LocalReads:
 
 def _nothing() -> None:
     """Do nothing: SQLite itself ends a read when its progress handler returns true."""
+
+
+def closed() -> ClientClosedError:
+    """Return the error of a statement whose session another thread has closed."""
+    return ClientClosedError("the client was closed during the call")
 
 
 def interrupted() -> DeadlineError:

@@ -51,7 +51,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give, ProgramError
-from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
+from bedrockish.local.reads import LocalReads, closed, interrupted, may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
@@ -395,6 +395,11 @@ class LocalTransaction:
             self._ended = error or UnavailableError("the transaction is over; begin another one")
             self._owner.give_back(self._place)
 
+    def end_now(self, error: BedrockishError) -> None:
+        """End the transaction; a statement that another thread runs is interrupted, and raises ``error``."""
+        with connections.taken(self._lock, lambda: self.stop(error)):
+            self.end(error)
+
     def end_late(self, error: BedrockishError) -> None:
         """End the transaction; if a thread runs a statement, only interrupt it, and leave the end to a later call."""
         if not self._lock.acquire(blocking=False):
@@ -654,10 +659,11 @@ class LocalTransactions:
             one.stop(interrupted())
 
     def close(self) -> None:
-        """End all transactions and close their connections to the file."""
+        """End all transactions, also those in which another thread runs a statement, and close their connections."""
         self._is_closed = True
-        for command in list(self._here()):
-            self.forget(command)
+        for one in list(self._here().values()):
+            one.end_now(closed())
+        self._open.clear()
         with self._lock:
             idle, self._idle = self._idle, []
         for place in idle:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import trio
 
@@ -282,6 +283,26 @@ def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code, str(node.database)], capture_output=True, text=True, check=True)
     assert "another library" in told.stdout
+
+
+def test_file_of_the_program_is_found_while_a_thread_runs_a_statement_on_another(tmp_path: Path) -> None:
+    """APSW raises an error for the name of a busy connection; any connection to a node's file failed with it."""
+    with closing(apsw.Connection(str(tmp_path / "a.sqlite"))) as busy:
+        began = threading.Event()
+
+        def wait(*_: Any) -> None:
+            began.set()
+            time.sleep(0.3)
+
+        busy.create_scalar_function("wait", wait, 0)
+        thread = threading.Thread(target=lambda: busy.execute("SELECT wait()").fetchall())
+        thread.start()
+        began.wait()
+        with closing(apsw.Connection(str(tmp_path / "c.sqlite"))):
+            assert connections._is_ours(os.path.realpath(tmp_path / "c.sqlite"))
+        assert connections._is_ours(os.path.realpath(tmp_path / "a.sqlite"))
+        thread.join()
+        assert not connections._is_ours(os.path.realpath(tmp_path / "b.sqlite"))
 
 
 # -- a real node -----------------------------------------------------------------------------------------------------

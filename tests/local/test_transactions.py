@@ -403,6 +403,37 @@ def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
     opened.rollback()
 
 
+@pytest.mark.parametrize("kind", ["read", "transaction", "temporary"])
+def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str, kind: str) -> None:
+    """A read held ``close`` until it was over; a transaction ran on without its session, and kept the file open."""
+    mine = dbapi.connect(node.database, isolation_level=None)
+    if kind == "temporary":
+        mine.execute("CREATE TEMP TABLE own(a)")
+    if kind != "read":
+        mine.execute("BEGIN")
+    failures: list[BaseException] = []
+
+    def count() -> None:
+        try:
+            mine.execute(
+                "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
+            )
+        except dbapi.Error as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    mine.close()
+    thread.join()
+    assert time.monotonic() - began < 5
+    assert [getattr(error, "code", "") for error in failures] == ["closed"]
+    with dbapi.connect(node.database) as again:
+        assert again.execute("SELECT 1").fetchone() == (1,)
+    again.close()
+
+
 def test_dbapi_runs_its_transactions_here(node: LocalNode, db: Connection, other: Connection, table: str) -> None:
     with dbapi.connect(node.database, autocommit=False) as mine:
         assert mine.execute(f"SELECT b FROM {table} WHERE id = 1").fetchone() == (10,)

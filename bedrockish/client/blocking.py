@@ -41,7 +41,12 @@ class SocketClient(SocketDriver, Session):
         super()._close()
         self._close_file()
 
-    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
+    async def _in_place(
+        self,
+        method: Callable[..., T],
+        *arguments: Any,
+        stop: Callable[[], None] | None = None,  # noqa: ARG002  other threads call ``interrupt``
+    ) -> T:
         """Run a method that takes as long as a statement in this thread; return its result."""
         return method(*arguments)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from bedrockish.api.requests import (
@@ -67,7 +68,9 @@ class Calls(Protocol):
     def _begin(self, what: What, timeout_s: float) -> int: ...
     async def _wait(self, number: int) -> Answered | Told: ...
     def _cancel(self, number: int) -> None: ...
-    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T: ...
+    async def _in_place(
+        self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None
+    ) -> T: ...
 
 
 class LocalSteps:
@@ -140,7 +143,8 @@ class LocalSteps:
         while await self._comes_here():
             token = self._session._core.token
             asked = replace(request, token=token)
-            found = await self._session._in_place(self.transactions.read, asked)
+            stop = partial(self.transactions.stop_one, asked.command)
+            found = await self._session._in_place(self.transactions.read, asked, stop=stop)
             if found is None:
                 return None
             results, prepared, seen = found
@@ -173,7 +177,7 @@ class LocalSteps:
         if self._is_here():
             return True
         now = time.monotonic()
-        if now < self._back_at or not self.transactions.is_served:
+        if now < self._back_at or not await self._session._in_place(self.transactions.is_served):
             return False
         self._back_at = now + BACK_S
         self._session.leave_node((Address(self._socket, 0),))
@@ -316,7 +320,7 @@ class LocalSteps:
         while (place := len(results)) < len(statements):
             try:
                 if alone <= place < len(statements) - 1:
-                    found, alone = await self._session._in_place(one.run_alike, statements, place)
+                    found, alone = await self._session._in_place(one.run_alike, statements, place, stop=one.interrupt)
                     results += found
                     if found:
                         continue
@@ -337,7 +341,7 @@ class LocalSteps:
         """Run one statement; ``ids`` is the number of row ids to lease if it needs any."""
         while True:
             try:
-                return await self._session._in_place(one.run, statement)
+                return await self._session._in_place(one.run, statement, stop=one.interrupt)
             except IdsNeededError as wanted:
                 await self._lease(wanted, ids, timeout_s)
 

@@ -1,5 +1,6 @@
 """The trio client. Many tasks may use one client at once; their calls share one link."""
 
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,10 +19,11 @@ from bedrockish.client.request_builder import Statements as Statements
 from bedrockish.client.request_builder import Where
 from bedrockish.client.request_builder import target_of as target_of
 from bedrockish.client.session import Session
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, ClientClosedError
 
 T = TypeVar("T")
 AT_ONCE_S = 0.02  # how long a read of the node's file may block the loop; a longer read is repeated in a thread
+STOP_S = 0.005  # pause between two attempts to stop the statement of a cancelled task
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 
 
@@ -33,9 +35,10 @@ class Client(Driver, Session):
         local, level, token = self._file(), read or self.target.read, self._core.token
         statements = self.as_written(statements)
         try:
-            return self.take_read(local.read(statements, level, token, AT_ONCE_S))
+            return self.take_read(local.read_at_once(statements, level, token, AT_ONCE_S))
         except TimeoutError:
-            found = await trio.to_thread.run_sync(local.read, statements, level, token)
+            left = threading.Event()
+            found = await _in_thread(lambda: local.read_until(statements, level, token, left.is_set), left.set)
             return self.take_read(found)
 
     @asynccontextmanager
@@ -53,9 +56,14 @@ class Client(Driver, Session):
         super()._close()
         self._close_file()
 
-    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Run a method that takes as long as a statement in a thread, not to block the loop; return its result."""
-        return await trio.to_thread.run_sync(method, *arguments)
+    async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
+        """Run a method that takes as long as a statement in a thread, not to block the loop; return its result.
+
+        ``stop`` ends the statement, which is called if the task is cancelled.
+        """
+        if stop is None:
+            return await trio.to_thread.run_sync(method, *arguments)
+        return await _in_thread(lambda: method(*arguments), stop)
 
     async def _keep_learning(self) -> None:
         """Ask for the members of the cluster at once, then every ``LEARN_S`` if calls were made since."""
@@ -68,6 +76,36 @@ class Client(Driver, Session):
                         self._core.route.learn(members_of(reply.value), trio.current_time())
                 calls = self._calls_made
             await trio.sleep(LEARN_S)
+
+
+async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Run a method in a thread and return its result; if the task is cancelled, stop the method and wait for its end.
+
+    Trio by itself would deliver the cancellation when the method is over.
+    """
+    lock, is_cancelled, is_running = threading.Lock(), False, False
+
+    def run() -> T:
+        nonlocal is_running
+        with lock:
+            if is_cancelled:
+                raise ClientClosedError("the task that made the call was cancelled")  # the call has returned
+            is_running = True
+        try:
+            return method()
+        finally:
+            is_running = False
+
+    try:
+        return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
+    except trio.Cancelled:
+        with lock:
+            is_cancelled = True
+        with trio.CancelScope(shield=True):
+            while is_running:
+                stop()
+                await trio.sleep(STOP_S)
+        raise
 
 
 @asynccontextmanager

@@ -188,6 +188,7 @@ class LocalReads:
         self._is_log_ending = False  # release the snapshot after each read: it would keep the log from starting over
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
         self._until = self._budget_s = _FOREVER
+        self._is_left: Callable[[], bool] = _is_wanted
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._access = Access()
@@ -283,6 +284,43 @@ class LocalReads:
                 return None  # ``read`` raises the same error, or leaves the statement to the node
             finally:
                 self._is_running = False
+
+    def read_at_once(
+        self, statements: Sequence[tuple[str, Params]], level: str, token: Token, budget_s: float
+    ) -> tuple[list[Rows], Token] | None:
+        """Run statements as ``read`` does; also wait at most ``budget_s`` for the read of another thread.
+
+        Raises:
+            TimeoutError: see ``read``, or another thread reads.
+            BedrockishError: see ``read``.
+        """
+        lock = self.lock
+        if not lock.acquire(timeout=budget_s):
+            raise TimeoutError
+        try:
+            return self.read(statements, level, token, budget_s)
+        finally:
+            lock.release()
+
+    def read_until(
+        self, statements: Sequence[tuple[str, Params]], level: str, token: Token, is_left: Callable[[], bool]
+    ) -> tuple[list[Rows], Token] | None:
+        """Run statements as ``read`` does; end soon after ``is_left`` returns true, without a result.
+
+        Raises:
+            TimeoutError: ``is_left`` has returned true.
+            BedrockishError: see ``read``.
+        """
+        lock = self.lock
+        while not lock.acquire(timeout=connections.ASK_S):
+            if is_left():
+                raise TimeoutError
+        self._is_left = is_left
+        try:
+            return self.read(statements, level, token)
+        finally:
+            self._is_left = _is_wanted
+            lock.release()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -399,7 +437,7 @@ class LocalReads:
         return closed() if self._is_closed else interrupted()
 
     def _is_late(self) -> bool:
-        return self._until != _FOREVER and time.monotonic() > self._until
+        return self._is_left() or (self._until != _FOREVER and time.monotonic() > self._until)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -636,6 +674,11 @@ class LocalReads:
                 if self.published is not None:
                     self.published.close()
             self.published = None
+
+
+def _is_wanted() -> bool:
+    """Return False: the caller waits for the read until it is over."""
+    return False
 
 
 def _nothing() -> None:

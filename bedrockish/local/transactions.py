@@ -417,6 +417,10 @@ class LocalTransaction:
                 given(self._place.reader)
                 given(self._work.db)
 
+    def interrupt(self) -> None:
+        """Interrupt the statement that another thread runs; the transaction is lost."""
+        self.stop(interrupted())
+
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement that another thread runs; it raises ``error``."""
         self._place.workspace.stop(error)
@@ -432,7 +436,7 @@ class _Statement:
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
         self._reads, self._given, self._ids = reads, given, one.ids
-        self._stop = lambda: one.stop(interrupted())
+        self._stop = one.interrupt
 
     def __enter__(self) -> None:
         """Begin a statement in this thread."""
@@ -555,9 +559,8 @@ class LocalTransactions:
         """Return the context manager for each statement of a transaction."""
         return _Statement(one, self._reads, self.ids.given)
 
-    @property
     def is_served(self) -> bool:
-        """Whether the node of the file leads transactions now, according to its page."""
+        """Return whether the node of the file leads transactions now, according to its page."""
         return self._serving()[0] is not None
 
     def is_at_learner(self) -> bool:
@@ -656,7 +659,13 @@ class LocalTransactions:
     def stop(self) -> None:
         """Interrupt the statements that other threads run; their transactions are lost."""
         for one in list(self._here().values()):
-            one.stop(interrupted())
+            one.interrupt()
+
+    def stop_one(self, command: str) -> None:
+        """Interrupt the statement of one transaction, which is lost; do nothing if it has ended."""
+        found = self.find(command)
+        if found is not None:
+            found.interrupt()
 
     def close(self) -> None:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""

@@ -500,6 +500,48 @@ def test_repeated_read_leaves_a_node_that_stops(bench: Bench, monkeypatch: pytes
     assert reads.read_again(sql, (), "stale", known.token) is None, "it does not serve"
 
 
+LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
+
+
+@pytest.mark.parametrize("kind", ["read", "strict", "transaction"])
+def test_statement_of_a_cancelled_task_ends(node: LocalNode, db: Connection, table: str, kind: str) -> None:
+    """Trio delivered the cancellation when the statement was over; by URL it comes at once."""
+
+    async def count(client: bedrockish.Client) -> None:
+        if kind != "transaction":
+            await client.execute(LONG, read="strict" if kind == "strict" else "session")
+            return
+        async with client.transaction() as opened:
+            await opened.execute(f"INSERT INTO {table} VALUES (800, 8)")
+            await opened.execute(LONG)
+
+    async def work() -> None:
+        async with bedrockish.open_client(node.database) as client:
+            began = time.monotonic()
+            with trio.move_on_after(0.3) as scope:
+                await count(client)
+            assert scope.cancelled_caught
+            assert time.monotonic() - began < 5
+            assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
+
+    trio.run(work)
+
+
+def test_read_that_waits_for_another_task_does_not_block_the_loop(node: LocalNode, db: Connection, table: str) -> None:
+    async def work() -> None:
+        async with bedrockish.open_client(node.database) as client, trio.open_nursery() as nursery:
+            nursery.start_soon(client.execute, LONG)
+            await trio.sleep(0.3)
+            began = time.monotonic()
+            with trio.move_on_after(0.2) as scope:
+                await client.execute(f"SELECT count(*) FROM {table}")
+            assert scope.cancelled_caught
+            assert time.monotonic() - began < 5
+            nursery.cancel_scope.cancel()
+
+    trio.run(work)
+
+
 def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> None:
     async def work() -> None:
         async with bedrockish.open_client(str(node.database)) as client:

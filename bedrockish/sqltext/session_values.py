@@ -12,7 +12,7 @@ from typing import Protocol
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
 TEXT_MAX = 1 << 16  # characters; values are not written into longer texts, which mostly contain data
@@ -116,8 +116,7 @@ class SessionValues:
             found = tokens(sql)
         except NotTokensError:
             return sql
-        parts: list[str] = []
-        at = 0
+        cuts: list[Cut] = []
         for name, opening, closing in zip(found, found[1:], found[2:], strict=False):
             called = (name.name or "").lower() if name.kind in ("word", "quoted") else ""
             if called not in _NAMES or opening.text != "(" or closing.text != ")":
@@ -125,9 +124,8 @@ class SessionValues:
             end = closing.start + 1
             shown = sql[name.start : end]
             shown = shown if "*/" not in shown else f"{called}()"
-            parts += (sql[at : name.start], f"(/*{shown}*/{getattr(self, called)})")
-            at = end
-        return "".join([*parts, sql[at:]])
+            cuts.append((name.start, end, f"(/*{shown}*/{getattr(self, called)})"))
+        return spliced(sql, cuts)
 
     def write_all(self, texts: Sequence[str]) -> list[str]:
         """Return the statements of one request with values in them, up to the first statement that may write.

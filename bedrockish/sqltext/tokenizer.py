@@ -5,11 +5,12 @@ not mistaken for one. ``tests/engine/test_tokens.py`` compares it with SQLite.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
+Cut = tuple[int, int, str]  # the characters from a place to another, and their replacement
 
 # SQLite takes every character outside ASCII as part of a name, and a byte order mark before a token as a blank.
 # The sets are negated, because ``re`` needs 15 ms to compile a set that reaches to the end of Unicode.
@@ -122,3 +123,23 @@ def parameter_numbers(found: list[Token]) -> dict[int, int]:
         highest = max(highest, number)
         numbers[place] = number
     return numbers
+
+
+def spliced(sql: str, cuts: Iterable[Cut]) -> str:
+    """Return a text with the given parts replaced; they are in order and do not overlap."""
+    parts: list[str] = []
+    at = 0
+    for start, end, text in cuts:
+        assert start >= at
+        parts += sql[at:start], text
+        at = end
+    return "".join([*parts, sql[at:]])
+
+
+def with_queries(sql: str, found: list[Token], queries: str, cuts: Iterable[Cut]) -> str:
+    """Return a SELECT, which may begin with WITH, with more queries first in its WITH, and with parts replaced."""
+    if found[0].is_word("SELECT"):
+        begin, head = found[0].start, f"WITH {queries} "
+    else:
+        begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{queries}, "
+    return spliced(sql, [(begin, begin, head), *cuts])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bedrockish.access_sets.definitions import folded
 from bedrockish.sqltext.literals import Value, literal
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, spliced, tokens
 from bedrockish_journal.storage.vector_modules import VEC1
 from bedrockish_journal.storage.virtual_tables import VirtualTable
 
@@ -85,15 +85,14 @@ def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) 
         names: names of its parameters; None for a parameter without a name.
         values: values of its parameters.
     """
-    parts, done, last = list[str](), 0, 0
+    cuts, last = list[Cut](), 0
     for token in tokens(sql) if names else ():
         if token.kind == "param":
             name = token.text[1:]
             number = int(name) if name.isdecimal() else names.index(name) + 1 if name else last + 1
             last = max(last, number)
-            parts += [sql[done : token.start], literal(values[number - 1])]
-            done = token.end
-    return "".join([*parts, sql[done:]])
+            cuts.append((token.start, token.end, literal(values[number - 1])))
+    return spliced(sql, cuts)
 
 
 def _name(words: list[Token], at: int) -> str:

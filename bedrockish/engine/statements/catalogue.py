@@ -6,7 +6,7 @@ A program that lists tables would treat the node's system tables like users' tab
 from functools import lru_cache
 
 from bedrockish.access_sets.system_names import PREFIX
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, tokens, with_queries
 
 _OWN = f"NOT GLOB '{PREFIX}*'"  # not LIKE, whose meaning a session may have changed
 _COLUMNS = "SELECT {}type, name, tbl_name, rootpage, sql FROM main."
@@ -52,7 +52,7 @@ def with_users_tables(sql: str) -> str:
 
 def _filtered(sql: str, found: list[Token], rowid: str) -> str:
     """Return a SELECT with the catalogues that it reads filtered, and without the qualifier in front of their names."""
-    cut: list[tuple[int, int]] = []
+    cuts: list[Cut] = []
     tables: set[str] = set()
     for place, token in enumerate(found):
         name = (token.name or "").lower() if token.kind in ("word", "quoted") else ""
@@ -61,17 +61,8 @@ def _filtered(sql: str, found: list[Token], rowid: str) -> str:
             continue
         tables.add(name)
         if place >= 2 and found[place - 1].text == "." and (found[place - 2].name or "").lower() == "main":
-            cut.append((found[place - 2].start, token.start))
+            cuts.append((found[place - 2].start, token.start, ""))
     if not tables:
         return sql
     texts = ", ".join(_FILTERED[table].format(rowid) for table in sorted(tables))
-    if found[0].is_word("SELECT"):
-        begin, head = found[0].start, f"WITH {texts} "
-    else:
-        begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{texts}, "
-    parts = [sql[:begin], head]
-    at = begin
-    for start, end in cut:
-        parts.append(sql[at:start])
-        at = end
-    return "".join([*parts, sql[at:]])
+    return with_queries(sql, found, texts, cuts)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from bedrockish.access_sets.table_layout import Table, quote
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
-from bedrockish.sqltext.tokenizer import NotTokensError
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced
 
 FUNCTION = "bedrockish_id"
 ROWS = "bedrockish_rows"
@@ -84,7 +84,7 @@ class _Splicer:
         name = table.name.replace("'", "''")
         self._given = f"{FUNCTION}('{name}')"
         self._open = f"{FUNCTION}('{name}', "
-        self._cuts: list[tuple[int, int, str]] = []
+        self._cuts: list[Cut] = []
         self._nulls: dict[int, None] = {}
         self._always = False
 
@@ -110,7 +110,8 @@ class _Splicer:
             self._wrap_rows(place, width)
         if not self._always and not self._nulls:
             return None
-        return Rewritten(self._table.name, self._spliced(), () if self._always else tuple(self._nulls))
+        sql = spliced(self._sql, sorted(self._cuts, key=lambda cut: cut[:2]))
+        return Rewritten(self._table.name, sql, () if self._always else tuple(self._nulls))
 
     def _place(self) -> int | None:
         """Return the place of the id among the named columns, or None if it is not among them."""
@@ -234,11 +235,3 @@ class _Splicer:
 
     def _replace(self, first: int, end: int, text: str) -> None:
         self._cuts.append((self._tokens[first].start, self._tokens[end - 1].end, text))
-
-    def _spliced(self) -> str:
-        pieces, at = [], 0
-        for begin, end, text in sorted(self._cuts, key=lambda cut: cut[:2]):
-            assert begin >= at
-            pieces += [self._sql[at:begin], text]
-            at = end
-        return "".join([*pieces, self._sql[at:]])

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from bedrockish.access_sets.definitions import folded
 from bedrockish.errors import ForbiddenError
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens, with_queries
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.storage.packing import UNPACKED
@@ -226,18 +226,6 @@ def opened(sql: str) -> str:
     if not tables or not found[0].is_word("SELECT", "WITH") or any(token.text == ";" for token in found[:-1]):
         return sql
     texts = ", ".join(_OPENED[table] for table in tables)
-    if found[0].is_word("SELECT"):
-        begin, head = found[0].start, f"WITH {texts} "
-    else:
-        begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{texts}, "
-    parts: list[str] = []
-    at = 0
-    for token in found:
-        if token.start == begin:
-            parts += sql[at:begin], head
-            at = begin
-        other = _OPEN_NAMES.get(named.get(token.start, ""))
-        if other is not None:
-            parts += sql[at : token.start], other
-            at = token.end
-    return "".join([*parts, sql[at:]])
+    others = ((token, _OPEN_NAMES.get(named.get(token.start, ""))) for token in found)
+    cuts = [(token.start, token.end, other) for token, other in others if other is not None]
+    return with_queries(sql, found, texts, cuts)

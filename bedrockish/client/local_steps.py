@@ -338,20 +338,22 @@ class LocalSteps:
         return results
 
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
-        """Run one statement; ``ids`` is the number of row ids to lease if it needs any."""
+        """Run one statement; ``ids`` is the number of row ids to lease if it needs any, and twice as many each time."""
         while True:
             try:
                 return await self._session._in_place(one.run, statement, stop=one.interrupt)
             except IdsNeededError as wanted:
-                await self._lease(wanted, ids, timeout_s)
+                table, above = wanted.details["table"], wanted.details["above"]
+                for most in range(ids, 0, -LEASE_MAX):
+                    above = await self._lease(table, above, min(most, LEASE_MAX), timeout_s)
+                ids *= 2
 
-    async def _lease(self, wanted: IdsNeededError, count: int, timeout_s: float) -> None:
-        """Lease row ids from the node.
+    async def _lease(self, table: str, above: int, count: int, timeout_s: float) -> int:
+        """Lease row ids above one from the node, and return the last of them.
 
         Raises:
             NodeNeededError: the node leases no ids to this program.
         """
-        table, above = wanted.details["table"], wanted.details["above"]
         asked = {"do": "lease", "table": table, "above": above, "count": count}
         try:
             reply = await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
@@ -362,6 +364,7 @@ class LocalSteps:
         if not isinstance(ids, list) or not ids or any(type(one) is not int or one <= above for one in ids):
             raise NodeNeededError(f"the node leases no ids of {table}")
         self.transactions.ids.note_lease(table, ids)
+        return int(ids[-1])
 
     async def _commit(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered | Told:
         session = self._session

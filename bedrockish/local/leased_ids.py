@@ -54,16 +54,24 @@ class LeasedIds(AutoIds):
         return other
 
     def note_lease(self, table: str, ids: list[int]) -> None:
-        """Note the ids that the node has leased for a table; they are in rising order."""
-        self._leases[table] = ids[::-1]
+        """Note the ids that the node has leased for a table: they are in rising order, above those leased before."""
+        self._leases.setdefault(table, [])[:0] = ids[::-1]  # in place, as in ``give_back``
 
     def give_back(self, ids: list[tuple[str, int]]) -> None:
         """Return ids that no row has to the leases, for the next rows."""
+        back: dict[str, list[int]] = {}
         for table, found in ids:
+            back.setdefault(table, []).append(found)
+        for table, those in back.items():
             leased = self._leases.get(table)
             if leased is not None:
-                leased.append(found)  # in place: another thread may take an id at the same time
+                leased += those  # in place: another thread may take an id at the same time
                 leased.sort(reverse=True)
+
+    def take_again(self) -> None:
+        """Return the ids of this thread's statement, which had no effect, to the leases."""
+        self.give_back(self.given.ids)
+        self.given.ids.clear()
 
     def forget_leases(self) -> None:
         """Forget all leases, after a change of the schema or a fork."""

@@ -245,9 +245,13 @@ class LocalTransaction:
             raise self._ended
         try:
             with self._lock, self._statement:
-                known = self._work.run_known(statement) if is_plain else None
-                result = self._run(statement) if known is None else known
-                self._check_level()
+                try:
+                    known = self._work.run_known(statement) if is_plain else None
+                    result = self._run(statement) if known is None else known
+                    self._check_level()
+                except IdsNeededError:
+                    self._owner.ids.take_again()
+                    raise
         except (NodeNeededError, ClockNeededError) as error:
             if self._owner.attached.has_any:
                 raise UnsupportedError(
@@ -324,8 +328,7 @@ class LocalTransaction:
         with self._lock, self._statement:
             found, alone = self._work.run_alike(statements, first)
             if not found:
-                self._owner.ids.give_back(given.ids)
-                given.ids.clear()
+                self._owner.ids.take_again()
                 alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
         for statement, result in zip(statements[first:], found, strict=False):
             self._note(Logged(statement, result))

@@ -59,3 +59,22 @@ def test_failure_among_many_rows_keeps_the_rows_before_it(node: LocalNode, db: C
         mine.execute(f"CREATE INDEX {table}_b ON {table}(b)")  # repeats all statements at the node
         mine.commit()
     assert db.execute(f"SELECT count(*) FROM {table} INDEXED BY {table}_b WHERE b = 1").value() == 80
+
+
+@pytest.mark.parametrize("rows", [64, 65, 2_500])
+def test_statement_with_more_rows_than_a_lease_has_ids_leases_more(
+    node: LocalNode, db: Connection, table: str, rows: int
+) -> None:
+    """It ran again and again, each time with the ids of one lease, until its transaction was 60 s old."""
+    with closing(dbapi.connect(node.database, autocommit=False)) as mine:
+        mine.execute(f"INSERT INTO {table}(a) VALUES ('first')")
+        values = ", ".join(["(?)"] * rows)
+        made = mine.execute(f"INSERT INTO {table}(a) VALUES {values} RETURNING id", [f"x{n}" for n in range(rows)])
+        ids = [found for (found,) in made]
+        assert len(ids) == rows
+        assert len({after - before for before, after in pairwise(ids)}) == 1, "no id of a lease is left out"
+        last = mine.execute(f"INSERT INTO {table}(a) VALUES ('last')").lastrowid
+        mine.commit()
+    assert last is not None
+    assert last > ids[-1]
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == rows + 2

@@ -15,6 +15,7 @@ import apsw
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import INCREMENTAL, RECOVERY_MS, FileLock
 from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.wal import sync
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.store import heads
 from bedrockish_journal.storage.vector_modules import Connection
@@ -93,8 +94,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         db.pragma("auto_vacuum", INCREMENTAL)  # for the new file
         db.execute("VACUUM INTO ?", (str(fresh),))
         held = _holds(db)
-    with open(fresh, "rb") as written:
-        os.fsync(written.fileno())
+    sync(fresh)
     return held
 
 

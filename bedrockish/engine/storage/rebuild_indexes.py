@@ -14,9 +14,9 @@ import apsw
 
 from bedrockish.engine.storage.database_file import RECOVERY_MS, FileLock
 from bedrockish.engine.storage.refill import GoOn, refill_path, watched
-from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.rename_copy import replace_file
 from bedrockish.engine.storage.scratch_files import MOMENT, check_room, remove, size_of
-from bedrockish.engine.storage.wal import copy_file
+from bedrockish.engine.storage.wal import copy_file, sync
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare
@@ -60,8 +60,7 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
             ((found,),) = db.execute("PRAGMA integrity_check(1)").fetchall()
             if found != "ok":
                 raise DamagedError(f"its own tables are damaged: {found}")
-        with open(target, "rb") as written:
-            os.fsync(written.fileno())
+        sync(target)
     except (apsw.CorruptError, apsw.ConstraintError, apsw.SQLError) as error:
         raise DamagedError(f"its own tables are damaged: {error}") from error
     except (apsw.Error, OSError) as error:
@@ -87,11 +86,7 @@ def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: 
             if db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)[0] > 0:
                 raise ConfigError(f"{path} is read by another program; close it there")
             rebuild(db, target, prepare, go_on)
-        target.chmod(path.stat().st_mode & 0o777)
-        put_in_place(target, path)
-        for suffix in ("-wal", "-shm"):  # the old file's, empty since the checkpoint
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).unlink()
+        replace_file(target, path)
     except apsw.Error as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
     finally:

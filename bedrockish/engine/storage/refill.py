@@ -18,7 +18,7 @@ import apsw
 from bedrockish.access_sets.system_names import STAND_IN
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.rename_copy import replace_file
 from bedrockish.engine.storage.scratch_files import (
     MOMENT,
     PROOF,
@@ -236,16 +236,10 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
                 _relabel(db, meta, votes, pieces)
         finally:
             db.close()
-        copy.chmod(path.stat().st_mode & 0o777)  # the new file is readable only by the readers of the old one
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
+        replace_file(copy, path)
     except (apsw.Error, OSError) as error:
         why = f"{path} cannot be filled again: {error}; check the disk, and whether other programs read the file"
         raise ConfigError(why) from error
-    put_in_place(copy, path)
-    for suffix in ("-wal", "-shm"):  # the old file's, empty since the checkpoint
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).unlink()
 
 
 def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, int]]:

@@ -14,7 +14,7 @@ import apsw
 from bedrockish.access_sets.table_layout import quote
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, encode_alarm
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.wal import sync_directory
+from bedrockish.engine.storage.wal import changing, sync
 from bedrockish.errors import ConfigError
 from bedrockish_journal.feed.change_feed import cursor_of_copy
 from bedrockish_journal.model.membership import read_membership
@@ -37,30 +37,18 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
         ConfigError: the copy is not a node's file, or cannot be written.
     """
     unproven = None if alarm is None else encode_alarm(alarm)
-    try:
-        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            db.pragma("journal_mode", "delete")  # one file, without a separate log
-            if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
-                raise ConfigError(
-                    f"{copy} is not a node's file of format {system.FORMAT}; use the same program version"
-                )
-            with db:
-                system.complete(db)
-                db.execute("DELETE FROM bedrockish_vote")
-                db.execute("DELETE FROM bedrockish_piece")
-                db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))
-                for key, value in (("node", node), ("store", store), ("batches", 0), ("joining", joining)):
-                    system.set_meta(db, key, value)
-                system.set_meta(db, system.ALARM + UNPROVEN, unproven)
-        finally:
-            db.close()
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-    except (apsw.Error, OSError) as error:
-        raise ConfigError(
-            f"{copy} cannot be made the file of {node}: {error}; check the disk and join again"
-        ) from error
+    with changing(copy, f"be made the file of {node}", "join again") as db:
+        db.pragma("journal_mode", "delete")  # one file, without a separate log
+        if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
+            raise ConfigError(f"{copy} is not a node's file of format {system.FORMAT}; use the same program version")
+        with db:
+            system.complete(db)
+            db.execute("DELETE FROM bedrockish_vote")
+            db.execute("DELETE FROM bedrockish_piece")
+            db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))
+            for key, value in (("node", node), ("store", store), ("batches", 0), ("joining", joining)):
+                system.set_meta(db, key, value)
+            system.set_meta(db, system.ALARM + UNPROVEN, unproven)
 
 
 def make_plain(copy: Path) -> None:
@@ -69,16 +57,8 @@ def make_plain(copy: Path) -> None:
     Raises:
         ConfigError: the copy is not a database, or cannot be written.
     """
-    try:
-        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            db.pragma("journal_mode", "delete")
-        finally:
-            db.close()
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-    except (apsw.Error, OSError) as error:
-        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
+    with changing(copy) as db:
+        db.pragma("journal_mode", "delete")
 
 
 def strip(copy: Path) -> tuple[Vector, int, str]:
@@ -137,6 +117,21 @@ def put_in_place(copy: Path, path: Path) -> None:
     """
     try:
         os.rename(copy, path)
-        sync_directory(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise ConfigError(f"{copy} cannot be renamed to {path}: {error.strerror}; check the directory") from error
+
+
+def replace_file(copy: Path, path: Path) -> None:
+    """Give a finished copy the name and the mode of a node's file, durably; remove that file's log, which is empty.
+
+    Raises:
+        ConfigError: the copy cannot be renamed.
+        OSError: it cannot be made durable.
+    """
+    copy.chmod(path.stat().st_mode & 0o777)  # the new file is readable only by the readers of the old one
+    sync(copy)
+    put_in_place(copy, path)
+    for suffix in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).unlink()

@@ -3,15 +3,13 @@
 The leftovers of a killed process are removed when the file is opened.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN
-from bedrockish.errors import ConfigError
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish.engine.storage.wal import changing
 
 DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
 _STAND_INS = "SELECT name FROM sqlite_schema WHERE type = 'table' AND (name = ? OR name GLOB ?)"
@@ -87,15 +85,5 @@ def remove_copied(copy: Path) -> None:
     Raises:
         ConfigError: the copy cannot be written.
     """
-    try:
-        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            if not stand_ins(db):
-                return
-            remove_leftovers(db)
-        finally:
-            db.close()  # copies the WAL into the file, and removes the WAL
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-    except (apsw.Error, OSError) as error:
-        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
+    with changing(copy) as db:
+        remove_leftovers(db)

@@ -7,14 +7,15 @@ after the last page, and a WAL that starts over syncs its new header before any 
 """
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
 
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
+from bedrockish_journal.storage.vector_modules import Connection
 
 PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
 FRAME_BYTES = 24 + 4096
@@ -47,7 +48,7 @@ class Wal:
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
-        sync_directory(self._path.parent)
+        sync(self._path.parent)
 
     @property
     def held_frames(self) -> int:
@@ -220,9 +221,9 @@ class Wal:
             self._fd = -1
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names of newly created files durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make a file that no connection of this process has open durable, or the names of the files in a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -262,12 +263,26 @@ def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = 
         finally:
             source.execute("ROLLBACK")
             target.close()
-        with open(place, "rb") as copy:
-            os.fsync(copy.fileno())
-        sync_directory(place.resolve().parent)
+        sync(place)
+        sync(place.resolve().parent)
     except (apsw.Error, OSError) as error:
         why = "the disk is full" if isinstance(error, apsw.FullError) else error  # SQLite calls that "not an error"
         raise ConfigError(f"{place} cannot be written: {why}; give a path with enough free space") from error
+
+
+@contextmanager
+def changing(copy: Path, task: str = "be finished", again: str = "try again") -> Iterator[apsw.Connection]:
+    """Open a copy of a database, which no other program has open, and make it durable afterwards.
+
+    Raises:
+        ConfigError: the copy is not a database, or cannot be written.
+    """
+    try:
+        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+            yield db
+        sync(copy)
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{copy} cannot {task}: {error}; check the disk and {again}") from error
 
 
 def _rest(few: int) -> int:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def journal() -> None:
 @click.option("--changes", is_flag=True, help="Print the rows that each entry changed.")
 def show(file: Path, leader: str | None, limit: int, from_tick: int | None, changes: bool) -> None:
     """Print the entries of FILE, newest last, in the order in which its node applied them."""
-    db = open_readonly(file)
-    try:
+    with closing(open_readonly(file)) as db:
         nodes = known_nodes(db)
         keys = Keys(db)
         for entry in _chosen(db, leader, limit, from_tick):
@@ -69,8 +69,6 @@ def show(file: Path, leader: str | None, limit: int, from_tick: int | None, chan
             if changes:
                 for line in _change_lines(entry, keys):
                     click.echo(f"    {line}")
-    finally:
-        db.close()
 
 
 def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int | None) -> Iterator[Entry]:

@@ -9,7 +9,7 @@ last segment.
 import fcntl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,13 +196,10 @@ class _Backup:
         With ``leaves_gap``, nodes have removed entries after the last segment, and the new one begins at the end of the
         snapshot.
         """
-        db = open_readonly(snapshot)
-        try:
+        with closing(open_readonly(snapshot)) as db:
             heads: Heads = ends(db)
             safe = safe_clock(db)
             (bootstrap,) = db.execute(_BOOTSTRAP).fetchone() or (b"",)
-        finally:
-            db.close()
         before = self._segment
         if before is not None and before.bootstrap != bootstrap:
             snapshot.unlink()
@@ -276,8 +273,5 @@ def too_old(folder: Path, before_s: float) -> list[Path]:
 
 def _of(path: Path) -> tuple[int, dict[str, int]]:
     """Return the clock up to which a file is complete, and the vector of its entries."""
-    db = open_readonly(path)
-    try:
+    with closing(open_readonly(path)) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}
-    finally:
-        db.close()

@@ -1,6 +1,7 @@
 """Checks whether a cluster would accept a schema, before any of it is sent there."""
 
 from collections.abc import Iterable
+from contextlib import closing
 
 import apsw
 
@@ -19,8 +20,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
     """
     found: list[str] = []
     known: Tables | None = None
-    db = Connection(":memory:")
-    try:
+    with closing(Connection(":memory:")) as db:
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         guard = Guard(db)
         for what, sql in statements:
@@ -39,6 +39,4 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
                         db.execute(f"DROP {kind} {quote(error.details[kind])}")
             except apsw.Error as error:
                 found.append(f"{what}: {error}")
-    finally:
-        db.close()
     return found

@@ -9,7 +9,7 @@ timeline a second time. The node's promises are read after all writes to the old
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,8 @@ def why_unprovable(database: str | os.PathLike[str]) -> str:
     Raises:
         JournalError: the file has no journal.
     """
-    db = open_readonly(database)
-    try:
+    with closing(open_readonly(database)) as db:
         return why_not_whole(db)
-    finally:
-        db.close()
 
 
 def _check_whole(database: str | os.PathLike[str]) -> None:
@@ -149,19 +146,13 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
 
     try:
         remove(copy, target)
-        source = open_readonly(database)
-        try:
+        with closing(open_readonly(database)) as source:
             check_room(copy, size_of(source))
             copy_file(source, copy, watch)
-        finally:
-            source.close()
         made = replay([copy], target, prepare=watched(prepare, watch)).digest
-        source = open_database(copy)
-        try:
+        with closing(open_database(copy)) as source:
             watched(lambda _: None, watch)(source)
             return made == digest(source)
-        finally:
-            source.close()
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
     except (TargetUnwritableError, UnavailableError, OSError) as error:
@@ -227,15 +218,12 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     path = Path(database).resolve()
     try:
         meta, votes, pieces, has = _own(path)
-        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
+        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not covers(applied(db), has):
                 raise ConfigError(f"{copy} lacks commits that {path} has")
             with db:
                 _relabel(db, meta, votes, pieces)
-        finally:
-            db.close()
         replace_file(copy, path)
     except (apsw.Error, OSError) as error:
         why = f"{path} cannot be filled again: {error}; check the disk, and whether other programs read the file"
@@ -247,16 +235,13 @@ def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, in
 
     A log left next to the new file would be taken for that file's log.
     """
-    db = Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
+    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(5_000)
         db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
         meta = {key: value for key, value in system.meta_under(db, "").items() if not key.startswith(OF_THE_DATA)}
         system.complete(db)
         votes, pieces = (list(db.execute(f"SELECT * FROM {name}")) for name in ("bedrockish_vote", "bedrockish_piece"))
         return meta, votes, pieces, dict(applied(db))
-    finally:
-        db.close()
 
 
 def _is_applied(db: apsw.Connection, key: str) -> bool:

@@ -5,7 +5,7 @@ The data, the journal and the clocks up to which the journal is complete hold fo
 """
 
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
     """
     compact = copy.with_name(copy.name + ".compact")
     try:
-        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
+        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             if not system.exists(db):
                 raise ConfigError(f"{copy} is not a copy of a node's file")
             vector = applied(db)
@@ -98,8 +97,6 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
             with suppress(FileNotFoundError):
                 compact.unlink()
             db.execute("VACUUM INTO ?", (str(compact),))
-        finally:
-            db.close()
         os.replace(compact, copy)
     except (apsw.Error, OSError) as error:
         with suppress(OSError):

@@ -4,6 +4,7 @@ A node signs only entries of its own journal. So a majority holds everything tha
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,9 @@ class Anchoring:
         }
 
     def _facts(self, members: dict[str, Any]) -> dict[str, Any]:
-        db = open_readonly(self._config.database)
-        try:
+        with closing(open_readonly(self._config.database)) as db:
             found = {leader: [tick, digest.hex()] for leader, (tick, digest) in heads(db).items()}
             return {**members, "founders": founders_hash(db), "heads": found}
-        finally:
-            db.close()
 
     def _check(self, said: Statement) -> None:
         known = self._members()
@@ -83,8 +81,7 @@ class Anchoring:
 
     def _sign(self, text: str, said: Statement) -> Signature | None:
         """Sign a statement, or return None where this node has no certificate."""
-        db = open_readonly(self._config.database)
-        try:
+        with closing(open_readonly(self._config.database)) as db:
             if founders_hash(db) != said.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")
             for leader, (tick, digest) in said.heads.items():
@@ -96,8 +93,6 @@ class Anchoring:
                         f"{leader}{tick} is another entry at {self._core.state.me}: the journals differ; run "
                         "'bedrockish journal verify' with the files of all nodes"
                     )
-        finally:
-            db.close()
         security = self._config.security
         if not security.encrypts:
             return None

@@ -6,7 +6,7 @@ begin, the id of its cluster, and the clock up to which it is complete. Every re
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +116,14 @@ def _create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, boots
     part = path.with_name(path.name + ".part")
     with suppress(FileNotFoundError):
         part.unlink()
-    db = apsw.Connection(str(part))
-    try:
-        with db:
-            store.create(db)
-            db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-            db.executemany(
-                "INSERT INTO bedrockish_meta VALUES (?, ?)", [("safe", safe), ("bootstrap", bootstrap)]
-            ).fetchall()
-            db.executemany(
-                f"INSERT INTO {TABLE}(leader, tick, hash, clock, origin) VALUES (?, ?, ?, 0, '')",
-                [(leader, tick, digest) for leader, (tick, digest) in sorted(heads.items())],
-            ).fetchall()
-    finally:
-        db.close()
+    with closing(apsw.Connection(str(part))) as db, db:
+        store.create(db)
+        db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+        db.executemany(
+            "INSERT INTO bedrockish_meta VALUES (?, ?)", [("safe", safe), ("bootstrap", bootstrap)]
+        ).fetchall()
+        db.executemany(
+            f"INSERT INTO {TABLE}(leader, tick, hash, clock, origin) VALUES (?, ?, ?, 0, '')",
+            [(leader, tick, digest) for leader, (tick, digest) in sorted(heads.items())],
+        ).fetchall()
     os.rename(part, path)

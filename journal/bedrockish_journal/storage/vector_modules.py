@@ -7,6 +7,7 @@ tables is a ``Connection``.
 import ctypes
 import importlib.util
 import json
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,7 @@ class _Training:
 
     def final(self) -> Any:
         """Return the model."""
-        db = apsw.Connection(":memory:")
-        try:
+        with closing(apsw.Connection(":memory:")) as db:
             db.enable_load_extension(True)
             db.load_extension(_libraries()[VEC1])
             db.execute("CREATE TABLE v(e)")
@@ -80,8 +80,6 @@ class _Training:
             if not self._options:
                 return db.execute("SELECT vec1_train(e) FROM v").get
             return db.execute("SELECT vec1_train(e, ?) FROM v", (self._checked(db),)).get
-        finally:
-            db.close()
 
     def _checked(self, db: apsw.Connection) -> str:
         """Return the options as JSON; raise an error for options that start threads or take long."""
@@ -111,11 +109,8 @@ class _Training:
 def installed() -> dict[str, str]:
     """Return the modules for vectors that are installed here, each with its version."""
     functions = {VEC0: "vec_version()", VEC1: "vec1_info()"}
-    db = Connection(":memory:")
-    try:
+    with closing(Connection(":memory:")) as db:
         return {name: str(db.execute(f"SELECT {functions[name]}").get).split(" (")[0] for name in _libraries()}
-    finally:
-        db.close()
 
 
 @cache

@@ -25,16 +25,13 @@ from bedrockish.core.protocol.events import (
     Submitted,
     Woken,
 )
-from bedrockish.core.protocol.messages import Entries, Message, Outcome
+from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.records import Membership
-from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
-from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
-from bedrockish_journal.model.vector import Vector
 from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write
 from tools.sim.waiting import answer_of
@@ -135,12 +132,7 @@ class Place:
         self.node = Node(
             *(recovered, self.settings, level_luck, self.now),
             follows_wall=False,
-            lookups=FileLookups(
-                find_command=self._find_command,
-                has_applied=self._has_applied,
-                find_places=self._find_places,
-                conflicts=self._conflicts,
-            ),
+            lookups=self.disk.seen.lookups(),
         )
         self.perform(self.node.start(self.now))
 
@@ -289,16 +281,11 @@ class Place:
             case do.Reply(request_id, answer):
                 self._tell(request_id, answer)
             case do.SendEntries(peer, wants, _):
-                entries = [
-                    e for leader, first in wants.items() for e in disk.seen.timelines.get(leader, [])[first - 1 :]
-                ]
-                packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
                 state = self.core.state
-                self._send(peer, state.outbox.to_send(peer, Entries(packed, state.clock.value)))
+                entries = disk.seen.read_entries(wants, WINDOW, state.clock.value)
+                self._send(peer, state.outbox.to_send(peer, entries))
             case do.SendOutcome(peer, txid):
-                entry = disk.seen.txids.get(txid)
-                leader, tick = entry.place if entry is not None else ("", 0)
-                self._send(peer, Outcome(txid, entry is not None, leader, tick, self.core.state.clock.value))
+                self._send(peer, disk.seen.outcome(txid, self.core.state.clock.value))
             case do.NewerTold(number, may_be):
                 self.newer[number] = may_be
             case do.SetMembers():
@@ -322,19 +309,6 @@ class Place:
             tell()
         else:
             self.disk.then(tell)
-
-    def _find_command(self, command: str) -> Txid | None:
-        entry = self.disk.seen.commands.get(command)
-        return None if entry is None else entry.txid
-
-    def _has_applied(self, txid: Txid) -> bool:
-        return txid in self.disk.seen.txids
-
-    def _find_places(self, txid: Txid) -> list[tuple[str, int]]:
-        return self.disk.seen.find_places(txid)
-
-    def _conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
-        return self.disk.seen.conflicts(access_set, base, upto)
 
     def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
         request = self.requests.get(request_id)

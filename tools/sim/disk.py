@@ -13,6 +13,7 @@ import cbor2
 
 from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Early, Forget, Keep, Persist, SavePiece
 from bedrockish.core.protocol.health import DAMAGED_TABLES, decode_alarm
+from bedrockish.core.protocol.messages import Entries, Outcome
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import (
     Joining,
@@ -23,6 +24,7 @@ from bedrockish.core.protocol.records import (
     decode_membership,
     encode_joining,
 )
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.node.cluster.incarnations import PREFIX
 from bedrockish.node.cluster.starts import STARTS, Start, add_start, read_starts
 from bedrockish_journal.model.access_set import AccessSet, conflict
@@ -216,6 +218,23 @@ class Image:
         """Return the bytes of a body, in which some parts are names of pieces."""
         return b"".join(part if isinstance(part, bytes) else self.pieces[part[0]] for part in parts)
 
+    def lookups(self, compare_rows: Callable[[Transaction], str | None] | None = None) -> FileLookups:
+        """Return the functions with which a core looks up this file."""
+        return FileLookups(self._find_command, self._has_applied, self.find_places, self.conflicts, compare_rows)
+
+    def _find_command(self, command: str) -> Txid | None:
+        entry = self.commands.get(command)
+        return None if entry is None else entry.txid
+
+    def _has_applied(self, txid: Txid) -> bool:
+        return txid in self.txids
+
+    def outcome(self, txid: Txid, clock: int) -> Outcome:
+        """Return the message in which a node says whether a transaction has happened."""
+        entry = self.txids.get(txid)
+        leader, tick = entry.place if entry is not None else ("", 0)
+        return Outcome(txid, entry is not None, leader, tick, clock)
+
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
         """Return all places of a transaction, in the order applied."""
         return [entry.place for entry, _ in self.order if entry.txid == txid]
@@ -241,8 +260,8 @@ class Image:
         kept = self.meta.get(STARTS)
         return read_starts(cbor2.loads(kept)) if kept else []
 
-    def read_entries(self, wants: Vector, limit: int) -> list[Entry]:
-        """Return entries of the timelines from the wanted ticks on, up to about ``limit`` bytes."""
+    def read_entries(self, wants: Vector, limit: int, clock: int) -> Entries:
+        """Return a message with entries of the timelines from the wanted ticks on, up to about ``limit`` bytes."""
         entries: list[Entry] = []
         share = max(1, limit // max(1, len(wants)))
         for leader, first in wants.items():
@@ -252,7 +271,7 @@ class Image:
                 if size > share and entry.tick > first:
                     break
                 entries.append(entry)
-        return entries
+        return Entries(tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries), clock)
 
     def lent_to(self, node: str, joining: Joining) -> "Image":
         """Return this file as that of a new node, without the old owner's name and promises."""

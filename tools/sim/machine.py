@@ -17,10 +17,9 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.events import Event, Now
-from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, encode
+from bedrockish.core.protocol.messages import Gossip, Message, encode
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
-from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import change_members
 from bedrockish.engine.execution.merging import merge
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -29,7 +28,7 @@ from bedrockish.node.cluster.incarnations import OLDER_FILE, PREFIX, Incarnation
 from bedrockish.node.cluster.membership import facts
 from bedrockish.node.cluster.starts import STARTS
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.transaction import MEMBERS, Txid
+from bedrockish_journal.model.transaction import MEMBERS
 from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute, join, only_writes
 from tools.sim.disk import Disk, Image, Note
@@ -125,13 +124,7 @@ class Machine:
             self.luck.random,
             self.now(),
             follows_wall=options.follows_wall,
-            lookups=FileLookups(
-                find_command=self._find_command,
-                has_applied=self._has_applied,
-                find_places=self._find_places,
-                conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
-                compare_rows=self.care.compare_rows,
-            ),
+            lookups=self.disk.seen.lookups(self.care.compare_rows),
         )
         self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))
@@ -386,11 +379,11 @@ class Machine:
             case do.NewerTold(number, may_be):
                 self.newer.told(number, may_be=may_be)
             case do.SendEntries(peer, wants, limit):
-                self._send_entries(peer, dict(wants), limit)
+                state = node.state
+                entries = disk.seen.read_entries(wants, limit, state.clock.value)
+                self._send(peer, state.outbox.to_send(peer, entries))
             case do.SendOutcome(peer, txid):
-                entry = disk.seen.txids.get(txid)
-                leader, tick = entry.place if entry is not None else ("", 0)
-                self._send(peer, Outcome(txid, entry is not None, leader, tick, node.state.clock.value))
+                self._send(peer, disk.seen.outcome(txid, node.state.clock.value))
             case do.SetMembers():
                 self.known.forget(node.state.roster.links())
                 self.world.network.members_changed(self.name)
@@ -448,16 +441,6 @@ class Machine:
             )
         for event in following:
             self.post(event, boot)
-
-    def _find_command(self, command: str) -> Txid | None:
-        entry = self.disk.seen.commands.get(command)
-        return None if entry is None else entry.txid
-
-    def _has_applied(self, txid: Txid) -> bool:
-        return txid in self.disk.seen.txids
-
-    def _find_places(self, txid: Txid) -> list[tuple[str, int]]:
-        return self.disk.seen.find_places(txid)
 
     def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:
         others: list[Waiter] = []
@@ -527,13 +510,6 @@ class Machine:
             self.world.leave(self.name, peer, message, data)
             return
         self.disk.then(lambda: self.world.leave(self.name, peer, message, data))
-
-    def _send_entries(self, peer: str, wants: dict[str, int], limit: int) -> None:
-        entries = self.disk.seen.read_entries(wants, limit)
-        assert self.node is not None
-        packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
-        state = self.node.state
-        self._send(peer, state.outbox.to_send(peer, Entries(packed, state.clock.value)))
 
     # -- durability ------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,13 @@ Each line tests a feature that needs SQL, Python functions of the nodes, or tran
 
 import datetime
 import decimal
+import json
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import django
@@ -29,6 +32,7 @@ def main(url: str) -> None:
     call_command("migrate", verbosity=0)
     _queries()
     _transactions()
+    _fixtures()
     print("done")
 
 
@@ -99,6 +103,33 @@ def _raw_values() -> None:
             cursor.execute("SELECT is_active, date_joined FROM auth_user LIMIT 1")
             assert tuple(map(type, cursor.fetchone())) == kinds
     typed.close()
+
+
+def _fixtures() -> None:
+    """``loaddata`` loads what ``dumpdata`` wrote, rows before those that they refer to, and refuses broken keys."""
+    from django.core.management import call_command
+    from django.db import IntegrityError
+
+    from tests.django_site.shop.models import Author, Book
+
+    Author.objects.all().delete()  # a migration has made one
+    Book.objects.create(author=Author.objects.create(name="Ann"), title="First")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "shop.json")
+        call_command("dumpdata", "shop", output=str(path), verbosity=0)
+        rows = sorted(json.loads(path.read_text()), key=lambda row: row["model"] == "shop.author")
+        Author.objects.all().delete()
+        for loaded in (rows, [row for row in rows if row["model"] == "shop.book"]):
+            path.write_text(json.dumps(loaded))
+            try:
+                call_command("loaddata", str(path), verbosity=0)
+            except IntegrityError:
+                assert loaded is not rows
+            else:
+                assert loaded is rows
+                assert [(book.title, book.author.name) for book in Book.objects.all()] == [("First", "Ann")]
+                Author.objects.all().delete()
+    assert not Book.objects.exists()
 
 
 def _transactions() -> None:

@@ -32,7 +32,7 @@ def import_file(shell: Shell, words: list[str]) -> None:
         raise
     shell.connection.token = token
     shell.changed_schema += filled.created
-    if not shell.is_for_people and not filled.short + filled.long:
+    if not shell.is_for_people and not filled.short + filled.long + filled.before:
         return
     notes = [f"{filled.rows} rows of {source.path} are in {table}"]
     if filled.before:

@@ -20,6 +20,7 @@ import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token, check_cluster
+from bedrockish.common.forks import watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -195,6 +196,7 @@ class LocalReads:
         self._members = -1
         self._is_closed = self._is_running = False
         self.ending: End | None = None
+        watch_forks(self)
 
     def open(self) -> None:
         """Open the file.
@@ -638,8 +640,15 @@ class LocalReads:
         connections.abandon((self._readers, self.published))
         self._readers, self._process = [], os.getpid()
         self.lock = threading.RLock()
+        self._until = self._budget_s = _FOREVER  # another thread of the parent may have been reading
+        self._is_left, self._is_running, self.ending = _is_wanted, False, None
+        self._known = None
         self._is_lost = self._pins > 0
         self._try_at = 0.0
+
+    def after_fork(self) -> None:
+        """Open the file again in a forked child, also if another thread of the parent has read it at the fork."""
+        self._abandon()
 
     def release(self) -> None:
         """Release a snapshot without recent reads. Called by the keeper."""

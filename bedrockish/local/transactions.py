@@ -22,6 +22,7 @@ from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
 from bedrockish.api.temporary import FRESH
+from bedrockish.common.forks import watch_forks
 from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
 from bedrockish.engine.execution.executor import Known
 from bedrockish.engine.execution.interfaces import Beside
@@ -485,6 +486,7 @@ class LocalTransactions:
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
         reads.on_tick, reads.on_given = self.end_late, self._give
+        watch_forks(self)
 
     @property
     def attached(self) -> Attached:
@@ -806,6 +808,10 @@ class LocalTransactions:
         if self._process != os.getpid():
             self._abandon()
         return self._open
+
+    def after_fork(self) -> None:
+        """Leave the transactions to the parent, also if another thread of it has begun one at the fork."""
+        self._abandon()
 
     def _abandon(self) -> None:
         """Drop all state after a fork without closing connections, because they belong to the parent."""

@@ -80,3 +80,39 @@ if not child:
     )
     assert told == ""
     assert db.execute("SELECT count(DISTINCT id) FROM forked", read="strict").value() == 5
+
+
+@pytest.mark.parametrize("begins", ["", "db.begin().execute"])
+def test_child_reads_while_another_thread_of_its_parent_did(node: LocalNode, db: Connection, begins: str) -> None:
+    """The child waited for the lock of a thread that it does not have."""
+    told = run(
+        node,
+        f"""
+import threading, time
+run = {begins or "db.execute"}
+numbers = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
+def count():
+    try:
+        run(numbers)
+    except bedrockish.BedrockishError as error:
+        print(error.code)
+thread = threading.Thread(target=count)
+thread.start()
+time.sleep(0.3)
+child = os.fork()
+if not child:
+    import signal
+    signal.alarm(10)
+    print(db.execute("SELECT count(*) FROM forked").value())
+    with db.transaction() as own:
+        own.execute("INSERT INTO forked VALUES (3, 3)")
+    db.close()
+    sys.stdout.flush()
+    os._exit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+db.close()
+thread.join()
+""",
+    )
+    assert told == "2\n0\nclosed\n"
+    assert db.execute("SELECT count(*) FROM forked", read="strict").value() == 3

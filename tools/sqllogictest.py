@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import click
@@ -17,7 +17,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.replay import digest
 from tools.cluster import DemoError, LocalCluster, local_cluster
 from tools.logictest.records import FormatError
@@ -81,7 +81,7 @@ def digests(cluster: LocalCluster) -> set[str]:
     """Return the digests of the files of stopped nodes: one, if all is well."""
     found = set()
     for node in cluster.nodes:
-        with closing(open_readonly(node.database)) as db:
+        with reading(node.database) as db:
             found.add(digest(db))
     return found
 

@@ -5,17 +5,14 @@ together, also for conflicts, and prints nothing but its report. Status 0: all l
 audit could not be made.
 """
 
-import contextlib
 import importlib.util
 import json
 import re
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import click
 
 from bedrockish.cli.anchored import anchor_options, hold_against, in_words
@@ -27,10 +24,9 @@ from bedrockish_journal.model.errors import JournalError, JournalPrunedError, Re
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.laws import BY_NAME
 from bedrockish_journal.spark.session import check_java, check_pyspark
-from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest, replay
-from bedrockish_journal.verify.tables import began_with_tables, index_faults
+from bedrockish_journal.verify.tables import began_with_tables, copy_now, index_faults
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -243,8 +239,9 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
     """Replay each journal into a new database; return the differences from the node's database, row by row."""
     found: list[dict[str, Any]] = []
     for node, path in nodes.items():
-        with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory, _copy(path, directory) as copy:
-            target = Path(directory) / "replayed.db"
+        with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory:
+            copy, target = Path(directory) / "copy.db", Path(directory) / "replayed.db"
+            copy_now(path, copy)
             try:
                 made = replay([copy], target)
             except JournalPrunedError:
@@ -281,17 +278,3 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
 def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
     empty = dict.fromkeys(("leader", "tick", "txid", "table", "key"))
     return {"check": "tables", "level": "fault", "node": node, **empty, "text": text, **more}
-
-
-@contextlib.contextmanager
-def _copy(path: str, directory: str) -> Iterator[Path]:
-    """Copy a database as of one moment, so that a running node cannot change it between replay and comparison."""
-    copy = Path(directory) / "copy.db"
-    source, target = open_readonly(path), apsw.Connection(str(copy))
-    try:
-        with target.backup("main", source, "main") as backup:
-            backup.step()
-    finally:
-        target.close()
-        source.close()
-    yield copy

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from bedrockish_journal.model.moment import Moment, parse_moment
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.store import open_readonly, stored_at
+from bedrockish_journal.storage.store import open_readonly, reading, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
 from bedrockish_journal.verify.replay import JOURNAL, ORDERS, Prepare, digest, replay
@@ -61,7 +60,7 @@ def journal() -> None:
 @click.option("--changes", is_flag=True, help="Print the rows that each entry changed.")
 def show(file: Path, leader: str | None, limit: int, from_tick: int | None, changes: bool) -> None:
     """Print the entries of FILE, newest last, in the order in which its node applied them."""
-    with closing(open_readonly(file)) as db:
+    with reading(file) as db:
         nodes = known_nodes(db)
         keys = Keys(db)
         for entry in _chosen(db, leader, limit, from_tick):

@@ -9,7 +9,7 @@ last segment.
 import fcntl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.vector import covers, merge
 from bedrockish_journal.storage.row import hashed_entry
 from bedrockish_journal.storage.segment import Heads, Segment, create, ends
-from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.beginning import safe_clock
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 
@@ -196,7 +196,7 @@ class _Backup:
         With ``leaves_gap``, nodes have removed entries after the last segment, and the new one begins at the end of the
         snapshot.
         """
-        with closing(open_readonly(snapshot)) as db:
+        with reading(snapshot) as db:
             heads: Heads = ends(db)
             safe = safe_clock(db)
             (bootstrap,) = db.execute(_BOOTSTRAP).fetchone() or (b"",)
@@ -273,5 +273,5 @@ def too_old(folder: Path, before_s: float) -> list[Path]:
 
 def _of(path: Path) -> tuple[int, dict[str, int]]:
     """Return the clock up to which a file is complete, and the vector of its entries."""
-    with closing(open_readonly(path)) as db:
+    with reading(path) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}

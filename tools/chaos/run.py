@@ -15,7 +15,7 @@ from bedrockish import open_client
 from bedrockish.cli.verify import asking
 from bedrockish.client.compare_nodes import AskRange, NodeComparison
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
@@ -198,7 +198,7 @@ def _judge(cluster: ProxiedCluster, faults: Faults, workload: Workload, verdict:
     verdict.wrong += [f"journal: {finding.text}" for finding in found.findings[:10]]
     digests = {}
     for node in cluster.nodes:
-        with closing(open_readonly(node.database)) as db:
+        with reading(node.database) as db:
             digests[node.name] = digest(db)
     for node in [*cluster.nodes, *faults.former]:
         if "Traceback" in node.log.read_text(errors="replace"):

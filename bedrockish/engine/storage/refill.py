@@ -34,7 +34,7 @@ from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.model.vector import Vector, covers
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
-from bedrockish_journal.storage.store import applied, find_txid, open_database, open_readonly
+from bedrockish_journal.storage.store import applied, find_txid, open_database, open_readonly, reading
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare, digest, replay
@@ -62,7 +62,7 @@ def why_unprovable(database: str | os.PathLike[str]) -> str:
     Raises:
         JournalError: the file has no journal.
     """
-    with closing(open_readonly(database)) as db:
+    with reading(database) as db:
         return why_not_whole(db)
 
 
@@ -146,7 +146,7 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
 
     try:
         remove(copy, target)
-        with closing(open_readonly(database)) as source:
+        with reading(database) as source:
             check_room(copy, size_of(source))
             copy_file(source, copy, watch)
         made = replay([copy], target, prepare=watched(prepare, watch)).digest

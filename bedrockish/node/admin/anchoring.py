@@ -4,7 +4,6 @@ A node signs only entries of its own journal. So a majority holds everything tha
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.errors import UnavailableError, UsageError
 from bedrockish_journal.model.anchor import Signature, Statement, read_statement
-from bedrockish_journal.storage.store import heads, open_readonly
+from bedrockish_journal.storage.store import heads, reading
 from bedrockish_journal.verify.anchored import founders_hash, head_hash
 
 WALL_MS_MAX = 300_000  # how far the time in a statement may differ from this node's time
@@ -63,7 +62,7 @@ class Anchoring:
         }
 
     def _facts(self, members: dict[str, Any]) -> dict[str, Any]:
-        with closing(open_readonly(self._config.database)) as db:
+        with reading(self._config.database) as db:
             found = {leader: [tick, digest.hex()] for leader, (tick, digest) in heads(db).items()}
             return {**members, "founders": founders_hash(db), "heads": found}
 
@@ -81,7 +80,7 @@ class Anchoring:
 
     def _sign(self, text: str, said: Statement) -> Signature | None:
         """Sign a statement, or return None where this node has no certificate."""
-        with closing(open_readonly(self._config.database)) as db:
+        with reading(self._config.database) as db:
             if founders_hash(db) != said.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")
             for leader, (tick, digest) in said.heads.items():

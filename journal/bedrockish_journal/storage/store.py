@@ -9,6 +9,7 @@ label and body are authoritative, and ``bedrockish_journal.verify.verify`` compa
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from urllib.parse import quote
 
 import apsw
@@ -368,3 +369,13 @@ def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
         raise NoJournalError(name, f"{name} is a database without a journal; give the file of a bedrockish node")
     unpack_on(db)
     return db
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[apsw.Connection]:
+    """Read the journal of a node's file by ``open_readonly``; at the end, unfinished queries are ended, too."""
+    db = open_readonly(path)
+    try:
+        yield db
+    finally:
+        db.close(True)

@@ -9,7 +9,7 @@ from bedrockish_journal.model.changes import Change, Value, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.own_objects import is_own
-from bedrockish_journal.storage.store import open_readonly, scan
+from bedrockish_journal.storage.store import reading, scan
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, quote, user_tables, value_as_sql
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
@@ -67,8 +67,7 @@ def last_writers(path: str, found: Iterable[Difference]) -> dict[tuple[str, str]
     wanted = {(one.table, one.key) for one in found if one.key is not None}
     tables = {table for table, _ in wanted}
     writers: dict[tuple[str, str], Entry] = {}
-    db = open_readonly(path)
-    try:
+    with reading(path) as db:
         primary = {table.name: table.primary for table in user_tables(db)}
         for entry in scan(db) if wanted else ():
             if entry.transaction.kind == ROWS:
@@ -77,8 +76,6 @@ def last_writers(path: str, found: Iterable[Difference]) -> dict[tuple[str, str]
                         for key in _keys(change, primary.get(change.table, ())):
                             if (change.table, key) in wanted:
                                 writers[change.table, key] = entry
-    finally:
-        db.close(True)
     return writers
 
 

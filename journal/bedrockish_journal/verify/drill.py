@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish_journal.model.errors import JournalError, JournalFileError, MomentError
 from bedrockish_journal.model.vector import covers
-from bedrockish_journal.storage.store import applied, open_readonly
+from bedrockish_journal.storage.store import applied, reading
 from bedrockish_journal.verify.beginning import latest, safe_clock
 from bedrockish_journal.verify.differences import differences
 from bedrockish_journal.verify.replay import Prepare, digest, replay
@@ -107,13 +107,11 @@ def drill(
 
 
 def _applied(path: str | os.PathLike[str]) -> dict[str, int]:
-    db = open_readonly(path)
-    try:
-        return applied(db)
-    except apsw.Error:  # the check of the pages reports it
-        return {}
-    finally:
-        db.close(True)
+    with reading(path) as db:
+        try:
+            return applied(db)
+        except apsw.Error:  # the check of the pages reports it
+            return {}
 
 
 def pages(path: str | os.PathLike[str]) -> list[str]:
@@ -123,24 +121,19 @@ def pages(path: str | os.PathLike[str]) -> list[str]:
         JournalFileError: the file is not a node's file.
         apsw.Error: SQLite cannot continue the check.
     """
-    db = open_readonly(path)
-    try:
+    with reading(path) as db:
         return [str(text) for (text,) in db.execute(f"PRAGMA integrity_check({FAULTS_MAX})") if text != "ok"]
-    finally:
-        db.close(True)
 
 
 def _look(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
     """Check the pages of the file; return the reason why its journal cannot reproduce its tables, or an empty text."""
-    db = open_readonly(path)
-    try:
-        found.faults += [f"pages: {text}" for text in pages(path)]
-        found.complete, found.latest = safe_clock(db), latest(db)
-        if older is not None and not covers(applied(db), _applied(older)):
-            raise MomentError(f"{os.fspath(older)} has commits that {found.path} has not; give an older backup")
-        return why_not_whole(db)
-    except apsw.Error as error:
-        found.faults.append(f"pages: {error}")
-        return ""
-    finally:
-        db.close(True)
+    with reading(path) as db:
+        try:
+            found.faults += [f"pages: {text}" for text in pages(path)]
+            found.complete, found.latest = safe_clock(db), latest(db)
+            if older is not None and not covers(applied(db), _applied(older)):
+                raise MomentError(f"{os.fspath(older)} has commits that {found.path} has not; give an older backup")
+            return why_not_whole(db)
+        except apsw.Error as error:
+            found.faults.append(f"pages: {error}")
+            return ""

@@ -19,7 +19,7 @@ from bedrockish_journal.model.moment import Moment
 from bedrockish_journal.model.vector import Vector, covers, merge
 from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.segment import ends
-from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.beginning import latest, safe_clock
 from bedrockish_journal.verify.differences import differences
 from bedrockish_journal.verify.drill import FAULTS_MAX, Drill, Said, drill, pages
@@ -128,11 +128,8 @@ def drill_directory(
     for run in runs:
         if not found.faults:
             _drill_run(run, older if run is runs[0] else None, found, prepare, say)
-    first = open_readonly(snapshots[0])
-    try:
+    with reading(snapshots[0]) as first:
         found.since = latest(first) if why_not_whole(first) else 0
-    finally:
-        first.close(True)
     found.complete = max(one.safe for one in stood.values())
     found.latest = max(one.latest for one in stood.values())
     return found
@@ -142,14 +139,11 @@ def _look(path: Path, found: Drill) -> _File:
     """Check every page of a file, and return the file's beginning, end and clocks."""
     try:
         found.faults += [f"{path.name}: {text}" for text in pages(path)]
-        db = open_readonly(path)
-        try:
+        with reading(path) as db:
             begins = {leader: mark.tick for leader, mark in marks(db).items()}
             until = {leader: tick for leader, (tick, _) in ends(db).items()}
             (entries,) = db.execute("SELECT count(*) FROM bedrockish_journal").fetchone() or (0,)
             return _File(path, begins, until, safe_clock(db), latest(db), int(entries))
-        finally:
-            db.close(True)
     except FileMissingError:
         raise
     except (JournalError, apsw.Error) as error:

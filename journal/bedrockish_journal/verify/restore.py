@@ -8,7 +8,7 @@ from bedrockish_journal.model.errors import FileMissingError, MomentError
 from bedrockish_journal.model.moment import Moment, time_text
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.segment import ends
-from bedrockish_journal.storage.store import applied, open_readonly
+from bedrockish_journal.storage.store import applied, reading
 from bedrockish_journal.verify.beginning import latest, safe_clock
 from bedrockish_journal.verify.replay import Prepare, Report, replay
 from bedrockish_journal.verify.tables import why_not_whole
@@ -50,11 +50,8 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
 
 def _standing(path: Path) -> tuple[int, dict[str, int], int]:
     """Return the clock up to which a file is complete, the vector of its ends, and its greatest clock."""
-    db = open_readonly(path)
-    try:
+    with reading(path) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}, latest(db)
-    finally:
-        db.close(True)
 
 
 def restore(
@@ -84,13 +81,10 @@ def restore(
         JournalError: a file is not a journal, the files do not fit each other, or the target cannot be written.
     """
     name = os.fspath(backup)
-    db = open_readonly(backup)
-    try:
+    with reading(backup) as db:
         last = latest(db)
         is_later = until is not None and not until.includes(applied(db), last)
         why_not = why_not_whole(db)
-    finally:
-        db.close(True)
     if not is_later:
         return replay(journals, target, base=backup, until=until, progress=progress, prepare=prepare)
     if why_not:

@@ -4,12 +4,13 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.store import open_database, open_readonly
+from bedrockish_journal.storage.store import open_database, reading
 from bedrockish_journal.storage.table_layout import user_tables
 from bedrockish_journal.verify.differences import Difference, differences
 from bedrockish_journal.verify.replay import Prepare, digest, replay
@@ -49,13 +50,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
     """
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         copy, made = Path(folder, "copy.db"), Path(folder, "made.db")
-        source, target = open_readonly(path), apsw.Connection(str(copy))
-        try:
-            with target.backup("main", source, "main") as backup:
-                backup.step(-1)
-        finally:
-            target.close()
-            source.close()
+        copy_now(path, copy)
         faults = [*index_faults(copy, prepare, limit)]
         if replay([copy], made, prepare=prepare).digest == digest(copy):
             return faults
@@ -67,38 +62,41 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
         return faults + (found or [Difference("", None, UNTOLD)])
 
 
+def copy_now(path: str | os.PathLike[str], copy: Path) -> None:
+    """Copy a node's file as of one moment, so that a running node cannot change it between replay and comparison."""
+    with (
+        reading(path) as source,
+        closing(apsw.Connection(str(copy))) as target,
+        target.backup("main", source, "main") as backup,
+    ):
+        backup.step()
+
+
 def index_faults(path: str | os.PathLike[str], prepare: Prepare | None, limit: int) -> Iterator[Difference]:
     """Yield the faults that ``PRAGMA integrity_check`` finds in a file, except rows that break a constraint.
 
     Digests do not cover indexes, but queries use them.
     """
-    db = open_readonly(path)
-    try:
-        if prepare is not None:
-            prepare(db)
-        for (text,) in db.execute(f"PRAGMA integrity_check({max(1, limit)})"):
-            if _OF_ROWS.match(str(text)) is None:
-                yield Difference("", None, f"SQLite finds: {text}")
-    except (apsw.SQLError, apsw.CorruptError) as error:
-        yield Difference("", None, f"SQLite cannot look through the file: {error}")
-    finally:
-        db.close(True)
+    with reading(path) as db:
+        try:
+            if prepare is not None:
+                prepare(db)
+            for (text,) in db.execute(f"PRAGMA integrity_check({max(1, limit)})"):
+                if _OF_ROWS.match(str(text)) is None:
+                    yield Difference("", None, f"SQLite finds: {text}")
+        except (apsw.SQLError, apsw.CorruptError) as error:
+            yield Difference("", None, f"SQLite cannot look through the file: {error}")
 
 
 def began_with_tables(path: str | os.PathLike[str]) -> bool:
     """Return whether a file says that its cluster began with a database that had tables already."""
-    db = open_readonly(path)
-    try:
-        return bool(db.execute("SELECT value FROM bedrockish_meta WHERE key = 'began_with'").get)
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
-        return False
-    finally:
-        db.close(True)
+    with reading(path) as db:
+        try:
+            return bool(db.execute("SELECT value FROM bedrockish_meta WHERE key = 'began_with'").get)
+        except apsw.SQLError:  # no such table: a journal kept by another program than a node
+            return False
 
 
 def _tables(path: Path) -> set[str]:
-    db = open_database(path)
-    try:
+    with closing(open_database(path)) as db:
         return {table.name for table in user_tables(db)}
-    finally:
-        db.close(True)

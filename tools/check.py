@@ -23,10 +23,7 @@ def run(name: str, command: Sequence[str]) -> tuple[int, str]:
     started = time.monotonic()
     running = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT)
     try:
-        status = running.wait(LIMIT_S)
-    except subprocess.TimeoutExpired:
-        print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
-        status = 124
+        status = _wait(name, running)
     # The phase gets Ctrl-C from the terminal as well: it stops its nodes and prints the failures.
     except KeyboardInterrupt:
         with suppress(subprocess.TimeoutExpired):
@@ -38,6 +35,14 @@ def run(name: str, command: Sequence[str]) -> tuple[int, str]:
     took = time.monotonic() - started
     print(f"=== {name}: {'ok' if status == 0 else f'FAILED ({status})'} in {took:.1f} s", flush=True)
     return status, f"{name} {'ok' if status == 0 else 'FAILED'} {took:.0f} s"
+
+
+def _wait(name: str, running: subprocess.Popen[bytes]) -> int:
+    try:
+        return running.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
+        return 124
 
 
 @contextmanager
@@ -52,11 +57,7 @@ def beside(name: str, command: Sequence[str]) -> Iterator[Callable[[], tuple[int
 
         def end() -> tuple[int, str]:
             print(f"=== {name}, which ran beside: {' '.join(command)}", flush=True)
-            try:
-                status = running.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
-                status = 124
+            status = _wait(name, running)
             said.seek(0)
             print(said.read().decode(errors="replace").rstrip(), flush=True)
             how = "ok" if status == 0 else f"FAILED ({status})"

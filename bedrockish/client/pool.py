@@ -165,14 +165,6 @@ async def open_pool(
         raise body
 
 
-@dataclass(slots=True, eq=False)
-class _Idle:
-    """An idle client of a pool for threads."""
-
-    client: SocketClient
-    since: float
-
-
 class ConnectionPool:
     """Connections for threads. Get one from ``connect_pool``; close it after use.
 
@@ -185,7 +177,7 @@ class ConnectionPool:
         self._target, self._entry, self._token = target, entry, token
         self._places = threading.Semaphore(size)
         self._lock = threading.Lock()  # guards the fields below
-        self._free: list[_Idle] = []  # the last used is at the end, and is lent first
+        self._free: list[tuple[SocketClient, float]] = []  # with the time of its return; the last one is lent first
         self._clients: set[SocketClient] = set()  # all clients, lent or idle
         self._is_closed = False
         self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
@@ -256,18 +248,18 @@ class ConnectionPool:
             with self._lock:
                 if not self._free:
                     return None
-                idle = self._free.pop()
-            if time.monotonic() - idle.since < IDLE_S:
-                return idle.client
+                client, since = self._free.pop()
+            if time.monotonic() - since < IDLE_S:
+                return client
             try:
-                run(idle.client.ping, timeout=ALIVE_S)
+                run(client.ping, timeout=ALIVE_S)
             except BedrockishError:
-                self._drop(idle.client)
+                self._drop(client)
             except BaseException:
-                self._drop(idle.client)
+                self._drop(client)
                 raise
             else:
-                return idle.client
+                return client
 
     def _open(self) -> SocketClient:
         client = open_socket_client(self._target, self._token, self._entry)
@@ -295,7 +287,7 @@ class ConnectionPool:
             self._token = client.token
         if usable and not client.is_closed and not client.has_open_transactions and not self._is_closed:
             with self._lock:
-                self._free.append(_Idle(client, time.monotonic()))
+                self._free.append((client, time.monotonic()))
         else:
             self._drop(client)
         self._places.release()

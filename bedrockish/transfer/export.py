@@ -1,6 +1,5 @@
 """Exports a cluster's tables to a plain SQLite file: a copy of some node's file, without the node's own tables."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,14 +38,12 @@ async def export(url: str, path: Path) -> Exported:
     if await trio.Path(path).exists():
         raise ConfigError(f"{path} is there already; give another name")
     unfinished = path.with_name(path.name + ".unfinished")
-    with suppress(FileNotFoundError):
-        await trio.Path(unfinished).unlink()  # left behind by a run that was killed
+    await trio.Path(unfinished).unlink(missing_ok=True)  # left behind by a run that was killed
     await back_up(url, unfinished)
     try:
         vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)
         put_in_place(unfinished, path)
     except BaseException:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
         raise
     return Exported((await trio.Path(path).stat()).st_size, vector, clock, cursor)

@@ -110,22 +110,23 @@ class IndexKeeper:
 
     def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
         """Remove the rows of a run of changes from the indexes; the table ``source`` has their rowids in column k."""
-        for kept in self._of.get(table.name, ()) if op != INSERT else ():
-            if _concerns(kept, op, written):
-                columns = ", ".join(column.format("old.") for column in kept.columns)
-                rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS old ON old.{table.rowid} = made.k"
-                sql = f"{kept.remove.partition(' VALUES ')[0]} SELECT 'delete', made.k, {columns} {rows}"
-                self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
+        if op != INSERT:
+            self._run(table, op, written, source, is_gone=True)
 
     def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
         """Add the rows that a run of changes has written to the indexes."""
-        for kept in self._of.get(table.name, ()) if op != DELETE else ():
-            if _concerns(kept, op, written):
-                columns = ", ".join(column.format("new.") for column in kept.columns)
-                rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS new ON new.{table.rowid} = made.k"
-                sql = f"{kept.add.partition(' VALUES ')[0]} SELECT made.k, {columns} {rows}"
-                self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
+        if op != DELETE:
+            self._run(table, op, written, source, is_gone=False)
         self._rebuild_corrupt()
+
+    def _run(self, table: Table, op: str, written: Collection[int], source: str, *, is_gone: bool) -> None:
+        for kept in self._of.get(table.name, ()):
+            if _concerns(kept, op, written):
+                columns = ", ".join(column.format("row.") for column in kept.columns)
+                rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS row ON row.{table.rowid} = made.k"
+                head, told = (kept.remove, "'delete', ") if is_gone else (kept.add, "")
+                sql = f"{head.partition(' VALUES ')[0]} SELECT {told}made.k, {columns} {rows}"
+                self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
 
     def rebuild(self, names: Iterable[str]) -> None:
         """Rebuild indexes from the rows of their tables."""

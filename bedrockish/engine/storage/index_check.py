@@ -75,11 +75,9 @@ def tables_with_indexes(db: apsw.Connection) -> list[str]:
 
 def corrupt_indexes(db: apsw.Connection) -> list[str]:
     """Return the FTS5 indexes on tables' rows that FTS5 itself finds corrupt."""
-    found = []
-    for one in virtual_tables(db):
-        if one.content and db.execute(f"PRAGMA main.integrity_check({quote(one.name)})").fetchall() != [("ok",)]:
-            found.append(one.name)
-    return found
+    query = "PRAGMA main.integrity_check({})"
+    names = [one.name for one in virtual_tables(db) if one.content]
+    return [name for name in names if db.execute(query.format(quote(name))).fetchall() != [("ok",)]]
 
 
 def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looked:

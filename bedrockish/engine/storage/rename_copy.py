@@ -94,8 +94,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
                 for (name,) in list(db.execute(named)):
                     db.execute(f"DROP TABLE {quote(name)}")
             # A VACUUM in place may renumber the rowids of a table without keys, by which the change feed names rows.
-            with suppress(FileNotFoundError):
-                compact.unlink()
+            compact.unlink(missing_ok=True)
             db.execute("VACUUM INTO ?", (str(compact),))
         os.replace(compact, copy)
     except (apsw.Error, OSError) as error:
@@ -130,5 +129,4 @@ def replace_file(copy: Path, path: Path) -> None:
     sync(copy)
     put_in_place(copy, path)
     for suffix in ("-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).unlink()
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

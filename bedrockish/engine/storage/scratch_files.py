@@ -54,8 +54,7 @@ def remove(*paths: Path) -> None:
     """
     for path in paths:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).unlink()
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def room_on_disk(path: str | os.PathLike[str]) -> dict[str, int] | None:
@@ -89,8 +88,7 @@ def why_not_writable(path: str | os.PathLike[str]) -> str:
             finally:
                 os.close(file)
         finally:
-            with suppress(FileNotFoundError):
-                os.unlink(probe)
+            probe.unlink(missing_ok=True)
     except OSError as error:
         return REASONS.get(error.errno or 0, "")
     return ""

@@ -6,7 +6,7 @@ begin, the id of its cluster, and the clock up to which it is complete. Every re
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,7 @@ def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootst
 
 def _create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootstrap: bytes) -> None:
     part = path.with_name(path.name + ".part")
-    with suppress(FileNotFoundError):
-        part.unlink()
+    part.unlink(missing_ok=True)
     with closing(apsw.Connection(str(part))) as db, db:
         store.create(db)
         db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")

@@ -1,6 +1,7 @@
 """Finds the rows that differ between two databases, by table and key, after their digests have differed."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import apsw
@@ -45,12 +46,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
         db.create_scalar_function(ZERO, _zero_text, 1, deterministic=True)
-        found: list[Difference] = []
-        for one in _all(db):
-            found.append(one)
-            if len(found) == limit:
-                break
-        return found
+        return list(islice(_all(db), limit))
     finally:
         db.close(True)
 

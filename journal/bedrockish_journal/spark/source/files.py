@@ -25,7 +25,7 @@ from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
 from bedrockish_journal.storage.packing import install
-from bedrockish_journal.storage.row import COLUMNS, Stored
+from bedrockish_journal.storage.row import Stored
 
 BUSY_S = 5.0
 _MAGIC = b"SQLite format 3\0"
@@ -107,10 +107,7 @@ class FileFeed:
             JournalPrunedError: the beginning of a range was removed from the journal.
             JournalError: ticks are missing although ``wanted.whole`` is set.
         """
-        condition, values = wanted.condition
-        columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
-        query = f"""SELECT {columns} FROM bedrockish_journal
-            WHERE leader = ? AND tick BETWEEN ? AND ?{condition} ORDER BY tick"""
+        query, values = wanted.query
         for span in spans:
             self._db.execute("BEGIN")  # a snapshot blocks the node's checkpoints, so it lasts only for a range
             try:

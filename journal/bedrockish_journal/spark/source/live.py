@@ -18,7 +18,7 @@ from bedrockish_journal.model.errors import JournalError, JournalPrunedError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
-from bedrockish_journal.storage.row import COLUMNS, Stored
+from bedrockish_journal.storage.row import Stored
 
 PAGE_BYTES = 1 << 20
 PAGE_TICKS = 1_000
@@ -77,10 +77,7 @@ class NodeFeed:
             JournalError: ticks are missing although ``wanted.whole`` is set.
             BedrockishError: the node can no longer be reached.
         """
-        condition, values = wanted.condition
-        columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
-        query = f"""SELECT {columns} FROM bedrockish_journal
-            WHERE leader = ? AND tick BETWEEN ? AND ?{condition} ORDER BY tick"""
+        query, values = wanted.query
         for leader, low, high in spans:
             while low <= high:
                 last, ticks = self._page(leader, low, high, wanted)

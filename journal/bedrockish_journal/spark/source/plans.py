@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.storage.row import COLUMNS
 
 Ask = Callable[[str, tuple[object, ...]], Iterable[Sequence[Any]]]  # runs a query, on a file or at a node
 Span = tuple[str, int, int]  # a timeline and its ticks low..high, both included
@@ -85,14 +86,16 @@ class Wanted:
     whole: bool = False
 
     @property
-    def condition(self) -> tuple[str, tuple[object, ...]]:
-        """The condition as SQL, to be appended to another condition, and its values."""
-        sql, values = "", tuple[object, ...]()
+    def query(self) -> tuple[str, tuple[object, ...]]:
+        """The query for a timeline and its first and last tick, and its values after these."""
+        columns = COLUMNS if self.blobs else COLUMNS.replace("label, body", "x'', x''")
+        sql = f"SELECT {columns} FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
+        values: tuple[object, ...] = ()
         if self.clocks != ALL:
-            sql, values = " AND clock BETWEEN ? AND ?", self.clocks
+            sql, values = f"{sql} AND clock BETWEEN ? AND ?", self.clocks
         if self.kind is not None:
             sql, values = f"{sql} AND kind = ? AND repeat = 0", (*values, self.kind)
-        return sql, values
+        return f"{sql} ORDER BY tick", values
 
 
 def bounds(ask: Ask) -> dict[str, Between]:

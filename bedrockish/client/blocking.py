@@ -352,15 +352,18 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
 def open_socket_client(target: Target, token: bytes | None, entry: Entry | None = None) -> SocketClient:
     """Open the client of a connection, for the caller to close. The errors are those of ``connect``."""
     entry = entry or entry_of(target)
-    local = open_local(target)
-    client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
-    client.local, client.local_steps = local, local_steps(client, local)
+    local, client = open_local(target), None
     try:
+        client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
+        client.local, client.local_steps = local, local_steps(client, local)
         run(client.ping)
         client._bind_file()
         client.learn()
     except BaseException:
-        client._close()
+        if client is not None:
+            client._close()
+        if local is not None:
+            local.close()
         raise
     KEEPER.add(client)
     return client

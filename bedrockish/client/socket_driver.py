@@ -29,7 +29,7 @@ from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.forks import watch_forks
 from bedrockish.common.keeper import Keeper
-from bedrockish.errors import BedrockishError, ClientClosedError
+from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.socket_link import SocketLink
@@ -87,7 +87,12 @@ class SocketDriver:
         watch_forks(self)
 
     def _open_poll(self) -> None:
-        self._wake_read, self._wake_write = socket.socketpair()
+        try:
+            self._wake_read, self._wake_write = socket.socketpair()
+        except OSError as error:
+            raise UnavailableError(
+                f"a client cannot be opened: {error.strerror}; close others, or raise the program's limit of files"
+            ) from error
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         self._wake_file = self._wake_read.fileno()

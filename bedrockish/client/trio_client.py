@@ -133,9 +133,10 @@ async def open_client(
     local = open_local(target)
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
-        client.local, client.local_steps = local, local_steps(client, local)
+        client.local = local
         nursery.start_soon(client._alarm.run)
         try:
+            client.local_steps = local_steps(client, local)
             await client.ping()
             client._bind_file()
             if target.discover:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -97,6 +98,7 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+@cache
 def boot_id() -> bytes:
     """Return the id of the kernel's boot."""
     return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", ""))
@@ -282,7 +284,13 @@ class Published:
         Raises:
             UnavailableError: the page is of another machine or file, or the node does not serve the file now.
         """
-        if facts.boot != boot_id():
+        try:
+            boot = boot_id()
+        except OSError as error:
+            raise UnavailableError(
+                _unserved(self.database, f"the boot's id cannot be read: {error.strerror}")
+            ) from error
+        if facts.boot != boot:
             raise UnavailableError(
                 _unserved(self.database, "its page was written on another machine, or before a boot")
             )

@@ -579,6 +579,7 @@ class LocalReads:
             return False
         self._try_at = now + AGAIN_S
         made: list[_Reader] = []
+        published: Published | None = None
         try:
             published = Published(self.database)
             facts = published.facts()
@@ -591,12 +592,16 @@ class LocalReads:
             made[0].look()
             made[1].end()
             self._check_cluster(made[0].db)
-        except (BedrockishError, apsw.Error):
+        except (BedrockishError, apsw.Error) as error:
             for one in made:
                 one.close()
-            if self.published is None:  # the first attempt: the caller of ``open`` gets the reason
+            if published is not None:
+                published.close()
+            if self.published is not None:
+                return False
+            if isinstance(error, BedrockishError):  # the first attempt: the caller of ``open`` gets the reason
                 raise
-            return False
+            raise UnavailableError(f"{self.database} cannot be read: {error}; connect to a URL") from error
         if self.published is not None:
             self.published.close()
         self.published, self._readers = published, made

@@ -2,6 +2,7 @@
 node.
 """
 
+import errno
 import os
 import signal
 import sqlite3
@@ -570,6 +571,30 @@ def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> 
                 assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
 
     trio.run(work)
+
+
+def test_failed_connect_leaves_no_file_open(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program at its limit of open files got a raw OSError, and kept the files of each attempt."""
+
+    def pair(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    opened = dict(connections._open)
+    monkeypatch.setattr("socket.socketpair", pair)
+    with pytest.raises(UnavailableError, match="limit of files"):
+        bedrockish.connect(node.database)
+    with pytest.raises(dbapi.OperationalError, match="limit of files"):
+        dbapi.connect(node.database)
+    assert connections._open == opened
+
+
+def test_boot_that_cannot_be_identified_is_a_reason(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread() -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(page, "boot_id", unread)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        bedrockish.connect(node.database)
 
 
 def test_pool_of_a_file(db: Connection, node: LocalNode, table: str) -> None:

@@ -25,7 +25,7 @@ FULL = "the disk is full, or may only be read; make room: nothing that was answe
 
 FOREIGN_WRITER = "another program has written to the node's file; stop it, and fill this node again"
 
-NO_FILE = "the node cannot open another file; end some connections, or raise its limit of open files"
+NO_FILE = "the process of the statement cannot open another file; end connections, or raise its limit of open files"
 
 _CORRUPT_INDEX = (
     "a virtual table that the statement uses is corrupt, or the values of a 'delete' command are not those in the "

@@ -66,12 +66,9 @@ class _Numbers(Collector):
         yield _histogram("sync", "How long the disk took for one sync.", self._node.gate.fsync.took)
 
     def _outcomes(self, status: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[Metric]:
-        rejects = CounterMetricFamily("bedrockish_rejects", "Rejects heard, by reason.", labels=["reason"])
-        for name, count in sorted(counts.items()):
-            if name.startswith(REJECTED):
-                rejects.add_metric([name.removeprefix(REJECTED)], count)
-        yield rejects
-        conflicts = counts.get(f"{REJECTED}for", 0)
+        rejects = {name.removeprefix(REJECTED): count for name, count in counts.items() if name.startswith(REJECTED)}
+        conflicts = rejects.get("for", 0)
+        yield _each(CounterMetricFamily, "rejects", "Rejects heard, by reason.", "reason", rejects)
         yield CounterMetricFamily("bedrockish_conflicts", "Rejects because of another transaction.", value=conflicts)
         objects = CounterMetricFamily(
             "bedrockish_lost_to_conflicts",
@@ -81,10 +78,7 @@ class _Numbers(Collector):
         for one in status["conflicts"]:
             objects.add_metric([one["object"], one["exact"]], one["times"])
         yield objects
-        recoveries = CounterMetricFamily("bedrockish_recoveries", "Recoveries by this node.", labels=["event"])
-        for name, count in sorted(status["recoveries"].items()):
-            recoveries.add_metric([name], count)
-        yield recoveries
+        yield _each(CounterMetricFamily, "recoveries", "Recoveries by this node.", "event", status["recoveries"])
         doubt = len(self._node.core.state.votes.pending.transactions)
         yield GaugeMetricFamily("bedrockish_in_doubt", "Transactions whose outcome is not known here.", value=doubt)
 
@@ -94,41 +88,37 @@ class _Numbers(Collector):
         yield info
         yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not not_ready(status))
         wrong = {one["code"] for one in status["troubles"]}
-        troubles = GaugeMetricFamily(
-            "bedrockish_trouble", "1 while this trouble lasts, see docs/troubles.md.", labels=["code"]
-        )
-        for kind in KINDS:
-            troubles.add_metric([kind.code], kind.code in wrong)
-        yield troubles
+        troubles = {kind.code: kind.code in wrong for kind in KINDS}
+        yield _each(GaugeMetricFamily, "trouble", "1 while this trouble lasts, see docs/troubles.md.", "code", troubles)
         if status["disk"] is not None:
             free = status["disk"]["free_bytes"]
             yield GaugeMetricFamily("bedrockish_disk_free_bytes", "Room on the disk of the database.", value=free)
-        ends = GaugeMetricFamily("bedrockish_certificate_end_seconds", "When it ends, Unix time.", labels=["file"])
-        for file, end in status["certificates"].items():
-            ends.add_metric([file], end)
-        yield ends
+        ends = status["certificates"]
+        yield _each(GaugeMetricFamily, "certificate_end_seconds", "When it ends, Unix time.", "file", ends)
         yield GaugeMetricFamily("bedrockish_uptime_seconds", "Since the start.", value=status["uptime_ms"] / 1000)
         if status["safe_lag_ms"] is not None:
             lag = status["safe_lag_ms"] / 1000
             yield GaugeMetricFamily("bedrockish_safe_lag_seconds", "How far safe time is behind the clock.", value=lag)
         for name, said in CLOCKS.items():
             yield GaugeMetricFamily(f"bedrockish_{name}_seconds", said, value=status[f"{name}_ms"] / 1000)
-        up = GaugeMetricFamily("bedrockish_peer_up", "1 if the link to a peer is up.", labels=["peer"])
-        silent = GaugeMetricFamily("bedrockish_peer_silent_seconds", "Since a peer was last heard.", labels=["peer"])
         peers = {name: peer for name, peer in status["nodes"].items() if name != status["node"]}
-        for name, peer in peers.items():
-            up.add_metric([name], peer["up"])
-            silent.add_metric([name], peer["silent_ms"] / 1000)
-        yield up
-        yield silent
+        up = {name: peer["up"] for name, peer in peers.items()}
+        silent = {name: peer["silent_ms"] / 1000 for name, peer in peers.items()}
+        yield _each(GaugeMetricFamily, "peer_up", "1 if the link to a peer is up.", "peer", up)
+        yield _each(GaugeMetricFamily, "peer_silent_seconds", "Since a peer was last heard.", "peer", silent)
         yield GaugeMetricFamily("bedrockish_peers", "Other members.", value=len(peers))
-        yield GaugeMetricFamily(
-            "bedrockish_peers_up", "Other members with a link.", value=sum(one["up"] for one in peers.values())
-        )
-        applied = CounterMetricFamily("bedrockish_applied_ticks", "Applied of each timeline.", labels=["leader"])
-        for leader, tick in sorted(status["applied"].items()):
-            applied.add_metric([leader], tick)
-        yield applied
+        yield GaugeMetricFamily("bedrockish_peers_up", "Other members with a link.", value=sum(up.values()))
+        yield _each(CounterMetricFamily, "applied_ticks", "Applied of each timeline.", "leader", status["applied"])
+
+
+def _each(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    """Return a metric that has a value for each value of its label."""
+    metric = kind(f"bedrockish_{name}", text, labels=[label])
+    for one, value in sorted(values.items()):
+        metric.add_metric([one], value)
+    return metric
 
 
 def _histogram(name: str, text: str, values: Histogram) -> Metric:

@@ -248,9 +248,8 @@ class Published:
         Raises:
             UnavailableError: the page stays torn, because its node was stopped in a write, or the file is not a page.
         """
-        page = self._map
         for _ in range(TORN_TRIES):
-            data = page[:_FACTS_END]
+            data = self._bytes(0, _FACTS_END)
             if data == self._said:  # the usual case: a node writes the page only twice a second and with each batch
                 return self._facts
             magic, sequence, check = _HEAD.unpack_from(data)
@@ -260,6 +259,12 @@ class Published:
             self._pause(TORN_S)
         raise UnavailableError(_unserved(self.database, f"{page_path(self.database)} cannot be read"))
 
+    def _bytes(self, begin: int, end: int) -> bytes:
+        try:
+            return self._map[begin:end]
+        except ValueError as error:  # another thread has closed the session, or opened the file of a newer process
+            raise UnavailableError(_unserved(self.database, "its page was closed; try again")) from error
+
     @property
     def said(self) -> bytes:
         """The bytes of the page at the last ``facts``."""
@@ -267,12 +272,12 @@ class Published:
 
     def says(self, said: bytes) -> bool:
         """Return whether the page still has these bytes."""
-        return self._map[:_FACTS_END] == said
+        return self._bytes(0, _FACTS_END) == said
 
     def batch(self, number: int) -> Batch | None:
         """Return the page's entry of a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
-        entry = self._map[place : place + _BATCH.size]
+        entry = self._bytes(place, place + _BATCH.size)
         found, frames, salts, schema, check = _BATCH.unpack(entry)
         if found != number or crc32(entry[:-4]) != check:
             return None

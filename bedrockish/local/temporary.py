@@ -99,11 +99,10 @@ class WithTemporary(LocalTransaction):
             UnsupportedError: the statement needs the node.
             BedrockishError: see ``LocalTransaction``.
         """
-        if self._ended is not None:
-            raise self._ended
         control = control_of(statement.sql, statement.params)
         try:
             with self._lock, self._statement:
+                self._check_goes_on()
                 if control is None:
                     result = self._running.run(statement, RESULT_BYTES)[0]
                     self._check_level()
@@ -128,9 +127,8 @@ class WithTemporary(LocalTransaction):
 
     def finish(self) -> Prepared:
         """Return the transaction for certification by the node; the rows of TEMP tables stay here until ``decide``."""
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
+        with self._lock, self._statement:
+            self._check_goes_on()
             self._owner.check_generation(self._place.facts)
             return self._running.finish()
 
@@ -147,14 +145,12 @@ class WithTemporary(LocalTransaction):
             )
             self._running.close(is_lost=not is_known)
 
-    def end(self, error: BedrockishError | None = None) -> None:
-        """Roll the transaction back; keep the session's workspace. Do nothing if it has ended already."""
-        if self._ended is None:
-            self._ended = error or ConflictError("the transaction is over; begin another one")
-            try:
-                self._running.close()
-            except apsw.Error:
-                self._place.workspace.is_broken = True
+    def _leave(self) -> None:
+        """Roll the transaction back; keep the session's workspace."""
+        try:
+            self._running.close()
+        except apsw.Error:
+            self._place.workspace.is_broken = True
 
     def give(self, given: Give) -> None:
         """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""

@@ -242,10 +242,9 @@ class LocalTransaction:
             IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
             BedrockishError: as at the node. After a usage error the transaction stays open, unless ``is_over``.
         """
-        if self._ended is not None:
-            raise self._ended
         try:
             with self._lock, self._statement:
+                self._check_goes_on()
                 try:
                     known = self._work.run_known(statement) if is_plain else None
                     result = self._run(statement) if known is None else known
@@ -299,10 +298,12 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
-        if self._ended is not None or self.keeps_rows or self._owner.has_own:
+        if self.keeps_rows or self._owner.has_own:
             return None
         try:
             with self._lock:
+                if self._ended is not None:
+                    return None
                 self._owner.ids.given.ids.clear()
                 result = self._work.run_again(sql, values)
         except UsageError as error:
@@ -321,12 +322,11 @@ class LocalTransaction:
         Raises:
             BedrockishError: as ``run``.
         """
-        if self._ended is not None:
-            raise self._ended
         if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
             return [], len(statements)
         given = self._owner.ids.given
         with self._lock, self._statement:
+            self._check_goes_on()
             found, alone = self._work.run_alike(statements, first)
             if not found:
                 self._owner.ids.take_again()
@@ -382,9 +382,8 @@ class LocalTransaction:
             ConstraintError: a deferred foreign key is broken.
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
+        with self._lock, self._statement:
+            self._check_goes_on()
             self._owner.check_generation(self._place.facts)
             return self._work.finish()
 
@@ -394,15 +393,22 @@ class LocalTransaction:
             self._owner.ids.give_back(self.ids)
 
     def end(self, error: BedrockishError | None = None) -> None:
-        """Roll the transaction back and return its workspace; do nothing if it has ended already."""
-        if self._ended is None:
-            self._ended = error or UnavailableError("the transaction is over; begin another one")
-            self._owner.give_back(self._place)
+        """Roll the transaction back and return its workspace; do nothing if it has ended already.
 
-    def end_now(self, error: BedrockishError) -> None:
-        """End the transaction; a statement that another thread runs is interrupted, and raises ``error``."""
+        A statement that another thread runs is interrupted, and raises ``error``.
+        """
+        error = error or UnavailableError("the transaction is over; begin another one")
         with connections.taken(self._lock, lambda: self.stop(error)):
-            self.end(error)
+            if self._ended is None:
+                self._ended = error
+                self._leave()
+
+    def _leave(self) -> None:
+        self._owner.give_back(self._place)
+
+    def _check_goes_on(self) -> None:
+        if self._ended is not None:
+            raise self._ended
 
     def end_late(self, error: BedrockishError) -> None:
         """End the transaction; if a thread runs a statement, only interrupt it, and leave the end to a later call."""
@@ -427,6 +433,7 @@ class LocalTransaction:
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement that another thread runs; it raises ``error``."""
+        self._statement.stopped = error
         self._place.workspace.stop(error)
 
 
@@ -434,12 +441,17 @@ class _Statement:
     """A context manager around each statement of a transaction.
 
     Within it the program's progress handler is called, and the row ids of the statement are noted in the transaction.
+    An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
+
+    Attributes:
+        stopped: the error of the transaction's last ``stop``.
     """
 
-    __slots__ = ("_given", "_ids", "_reads", "_stop")
+    __slots__ = ("_given", "_ids", "_place", "_reads", "_stop", "stopped")
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
-        self._reads, self._given, self._ids = reads, given, one.ids
+        self._reads, self._given, self._ids, self._place = reads, given, one.ids, one._place
+        self.stopped: BedrockishError | None = None
         self._stop = one.interrupt
 
     def __enter__(self) -> None:
@@ -448,9 +460,18 @@ class _Statement:
         self._given.is_short = False
         self._reads.ending = self._stop
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._reads.ending = None
         self._ids += self._given.ids
+        if isinstance(error, apsw.Error):
+            raise self._failed(error) from error
+
+    def _failed(self, error: apsw.Error) -> BedrockishError:
+        """Return the error for SQL that is not the client's, such as the EXPLAIN that derives a read set."""
+        if self.stopped is not None and isinstance(error, apsw.InterruptError):
+            return self.stopped
+        self._place.workspace.is_broken = True
+        return UnavailableError(f"the private copy of the database failed: {error}; it did not happen: run it again")
 
 
 @remembered
@@ -676,7 +697,7 @@ class LocalTransactions:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""
         self._is_closed = True
         for one in list(self._here().values()):
-            one.end_now(closed())
+            one.end(closed())
         self._open.clear()
         with self._lock:
             idle, self._idle = self._idle, []

@@ -147,6 +147,15 @@ def test_page_of_another_machine_is_refused(database: str, page: Page, monkeypat
         reader.check(reader.facts())
 
 
+def test_page_that_another_thread_has_closed_is_not_read(database: str, page: Page) -> None:
+    reader = Published(database)
+    reader.facts()
+    reader.close()
+    for read in (reader.facts, lambda: reader.batch(1), lambda: reader.says(b"")):
+        with pytest.raises(UnavailableError, match="closed"):
+            read()
+
+
 def test_copy_of_file_and_page_is_refused(database: str, page: Page, tmp_path: Path) -> None:
     other = str(tmp_path / "copy.sqlite")
     shutil.copy(database, other)

@@ -279,7 +279,8 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
     # The three ports may belong to other programs of this machine; an operator would choose others, too.
     for name, port in zip("ABC", pages, strict=True):
         file = home / name / f"{name}.toml"
-        file.write_text(re.sub(r'(?m)^http = "127\.0\.0\.1:\d+"', f'http = "127.0.0.1:{port}"', file.read_text()))
+        # The last release serves HTTP with libraries that this one does not need: HTTP begins with the upgrade.
+        file.write_text(re.sub(r'(?m)^http = "127\.0\.0\.1:\d+"', f'# http = "127.0.0.1:{port}"', file.read_text()))
     cluster = LocalCluster(home / "nodes")
     cluster.nodes = [Home(name, port, home / name) for name, port in zip("ABC", ports, strict=True)]
     life = Life(home, cluster, last)
@@ -360,6 +361,7 @@ async def is_upgraded(life: Life, shop: Shop) -> None:
         await life.in_the_end("upgrade", "check", life.own)
         await life.end(node)
         node.sources = SOURCES
+        node.config.write_text(node.config.read_text().replace("# http =", "http ="))
         node.start()
         await ready(life.cluster)
 

@@ -10,7 +10,8 @@ from typing import Any
 import trio
 
 from bedrockish.api.requests import STALE
-from bedrockish.client.blocking import Connection
+from bedrockish.client.blocking import Connection, SocketClient
+from bedrockish.client.in_thread import run
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import (
     BedrockishError,
@@ -129,7 +130,7 @@ class Changes:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | SocketClient,
         after: str | None = None,
         *,
         tables: Collection[str] | None = None,
@@ -150,12 +151,20 @@ class Changes:
 
     async def __anext__(self) -> Committed:
         """Return the next transaction, waiting for it if ``follow`` is set."""
+        while (transaction := await self.poll()) is None:
+            if not self._follow:
+                raise StopAsyncIteration
+            await trio.sleep(POLL_S)
+        return transaction
+
+    async def poll(self) -> Committed | None:
+        """Return the next transaction; None at the end of the feed, where one that follows waits for ``POLL_S``."""
         while not self._page:
             if self._wait:
-                if not self._follow:
-                    raise StopAsyncIteration
-                await self._look()
-                await trio.sleep(POLL_S)
+                self._wait = not self._follow
+                if self._follow:
+                    await self._look()
+                return None
             await self._ask()
         return self._page.popleft()
 
@@ -205,32 +214,16 @@ def blocking_changes(
     *,
     tables: Collection[str] | None = None,
     follow: bool = True,
+    hold: str | None = None,
     silent_s: float = SILENT_S,
 ) -> Iterator[Committed]:
     """Yield the transactions of ``Changes``, for a blocking connection."""
-    feed, progress = _feed(after, tables), _Progress(silent_s)
-    connection.belong("the cursor", feed.cluster)
+    changes = Changes(connection._client, after, tables=tables, follow=follow, hold=hold, silent_s=silent_s)
     while True:
-        sql, params = feed.question(PAGE_ROWS)
-        try:
-            rows = connection.execute(sql, params, read=STALE).rows
-        except BedrockishError as error:
-            if not (follow and may_pass(error)):
-                raise
-            progress.failed(error)
+        transaction = run(changes.poll)
+        if transaction is not None:
+            yield transaction
+        elif follow:
+            time.sleep(POLL_S)
         else:
-            feed.belong(connection.cluster_id)
-            yield from _take(feed, rows)
-            progress.page(feed)
-            if not feed.is_last:
-                continue
-            if not follow:
-                return
-        if progress.is_node_silent():
-            connection.leave_node()
-        if progress.is_silent():
-            status: Mapping[str, Any] | None = None
-            with suppress(UnavailableError):
-                status = connection.status(timeout=STATUS_TIMEOUT_S)
-            progress.judge(status)
-        time.sleep(POLL_S)
+            return

@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,24 +15,8 @@ from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 
+Measured = Callable[[Target, Entry, Hello], Awaitable[tuple[Address, ...]]]
 MEASURE_S = 1.0  # timeout of a measured handshake; slower nodes come last
-
-
-async def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
-    """Return the nodes of a URL in the order in which to try them; the node of the local file comes first."""
-    if target.local is not None:
-        rest = replace(target, addresses=target.addresses[1:], local=None)
-        return (target.addresses[0], *await in_order(rest, entry))
-    if target.choice == NEAREST and len(target.addresses) > 1:
-        return await by_distance(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
-    return _as_chosen(target)
-
-
-def _as_chosen(target: Target) -> tuple[Address, ...]:
-    """Return the nodes of a URL in an order that needs no measurement."""
-    if target.choice == RANDOM:
-        return tuple(random.sample(target.addresses, len(target.addresses)))
-    return target.addresses
 
 
 async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
@@ -58,17 +42,8 @@ async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Addre
     return tuple(sorted(target.addresses, key=lambda address: took.get(address, float("inf"))))
 
 
-def in_order_now(target: Target, entry: Entry) -> tuple[Address, ...]:
-    """Return the same as ``in_order``, in a program without an event loop."""
-    if target.local is not None:
-        rest = replace(target, addresses=target.addresses[1:], local=None)
-        return (target.addresses[0], *in_order_now(rest, entry))
-    if target.choice == NEAREST and len(target.addresses) > 1:
-        return _by_distance_now(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
-    return _as_chosen(target)
-
-
-def _by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
+async def by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
+    """Return the same as ``by_distance``, in a program without an event loop, whose thread waits."""
     took: dict[Address, float] = {}
     seconds = min(MEASURE_S, target.connect_timeout_s)
 
@@ -89,6 +64,18 @@ def _by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Addres
         thread.join(max(0.0, until - time.monotonic()))
     known = dict(took)  # a copy: threads of slower nodes may still add to ``took`` during the sort
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
+
+
+async def in_order(target: Target, entry: Entry, measured: Measured = by_distance) -> tuple[Address, ...]:
+    """Return the nodes of a URL in the order in which to try them; the node of the local file comes first."""
+    if target.local is not None:
+        rest = replace(target, addresses=target.addresses[1:], local=None)
+        return (target.addresses[0], *await in_order(rest, entry, measured))
+    if target.choice == NEAREST and len(target.addresses) > 1:
+        return await measured(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
+    if target.choice == RANDOM:
+        return tuple(random.sample(target.addresses, len(target.addresses)))
+    return target.addresses
 
 
 def members_of(value: object) -> dict[Address, bool]:

@@ -13,6 +13,8 @@ import pytest
 
 from bedrockish.api.requests import Statement, decode_results
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import (
@@ -198,6 +200,33 @@ def test_the_loop_can_stop_it(node: TestNode, workspace: Workspace) -> None:
     assert decode_results(in_thread(lambda: workspace.execute(request("SELECT count(*) FROM word"))).result)[
         0
     ].rows == [(2,)]
+    workspace.end()
+
+
+@pytest.mark.parametrize("method", ["enter", "finish", "control"])
+def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
+    node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """An interrupt between the statements of an open transaction was an internal error of the node."""
+    running = OverlayTransaction(workspace, Session(True, "command", ""), lambda: 1)
+    node.save()
+    engine = node.engine
+    running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+    assert in_thread(running.open) is None
+
+    def interrupted(*_: Any) -> None:
+        workspace.stop(DeadlineError("enough"))
+        raise apsw.InterruptError("interrupted")
+
+    monkeypatch.setattr(Work, method, interrupted)
+    actions: dict[str, Callable[[], Any]] = {
+        "enter": lambda: running.run(Statement("SELECT 1", ()), 1 << 20),
+        "finish": running.finish,
+        "control": lambda: running.control(Control(SAVEPOINT, "p")),
+    }
+    assert in_thread(actions[method]) == (DeadlineError, "enough")
+    monkeypatch.undo()
+    workspace.leave_work()
     workspace.end()
 
 

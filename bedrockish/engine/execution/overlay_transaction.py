@@ -89,11 +89,12 @@ class OverlayTransaction:
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
         session = self.session
-        work = self._work = self.workspace.open_work(session)
-        work.executor.reader = None  # this connection would show the rows without the transaction's changes
-        session.begin_sets(work.executor.analysis)
-        self._check(work)
-        work.enter()
+        with self.workspace.stoppable():
+            work = self._work = self.workspace.open_work(session)
+            work.executor.reader = None  # this connection would show the rows without the transaction's changes
+            session.begin_sets(work.executor.analysis)
+            self._check(work)
+            work.enter()
 
     def _check(self, work: Work) -> None:
         """Check the workspace before rows are written in it; a subclass may refuse it."""
@@ -121,7 +122,8 @@ class OverlayTransaction:
                 results.append(Result((), [], -1, session.lastrowid or None))
                 continue
             if place >= alone:
-                done, alone = self.work.run_alike(statements, place)
+                with self.workspace.stoppable():
+                    done, alone = self.work.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
                     session.note(Logged(one, result))
                 results += done
@@ -146,10 +148,11 @@ class OverlayTransaction:
         """
         work, session = self.work, self.session
         size, last = 0, None
-        for piece, params in work.interactive.pieces(session, statement):
-            session.looks(piece)
-            last = self._run_piece(work, piece, params, room - size)
-            size += sum(map(row_bytes, last.rows))
+        with self.workspace.stoppable():
+            for piece, params in work.interactive.pieces(session, statement):
+                session.looks(piece)
+                last = self._run_piece(work, piece, params, room - size)
+                size += sum(map(row_bytes, last.rows))
         assert last is not None
         return last, size
 
@@ -163,7 +166,8 @@ class OverlayTransaction:
         Raises:
             SqlError: SQLite does not accept it.
         """
-        return explain(self.work.executor, statement, self.session.user, columns=True)
+        with self.workspace.stoppable():
+            return explain(self.work.executor, statement, self.session.user, columns=True)
 
     def control(self, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
@@ -172,7 +176,8 @@ class OverlayTransaction:
             SqlError: there is no such savepoint.
             UnsupportedError: it is another statement.
         """
-        self.work.control(control)
+        with self.workspace.stoppable():
+            self.work.control(control)
 
     def finish(self) -> Prepared:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
@@ -180,7 +185,8 @@ class OverlayTransaction:
         Raises:
             ConstraintError: a deferred foreign key is broken; it can be mended.
         """
-        prepared = self.work.finish()
+        with self.workspace.stoppable():
+            prepared = self.work.finish()
         for which in (READS, WRITES):
             prepared.access_set.ordered(which)  # sorted here, many keys hold up the loop less
         return prepared

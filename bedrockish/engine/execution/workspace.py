@@ -8,7 +8,8 @@ The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all 
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -233,16 +234,23 @@ class Workspace:
     def _inside(self, action: Callable[["_Writer"], T]) -> T:
         writer = self._open()
         try:
-            if self._stopped is not None:
-                raise self._stopped
-            writer.begin()
-            return action(writer)
-        except apsw.Error as error:  # raised outside of a statement of the client
+            with self.stoppable():
+                if self._stopped is not None:
+                    raise self._stopped
+                writer.begin()
+                return action(writer)
+        finally:
+            self._leave(writer)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Raise the error of ``stop`` where its interrupt has met SQL of the engine, not a statement of the client."""
+        try:
+            yield
+        except apsw.Error as error:
             if self._stopped is None or not isinstance(error, apsw.InterruptError | apsw.SQLError):
                 raise
             raise self._stopped from None
-        finally:
-            self._leave(writer)
 
     def open_work(self, session: Session) -> "Work":
         """Return a transaction that stays open between its statements, until ``leave_work``.

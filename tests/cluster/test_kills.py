@@ -8,7 +8,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
-from tests.cluster.story import insist, judge_files, level, ready, rows, send_signal, status_of, until
+from tests.cluster.story import BOUND_S, insist, judge_files, level, ready, rows, send_signal, status_of, until
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -120,6 +120,55 @@ async def test_a_stopped_leader_is_passed_over_and_learns_the_outcomes(cluster: 
         await ready(cluster)
         load.stopping = True
     await end(cluster, load)
+
+
+async def test_leader_killed_before_its_vote_is_durable_forgets_a_transaction_that_happens_once(
+    cluster: LocalCluster,
+) -> None:
+    """SIGKILL after BEGIN was sent and before its batch is written: a voter has a vote, and the leader has none."""
+    await found(cluster)
+    leader, others, forgotten = cluster.nodes[0], cluster.nodes[1:], 0
+    for attempt in range(10):
+        command, url = f"forgotten-{attempt}", cluster.url(0, only=True)
+        await level(cluster)
+        for node in others:
+            send_signal(node, signal.SIGSTOP)
+        try:
+            async with open_client(url) as watching, trio.open_nursery() as nursery:
+                await watching.status()
+                nursery.start_soon(_add_once, url, command)
+                with trio.fail_after(BOUND_S):
+                    while not (await watching.status())["in_doubt"]:  # at once: the batch is written soon
+                        pass
+                leader.kill()
+            forgotten += not rows(leader, "SELECT 1 FROM bedrockish_vote")
+        finally:
+            for node in others:
+                send_signal(node, signal.SIGCONT)
+
+        async def voted() -> bool:
+            found = [await status_of(cluster, index) for index in (1, 2)]
+            return any(one["leader"] == "A" for status in found for one in status["in_doubt"])
+
+        await until("a voter has the vote that its leader has not", voted)
+        leader.start()
+        await ready(cluster)
+        await insist(cluster.url(1), "INSERT INTO done VALUES (?, 0)", [command], command)
+        await level(cluster)
+        for node in cluster.nodes:
+            assert rows(node, f"SELECT count(*) FROM done WHERE command = '{command}'") == [(1,)]
+        if forgotten:
+            break
+    assert forgotten, "no leader was killed in that moment"
+    cluster.stop()
+    judge_files(cluster)
+
+
+async def _add_once(url: str, command: str) -> None:
+    """Send a command to a leader that is killed before it has an answer."""
+    async with open_client(url) as client:
+        with pytest.raises(BedrockishError):
+            await client.execute("INSERT INTO done VALUES (?, 0)", [command], command=command, timeout=8)
 
 
 async def test_without_a_majority_nothing_happens_and_the_client_is_told(cluster: LocalCluster) -> None:

@@ -338,7 +338,12 @@ class LocalSteps:
         return results
 
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
-        """Run one statement; ``ids`` is the number of row ids to lease if it needs any, and twice as many each time."""
+        """Run one statement; lease ``ids`` row ids if it needs any, and four times as many each further time.
+
+        Each row of VALUES has a parenthesis, so that such a text runs a second time and not more often. Ids that no row
+        gets are those of the next rows.
+        """
+        ids = max(ids, statement.sql.count("("))
         while True:
             try:
                 return await self._session._in_place(one.run, statement, stop=one.interrupt)
@@ -346,7 +351,7 @@ class LocalSteps:
                 table, above = wanted.details["table"], wanted.details["above"]
                 for most in range(ids, 0, -LEASE_MAX):
                     above = await self._lease(table, above, min(most, LEASE_MAX), timeout_s)
-                ids *= 2
+                ids *= 4
 
     async def _lease(self, table: str, above: int, count: int, timeout_s: float) -> int:
         """Lease row ids above one from the node, and return the last of them.

@@ -126,6 +126,15 @@ def test_sizes_follow_the_schema(node: TestNode) -> None:
     assert size() == 0
 
 
+@pytest.mark.parametrize("mention", ['"É""w"', '"É""W"', '`É"w`', '[É"W]', "'É\"W'"])
+def test_names_are_found_in_any_spelling(mention: str) -> None:
+    db = apsw.Connection(":memory:")
+    db.execute(f'CREATE VIEW "É""w" AS {WIDE}')
+    expansion = Expansion(Definitions(db))
+    assert expansion.added(f"SELECT x FROM {mention}") > 1_000
+    assert expansion.added("SELECT x FROM w") == 0
+
+
 def test_size_doubles_where_the_program_doubles() -> None:
     """Twice the size is about twice the program, so a program that doubles has a size that doubles."""
     sizes, programs = [], []

@@ -78,3 +78,22 @@ def test_statement_with_more_rows_than_a_lease_has_ids_leases_more(
     assert last is not None
     assert last > ids[-1]
     assert db.execute(f"SELECT count(*) FROM {table}").value() == rows + 2
+
+
+def test_values_of_many_rows_run_twice_at_most(
+    node: LocalNode, table: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time, the whole text is compiled again."""
+    runs: list[str] = []
+    original = LocalTransaction.run
+
+    def counted(self: LocalTransaction, statement: Any, **more: Any) -> Any:
+        runs.append(statement.sql[:6])
+        return original(self, statement, **more)
+
+    monkeypatch.setattr(LocalTransaction, "run", counted)
+    with closing(dbapi.connect(node.database, autocommit=False)) as mine:
+        mine.execute(f"INSERT INTO {table}(a) VALUES " + ", ".join(f"('x{n}')" for n in range(3_000)))
+        assert len(runs) <= 2
+        mine.commit()
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 3_000

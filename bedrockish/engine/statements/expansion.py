@@ -31,6 +31,7 @@ _AGGREGATE = re.compile(
 )
 _CONSTRAINT = re.compile(r"\b(?:unique|primary|foreign|references|check)\b", re.IGNORECASE)
 _BETWEEN = frozenset({"NOT", "MATERIALIZED"})
+_QUOTE = re.compile("[\"`']")
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class Expansion:
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
+        self._parts: set[str] = set()  # of each of these names its longest part without quotes, which a text may double
         if definitions is not None:
             self._read(definitions, known)
             self._learn()
@@ -115,6 +117,7 @@ class Expansion:
                 name = folded(row.table)
                 sizes[name] = sizes.get(name, self._tables.get(name, 0)) + self._size(parsed, sizes)
         self._tables.update((name, size) for name, size in sizes.items() if size > LIGHT)
+        self._parts = {max(_QUOTE.split(name), key=len) for name in (*self._tables, *self._columns)}
 
     def _add_table(self, name: str, table: Parsed) -> None:
         sizes = _resolve(table.named, lambda _: 0, lambda text: text.others)
@@ -156,7 +159,7 @@ class Expansion:
             TooLargeError: the statement gains more than ``STATEMENT_TOKENS``, or defines a text that is too large.
         """
         _check_counts(sql)
-        if not (self._tables or self._columns or "with" in sql.lower() or _MAY_COMPUTE.search(sql)):
+        if not self._may_add(sql):
             return 0
         parsed = parse(sql)
         if parsed is None:
@@ -173,6 +176,13 @@ class Expansion:
         if parsed.defines:
             self._check_definition(parsed, sql)
         return added
+
+    def _may_add(self, sql: str) -> bool:
+        """Return whether a statement may have to be parsed: a search costs a hundredth of that for a long text."""
+        text = folded(sql)
+        if "with" in text or "create" in text or _MAY_COMPUTE.search(sql):
+            return True
+        return any(part in text for part in self._parts)
 
     def _check_definition(self, parsed: Parsed, sql: str) -> None:
         """Check the size of the table or view that a statement defines, and of the views that name it."""

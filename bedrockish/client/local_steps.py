@@ -34,6 +34,7 @@ from bedrockish.errors import (
     ClientClosedError,
     ConflictError,
     DeadlineError,
+    SqlError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -53,6 +54,7 @@ T = TypeVar("T")
 APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
+LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -190,6 +192,10 @@ class LocalSteps:
         if not all(kind_of(text) == WRITE for text in texts) or not await self._comes_here():
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
+
+    def has_function_for(self, error: SqlError) -> bool:
+        """Return whether the node lacks a function or a collation that this program may have, for the statement."""
+        return self.transactions.has_functions and error.message.startswith(LACKS)
 
     def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
         """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""

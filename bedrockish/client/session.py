@@ -45,6 +45,7 @@ from bedrockish.errors import (
     ConflictError,
     ForgottenError,
     OutcomeUnknownError,
+    SqlError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -197,7 +198,15 @@ class Session(ClockCalls, QuestionCalls):
         write = with_values if command is None else with_settings_of  # a named command is sent again as it was
         written = write(request.statements, values)
         request = request if written is request.statements else replace(request, statements=written)
-        return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
+        try:
+            return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
+        except SqlError as error:
+            if command is not None or self.local_steps is None or not self.local_steps.has_function_for(error):
+                raise
+            done = await self._transact_opened(statements, self._options(isolation, read, timeout))
+            if done is None:
+                raise
+            return done
 
     async def _send_plain(
         self,

@@ -371,6 +371,10 @@ class Connection:
         """Register a collation; see ``create_function``."""
         self._register("collation", "collation", name, callback)
 
+    def lacks(self, name: str) -> bool:
+        """Return whether this connection has a node's file, and no function of the program under a name."""
+        return self._link.file is not None and not self._local.has(name)
+
     def _register(self, kind: str, maker: str, name: str, *arguments: Any, **options: Any) -> None:
         """Note a function or collation, and register it on the connections to the node's file, if there is one.
 

@@ -125,6 +125,10 @@ class LocalFunctions:
             raise NotSupportedError(elsewhere(f"the {kind} {name}, which SQLite has as well,"))
         self._what[key] = f"the {kind} {name}"
 
+    def has(self, name: str) -> bool:
+        """Return whether the program has registered something under a name."""
+        return name.lower() in self._what
+
     def explained(self, error: Error) -> Error:
         """Return the error to raise for a node's error: a NotSupportedError if the node lacks a registered function."""
         found = _MISSING.search(str(error))

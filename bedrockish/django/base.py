@@ -18,6 +18,7 @@ from django.db.backends.sqlite3 import base, features, introspection, operations
 from django.utils.dateparse import parse_date, parse_datetime, parse_time
 
 import bedrockish.dbapi as db
+from bedrockish.django.in_program import supply
 
 db.register_adapter(decimal.Decimal, str)
 # The converters that Django registers with sqlite3, for connections with declared types (OPTIONS detect_types).
@@ -36,6 +37,7 @@ class Cursor(db.Cursor):
 
     def execute(self, sql: str, parameters: Any = None, /) -> Any:
         """Run a statement; without parameters, its text is sent unchanged."""
+        supply(self.connection, sql)
         if parameters is None:
             return super().execute(sql)
         return super().execute(*_converted(sql, parameters))
@@ -45,6 +47,7 @@ class Cursor(db.Cursor):
         every = list(seq_of_parameters)
         if not every:
             return self
+        supply(self.connection, sql)
         return super().executemany(_converted(sql, every[0])[0], every)
 
 

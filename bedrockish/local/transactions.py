@@ -600,9 +600,14 @@ class LocalTransactions:
         return self._schema.is_learner
 
     @property
+    def has_functions(self) -> bool:
+        """Whether the program has registered functions, collations or a progress handler."""
+        return bool(self._reads.given)
+
+    @property
     def has_own(self) -> bool:
         """Whether the session has functions or attached files, which the node does not have."""
-        return bool(self._reads.given) or self.attached.has_any
+        return self.has_functions or self.attached.has_any
 
     def has_temporary(self, name: str) -> bool:
         """Return whether this process holds the TEMP objects of this name."""

@@ -5,6 +5,7 @@ SQLite. The differences: a transaction begins with its first statement, reads in
 schema statements are part of transactions; errors distinguish a lost node from a lost conflict.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -25,12 +26,24 @@ SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
 LOST = ("unavailable", "closed", "protocol")
 
 
+def _regexp(pattern: str, text: str | None) -> bool | None:
+    """Return whether a text matches a pattern of ``re``, as SQLAlchemy's function for ``sqlite3`` does."""
+    return None if text is None else re.search(pattern, text) is not None
+
+
 class BedrockishContext(SQLiteExecutionContext):
     """The execution of one statement."""
 
     def pre_exec(self) -> None:
-        """Write the rows that a SELECT … FOR UPDATE is about to read."""
+        """Write the rows that a SELECT … FOR UPDATE is about to read; on a node's file, register ``regexp`` for use.
+
+        It is registered by the first statement that needs it: on a file, connections without functions read faster.
+        """
         super().pre_exec()  # type: ignore[no-untyped-call]
+        if " REGEXP " in self.statement:
+            connection: Any = self._dbapi_connection.dbapi_connection
+            if connection.lacks("regexp"):
+                connection.create_function("regexp", 2, _regexp, deterministic=True)
         if getattr(self.invoked_statement, "_for_update_arg", None) is not None:
             params = self.compiled_parameters[0] if self.compiled_parameters else {}
             claim = claim_of(self.invoked_statement, dict(params))
@@ -94,7 +107,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         }
 
     def on_connect(self) -> Any:
-        """Return nothing: functions of this program do not exist on the nodes."""
+        """Return nothing: functions of this program do not exist on the nodes, and a file gets them when needed."""
         return None
 
     # -- isolation -------------------------------------------------------------------------------------------------

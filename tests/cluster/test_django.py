@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.embedded import Node
 from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
 from tests.cluster.test_commands import with_plugins
@@ -67,6 +68,15 @@ def test_django_lookups_functions_and_retries_work(tmp_path: Path) -> None:
         program = [sys.executable, "-m", "tests.django_site.features", cluster.url(options=PATIENT)]
         done = subprocess.run(program, capture_output=True, text=True, timeout=200, env=environment, check=False)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]
+
+
+def test_django_on_a_file_needs_no_plugin_of_the_node() -> None:
+    """Django's functions run in the program, in queries and in updates, inside of transactions and outside."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    with Node() as one:
+        program = [sys.executable, "-m", "tests.django_site.features", str(one.path)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]
 
 
 def test_the_log_of_queries_asks_nobody() -> None:

@@ -151,7 +151,7 @@ def test_temporary_tables_number_their_rows_beside_those_of_the_database(made: d
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
     """The nodes do not have a program's function: the error names a plugin, and a connection by path."""
     for sql in ("SELECT mine(1)", "SELECT 'a' COLLATE mine ORDER BY 1 COLLATE mine"):
-        with pytest.raises(db.OperationalError, match="by a plugin, or connect by the path"):
+        with pytest.raises(db.OperationalError, match="by a plugin, or on this connection"):
             connection.execute(sql)
     connection.create_function("mine", 1, abs)
     with pytest.raises(db.NotSupportedError, match=r"into a plugin of the nodes .* by the path"):

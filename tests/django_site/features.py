@@ -68,6 +68,8 @@ def _queries() -> None:
         padded=sql.LPad("username", 8, Value("-")), back=sql.Reverse("username"), digest=sql.MD5("username")
     ).get(username="User1")
     assert (row.padded, row.back) == ("---User1", "1resU")
+    assert users.filter(username__regex="1$").update(email=sql.Reverse("username")) == 1
+    assert users.get(email="1resU").username == "User1"
     assert len(row.digest) == 32
     age = ExpressionWrapper(Value(now) - F("date_joined"), output_field=DurationField())
     assert users.annotate(age=age).get(username="User2").age == datetime.timedelta(days=80)

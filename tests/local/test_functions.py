@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, select, update
 
 from bedrockish import dbapi
 from tools.cluster import LocalCluster, LocalNode
@@ -82,6 +83,37 @@ def test_function_in_the_schema_is_refused(db: Any, table: str) -> None:
     with pytest.raises(dbapi.Error, match="mine"):
         db.execute(f"CREATE INDEX {table}i ON {table}(mine(a))")
     db.rollback()
+
+
+def test_write_outside_of_a_transaction_calls_a_function_that_the_node_lacks(db: Any, table: str) -> None:
+    db.isolation_level = None
+    db.create_function("twice", 1, lambda value: 2 * value)
+    db.create_collation("by_length", by_length)
+    assert db.execute(f"UPDATE {table} SET a = twice(a) WHERE id = 2").rowcount == 1
+    assert db.execute(f"INSERT INTO {table} VALUES (twice(8), 'y') RETURNING id").fetchone() == (16,)
+    assert db.execute(f"DELETE FROM {table} WHERE a = 'three' COLLATE by_length").rowcount == 1
+    assert db.executemany(f"UPDATE {table} SET a = twice(?) WHERE id = ?", [("p", 2), ("q", 3)]).rowcount == 2
+    assert not db.in_transaction
+    assert db.execute(f"SELECT a FROM {table} ORDER BY id").fetchall() == [("pp",), ("qq",), ("y",)]
+    with pytest.raises(dbapi.OperationalError, match=r"no such function: thrice.*or on this connection"):
+        db.execute(f"UPDATE {table} SET a = thrice(a)")
+
+
+def test_regexp_match_of_sqlalchemy_runs_in_the_program(db: Any, node: LocalNode, table: str) -> None:
+    engine = create_engine(f"bedrockish:///{node.database}")
+    rows = Table(table, MetaData(), Column("id", Integer, primary_key=True), Column("a", String))
+    found = select(rows.c.id).where(rows.c.a.regexp_match("^(three|x+)$")).order_by(rows.c.id)
+    changed = update(rows).where(rows.c.a.regexp_match("^s")).values(a="t")
+    with engine.begin() as connection:
+        assert connection.execute(found).scalars().all() == [1, 2]
+        assert connection.execute(changed).rowcount == 1
+        own = connection.connection.dbapi_connection
+        assert own is not None
+        own.create_function("regexp", 2, lambda _pattern, _text: True)  # the program's own goes first
+        assert len(connection.execute(found).all()) == 3
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        assert connection.execute(changed).rowcount == 3
+    engine.dispose()
 
 
 def test_function_is_only_noted_by_url(alone: LocalCluster) -> None:

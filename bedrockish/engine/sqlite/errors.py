@@ -39,8 +39,8 @@ WITHOUT_PLUGIN = (
 
 _LACKS = re.compile("no such (?:function|collation sequence): ")
 ELSEWHERE = (
-    "a function or collation of a program exists in its process only: register it at the nodes, by a plugin, or "
-    "connect by the path of a node's file"
+    "a function or collation of a program exists in its process only: register it at the nodes, by a plugin, or on "
+    "this connection if it was opened by the path of a node's file"
 )
 
 

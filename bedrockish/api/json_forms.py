@@ -135,12 +135,17 @@ def read_args(body: bytes) -> list[Any] | dict[str, Any]:
     value = read_json(body) if body.strip() else []
     if not isinstance(value, list | dict):
         raise UsageError('the arguments should be a JSON array, or an object with their names, such as {"amount": 30}')
-    args = {name: _arg(name, one) for name, one in value.items()} if isinstance(value, dict) else _arg("args", value)
+    try:
+        args = (
+            {name: _arg(name, one) for name, one in value.items()} if isinstance(value, dict) else _arg("args", value)
+        )
+    except RecursionError as error:
+        raise UsageError("the arguments are nested too deeply") from error
     return check_args(args)
 
 
 def _arg(where: str, value: object) -> object:
-    """Return an argument with the special objects replaced by their values, at any depth (``read_json`` limits it)."""
+    """Return an argument with the special objects replaced by their values, at any depth."""
     if isinstance(value, list):
         return [_arg(where, one) for one in value]
     if isinstance(value, dict) and not _is_special(value):

@@ -553,6 +553,7 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
 
 
 DEPTH_MAX = 50  # nesting of lists and maps
+SHOWN_BITS_MAX = 256  # an integer of more bits is not written out in an error
 
 
 def check_args(args: object) -> list[Any] | dict[str, Any]:
@@ -600,7 +601,7 @@ def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
         return {plain(where, name): plain(f"{where}[{name!r}]", one, depth - 1) for name, one in value.items()}
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
-            raise UsageError(f"{where}: {value} has more than 64 bits; pass it as text")
+            raise UsageError(f"{where}: {_shown(value)} has more than 64 bits; pass it as text")
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -622,6 +623,11 @@ def check_timeout(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise UsageError(f"a timeout should be a positive number of seconds, not {value!r}")
     return float(value)
+
+
+def _shown(value: int) -> str:
+    """Return an integer for an error's text; Python refuses to write one of more than 4,300 digits."""
+    return str(value) if value.bit_length() <= SHOWN_BITS_MAX else f"an integer of {value.bit_length()} bits"
 
 
 def check_params(params: object) -> Params:
@@ -662,7 +668,9 @@ def _value(name: str, value: object) -> int | float | str | bytes | None:
         return value  # type: ignore[return-value]
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
-            raise UsageError(f"parameter {name} is {value}, but SQLite's integers have 64 bits; pass it as text")
+            raise UsageError(
+                f"parameter {name} is {_shown(value)}, but SQLite's integers have 64 bits; pass it as text"
+            )
         return int(value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)

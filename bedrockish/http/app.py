@@ -202,7 +202,7 @@ class Handlers:
 
     async def _streamed(self, request: Request, command: Command, objects: bool) -> Reply:
         streams, owner = self._node.transactions.streams, Owner(request.address)
-        return await streamed(streams, owner, command, self._cluster_id, objects=objects)
+        return await streamed(streams, owner, command, self._cluster_id, request.check_stay, objects=objects)
 
     async def transaction(self, request: Request) -> Reply:
         """Run statements as one transaction."""

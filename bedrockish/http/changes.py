@@ -88,7 +88,8 @@ def read_asked(request: Request) -> Asked:
         raise UsageError("wait should be a number of seconds, and limit a number of transactions") from None
     if not 0 <= wait_s <= WAIT_S_MAX or not 0 <= limit < 1 << 31:
         raise UsageError(f"wait should be 0 to {WAIT_S_MAX:g} seconds, and limit a number of transactions from 0")
-    after = given.get("after") or request.headers.get("last-event-id") or None
+    # A browser that connects again repeats the URL of its first request; the header has the event it has seen since.
+    after = request.headers.get("last-event-id") or given.get("after") or None
     return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
 
 
@@ -112,7 +113,7 @@ async def changes(node: Runtime, request: Request) -> Reply:
         check_upkeep(node.engine.access, {"do": "hold"}, user)
         await node.upkeep.hold(asked.hold, asked.after, release=False)
     first = await _page(node, feed, user)
-    reader = _Reader(node, feed, asked, user)
+    reader = _Reader(node, feed, asked, request)
     kind = EVENTS if asked.as_events else LINES
     return lines_reply(reader.lines(first), kind)
 
@@ -136,8 +137,8 @@ async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
 class _Reader:
     """The output of the feed to one reader."""
 
-    def __init__(self, node: Runtime, feed: Feed, asked: Asked, user: str) -> None:
-        self._node, self._feed, self._asked, self._user = node, feed, asked, user
+    def __init__(self, node: Runtime, feed: Feed, asked: Asked, request: Request) -> None:
+        self._node, self._feed, self._asked, self._request = node, feed, asked, request
         self._told = trio.current_time()
         self._left = asked.limit or -1
 
@@ -161,7 +162,8 @@ class _Reader:
                     await trio.sleep(POLL_S)
                     if trio.current_time() - self._told > ALIVE_S:
                         yield self._end()
-                page = await _page(self._node, self._feed, self._user)
+                self._request.check_stay()
+                page = await _page(self._node, self._feed, self._request.user)
         except BedrockishError as error:
             yield self._line({"error": pack_error(error)}, None, "error")
 

@@ -154,9 +154,10 @@ class Connection:
         if not isinstance(body, bytes):
             await self._write_pieces(reply, body)
             return
-        head = head_of(
-            reply, b"" if reply.status == 204 else b"content-length: %d\r\n" % len(body), is_last=self._is_last
-        )
+        lines = b"" if reply.status == 204 else b"content-length: %d\r\n" % len(body)
+        if request is not None and request.is_old and not self._is_last:
+            lines += b"connection: keep-alive\r\n"  # without it, a caller of HTTP/1.0 waits for the connection's end
+        head = head_of(reply, lines, is_last=self._is_last)
         self._is_answered = True
         await self.send(head if request is not None and request.method == "HEAD" else head + body)
 

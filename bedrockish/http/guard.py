@@ -11,9 +11,9 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from bedrockish.common.access_token import PREFIX
+from bedrockish.common.access_token import PREFIX, read_token
 from bedrockish.common.trace_context import came_with, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
@@ -64,6 +64,14 @@ class Admission:
         if self.gate.users and given:
             return await self.admit_login(_login(given), address)
         raise AuthenticationError("send the http_token of the node, or base64 of user:password, as the token")
+
+    def token_of(self, headers: Headers) -> str:
+        """Return the token of a user with which an admitted caller came; empty if it came in another way."""
+        if not self.gate.users:
+            return ""
+        given = headers.get("authorization", "").partition(" ")[2].strip()
+        token = given if given.startswith(PREFIX) else _login(given)[1]
+        return token if token.startswith(PREFIX) and read_token(token) is not None else ""
 
     async def admit_login(self, login: tuple[str, str], address: str) -> str:
         """Return the user with this name and password.
@@ -122,6 +130,9 @@ class Guard:
             status = 401 if isinstance(error, AuthenticationError) else 400
             await write(error_reply(error, status, self._challenge() if status == 401 else None))
             return
+        token = self._admission.token_of(request.headers)
+        if token:
+            request.stay = partial(self._admission.gate.admit_token, token, "")
         came_with.set(read_traceparent(request.headers.get("traceparent")))
         await write(await self._answer(request))
 

@@ -46,6 +46,7 @@ class Request:
         name: the last part of the path, at paths that end with one.
         user: the caller's user; empty at a node without logins.
         purse: the memory that the node holds for this request.
+        stay: raises AuthenticationError when the token with which the caller was admitted has ended; None without one.
         came_bytes: how many bytes of the body have arrived.
         is_whole: whether the whole body has arrived.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
@@ -54,6 +55,7 @@ class Request:
     """
 
     purse: Purse
+    stay: Callable[[], object] | None = None
     name = user = ""
     came_bytes = 0
     is_upgrade = False
@@ -66,6 +68,15 @@ class Request:
         path, _, self.query = target.partition(b"?")
         self.path = path.decode("latin-1")
         self._more, self._came = more, bytearray()
+
+    def check_stay(self) -> None:
+        """Check that the caller may have more of a long reply.
+
+        Raises:
+            AuthenticationError: the caller's token has ended.
+        """
+        if self.stay is not None:
+            self.stay()
 
     def add(self, data: bytes) -> None:
         """Add a part of the body that has arrived."""

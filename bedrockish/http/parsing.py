@@ -6,6 +6,7 @@ llhttp refuses all that two servers could understand differently: two lengths, a
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 from urllib.parse import unquote
 
 import httptools
@@ -123,9 +124,7 @@ class Parser:
             self._refuse(400, "the request has no Host header")
         target = self._url
         if target[:1] != b"/":  # a proxy may send the whole URL
-            found = httptools.parse_url(target) if b"://" in target else None
-            if found is not None:
-                target = (found.path or b"/") + (b"?" + found.query if found.query else b"")
+            target = self._path_of(target) if b"://" in target else target
         request = Request(parser.get_method().decode(), target, headers, self._address, self._more)
         if "%" in request.path:
             request.path = unquote(request.path)
@@ -134,6 +133,13 @@ class Parser:
         request.is_upgrade = parser.should_upgrade()
         self._current = request
         self.requests.append(request)
+
+    def _path_of(self, url: bytes) -> bytes:
+        try:
+            found = httptools.parse_url(url)
+        except httptools.HttpParserInvalidURLError:
+            self._refuse(400, "the URL of the request is malformed")
+        return bytes(found.path or b"/") + (b"?" + found.query if found.query else b"")
 
     def on_body(self, data: bytes) -> None:
         """Add a part of the body."""
@@ -149,6 +155,6 @@ class Parser:
             return
         request.is_whole, self._current, self._is_past_upgrade = True, None, False
 
-    def _refuse(self, status: int, text: str) -> None:
+    def _refuse(self, status: int, text: str) -> NoReturn:
         self.fault = StatusError(status, text)
         raise self.fault

@@ -1,6 +1,6 @@
 """Results of any size over HTTP: a line of JSON for each row, written as fast as the caller reads."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from bedrockish.api.json_forms import pack_object, pack_row, pack_token, unique_names, write_json
 from bedrockish.api.requests import Request, decode_results
@@ -12,27 +12,46 @@ from bedrockish.node.transactions.cursors import Stream, Streams
 LINES = "application/x-ndjson"
 
 
-async def streamed(streams: Streams, owner: Owner, request: Request, cluster_id: str, *, objects: bool) -> Reply:
+async def streamed(
+    streams: Streams,
+    owner: Owner,
+    request: Request,
+    cluster_id: str,
+    check_stay: Callable[[], None],
+    *,
+    objects: bool,
+) -> Reply:
     """Return the response for a statement that reads.
 
     The first line has the columns. Then each line is a row: an array, or an object with the key ``row``. The last line
     is an object with the number of rows, ``rows``, and with ``error`` if reading failed. Without that line the result
     is not whole.
 
+    Args:
+        streams: opens and reads streams.
+        owner: the caller, whose streams end together.
+        request: the statement.
+        cluster_id: the id of the cluster, for the token.
+        check_stay: raises AuthenticationError when the caller may have no further rows.
+        objects: whether rows are written as objects.
+
     Raises:
         BedrockishError: the stream cannot be opened.
     """
     stream = await streams.open(owner, request)
-    return lines_reply(_lines(streams, stream, cluster_id, objects=objects), LINES)
+    return lines_reply(_lines(streams, stream, cluster_id, check_stay, objects=objects), LINES)
 
 
-async def _lines(streams: Streams, stream: Stream, cluster_id: str, *, objects: bool) -> AsyncGenerator[bytes]:
+async def _lines(
+    streams: Streams, stream: Stream, cluster_id: str, check_stay: Callable[[], None], *, objects: bool
+) -> AsyncGenerator[bytes]:
     names = unique_names(stream.columns) if objects else []
     try:
         token = pack_token(stream.token, cluster_id)
         yield _line({"columns": list(stream.columns), "token": token, "command": stream.name})
         more = True
         while more:
+            check_stay()
             encoded, more = await streams.fetch(stream)
             rows = decode_results(encoded)[0].rows
             yield b"".join(_line({"row": pack_object(names, row)} if objects else pack_row(row)) for row in rows)

@@ -18,6 +18,7 @@ from bedrockish.api.requests import (
     Statement,
     Token,
     check_args,
+    check_params,
     plain,
 )
 from bedrockish.api.wire import COMMIT, Execute, MalformedCallError, Step, decode_call, encode_call
@@ -102,6 +103,9 @@ def test_malformed_call_is_refused_with_its_id(field: str, value: object) -> Non
 
 def test_arguments_are_plain_values() -> None:
     """Tuples become lists; values of Python alone are refused, and so are deeply nested ones."""
+    for check in (check_args, check_params):
+        with pytest.raises(UsageError, match="integer of 16610 bits"):
+            check([10**5000])
     assert check_args((1, (2, 3))) == [1, [2, 3]]
     assert check_args(None) == []
     assert plain("x", bytearray(b"a")) == b"a"

@@ -1,5 +1,6 @@
 """Tokens of three real nodes' users: where they are accepted, their rights, and their ends."""
 
+import base64
 import itertools
 import json
 import time
@@ -254,3 +255,35 @@ def _until(is_so: Callable[[], bool]) -> None:
             return
         time.sleep(0.05)
     pytest.fail("it does not come to be")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
+def test_feed_over_http_ends_with_the_token_of_its_reader(cluster: LocalCluster, mara: str, scheme: str) -> None:
+    """A reader that follows may stay for months, and a token should not live as long as a connection."""
+    token = _token_of(cluster, "mara", 3)
+    given = token if scheme == "Bearer" else base64.b64encode(f"mara:{token}".encode()).decode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[0].http_port}/changes?follow=true",
+        headers={"Authorization": f"{scheme} {given}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        *_, last = reply.read().splitlines()
+    assert json.loads(last)["error"]["code"] == "authentication"
+
+
+def test_rows_over_http_end_with_the_token_of_their_reader(cluster: LocalCluster, mara: str) -> None:
+    """A slow reader of a stream or a cursor gets no rows after the token's end."""
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 60000) SELECT i, zeroblob(1000) FROM n"
+    asked: dict[str, object] = {"/db/stream": [many], "/v3/cursor": {"batch": {"steps": [{"stmt": {"sql": many}}]}}}
+    for path, body in asked.items():
+        token = _token_of(cluster, "mara", 3)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{cluster.nodes[0].http_port}{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            reply.readline()
+            time.sleep(5)
+            *_, last = reply.read().splitlines()
+        assert b"has ended; make another one" in last, path

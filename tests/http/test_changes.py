@@ -89,6 +89,14 @@ def test_events_carry_the_cursor_as_their_id(shop: Asker) -> None:
     assert again.body.decode().startswith(f"id: {found[1]['cursor']}")
 
 
+def test_reconnected_reader_of_events_goes_on_after_its_last_event(shop: Asker) -> None:
+    """An ``EventSource`` connects again with the URL of its first request, so ``after`` is older than the header."""
+    found, _ = read(shop)
+    path = f"/changes?follow=false&limit=1&after={found[0]['cursor']}"
+    again = shop(path, accept="text/event-stream", last_event_id=found[3]["cursor"])
+    assert again.body.decode().startswith(f"id: {found[4]['cursor']}")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -108,6 +108,12 @@ def test_large_head_is_refused_before_it_is_kept() -> None:
     assert number <= HEADERS_MAX
 
 
+def test_malformed_url_is_named_as_the_reason() -> None:
+    fault = parsed(b"GET http:// HTTP/1.1\r\nHost: a\r\n\r\n").fault
+    assert fault is not None
+    assert (fault.status, fault.text) == (400, "the URL of the request is malformed")
+
+
 def test_values_of_a_repeated_header_are_joined() -> None:
     (request,) = parsed(b"GET / HTTP/1.1\r\nHost: a\r\nAccept: b\r\naccept: c\r\n\r\n").requests
     assert request.headers["accept"] == "b, c"
@@ -254,6 +260,15 @@ def test_reply_before_the_end_of_a_body_ends_the_connection(node: Asker) -> None
     found = talk(node, head + ALIVE, until=2, seconds=3)
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"404"]
     assert b"connection: close" in found
+
+
+@cluster_test
+def test_caller_of_http_1_0_is_told_whether_the_connection_stays_open(node: Asker) -> None:
+    old = b"GET /livez HTTP/1.0\r\nConnection: %b\r\n\r\n"
+    found = talk(node, old % b"keep-alive" + old % b"close", until=2)
+    kept, closed = found.lower().split(b"http/1.1 200")[1:]
+    assert (kept.count(b"connection: "), kept.count(b"connection: keep-alive")) == (1, 1)
+    assert (closed.count(b"connection: "), closed.count(b"connection: close")) == (1, 1)
 
 
 @cluster_test

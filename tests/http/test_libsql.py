@@ -174,8 +174,10 @@ def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
         ({"type": "execute", "stmt": {"sql": "SELECT 1", "sql_id": 1}}, "either sql or sql_id"),
         ({"type": "execute", "stmt": {"sql_id": 7}}, "no text 7 is stored"),
         ({"type": "batch", "batch": {"steps": [{"stmt": {}, "condition": {"type": "ok", "step": 0}}]}}, "before it"),
+        ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "float", "value": 10**400}]}}, "64 bits"),
         ({"type": "fly"}, "no request"),
-        ({}, "no request"),
+        ({}, "a request should be a text"),
+        ({"type": ["execute"]}, "a request should be a text"),
         (execute("COMMIT"), "no transaction is active"),
         (execute("SELECT 9e999"), "infinite"),
         (execute("ATTACH 'x' AS y"), "ATTACH"),
@@ -187,6 +189,16 @@ def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str
     assert wrong["type"] == "error"
     assert says in wrong["error"]["message"]
     assert rows(right) == [["1"]]
+
+
+def test_request_of_a_wrong_type_hides_no_other_answer(node: Asker) -> None:
+    """The statement before it has happened, so the call must not fail as a whole."""
+    requests: list[dict[str, Any]] = [execute("SELECT 1"), {"type": ["x"]}, {"type": "close"}, {"type": {}}]
+    first, *wrong = pipeline(node, *requests)["results"]
+    assert rows(first) == [["1"]]
+    assert [one["type"] for one in wrong] == ["error", "ok", "error"]
+    reply = node("/v3/cursor", {"batch": {"steps": [{"stmt": requests[0]["stmt"], "condition": {"type": ["ok"]}}]}})
+    assert reply.status == 400
 
 
 def test_rollback_after_a_lost_commit_hides_no_error(node: Asker) -> None:

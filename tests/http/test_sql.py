@@ -127,6 +127,7 @@ def test_a_token_is_taken_again(node: Asker) -> None:
         (b'[["SELECT ?", {"float": {}}]]', "parameter 1 should be"),
         (b'[["SELECT ?", {"float": "nan"}]]', "parameter 1 should be"),
         (b'["SELECT missing"]', "no such column"),
+        (b'[["SELECT ?", 1' + b"0" * 4299 + b"]]", "64 bits"),
         (b'[["SELECT ?"]]', ""),
         (b'[["SELECT 1", 2]]', ""),
     ],
@@ -160,6 +161,15 @@ def test_malformed_options_name_the_mistake(node: Asker, query: str, says: str) 
     reply = node(f"/db/query?{query}", ["SELECT 1"])
     assert (reply.status, reply.json["code"]) == (400, "usage")
     assert says in reply.json["message"]
+
+
+def test_arguments_of_a_command_that_are_nested_too_deeply_are_refused(node: Asker) -> None:
+    """The JSON reader still reads these; the functions behind it have less of the stack left."""
+    for levels in (100, 490, 900):
+        for opened, closed in ((b"[", b"]"), (b'{"a":[', b"]}")):
+            reply = node("/db/command/none", opened * levels + closed * levels)
+            assert (reply.status, reply.json["code"]) == (400, "usage"), levels
+            assert "nested" in reply.json["message"]
 
 
 def test_other_kinds_of_bodies_and_methods(node: Asker) -> None:

@@ -114,7 +114,7 @@ class Pipelines:
         except BedrockishError as error:
             return _failed(error)
         try:
-            kept.session.purse = request.purse
+            kept.session.purse, kept.session.check_stay = request.purse, request.check_stay
             entries = await kept.session.open_batch(asked.get("batch") or {})
         except BedrockishError as error:
             kept.session.close()
@@ -203,7 +203,8 @@ class Pipelines:
 def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the following requests of a call close the stream, and run no statement before that."""
     kinds = list(takewhile(lambda kind: kind != "close", (one.get("type") for one in following)))
-    return len(kinds) < len(following) and set(kinds) <= {"get_autocommit", "close_sql", "store_sql", "describe"}
+    harmless = ("get_autocommit", "close_sql", "store_sql", "describe")
+    return len(kinds) < len(following) and all(kind in harmless for kind in kinds)
 
 
 async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:

@@ -88,9 +88,11 @@ class Session:
         purse: the account of the memory of the call that is answered now.
         user: the name of the caller; empty at a node without users.
         ends: whether the rest of the call closes the stream after the request that is answered now.
+        check_stay: raises AuthenticationError when the caller may have no further rows of a long answer.
     """
 
     purse: Purse | None = None
+    check_stay: Callable[[], None] | None = None
     user = ""
     ends = False
 
@@ -129,6 +131,8 @@ class Session:
             BedrockishError: the request failed; the error tells the outcome.
         """
         kind = asked.get("type")
+        if not isinstance(kind, str):
+            raise UsageError("the type of a request should be a text")
         if self.closed and kind in _SEQUENCE:
             raise UsageError("the stream is closed; open another")
         match kind:
@@ -461,6 +465,8 @@ class Session:
             yield {"type": "step_begin", "step": place, "cols": write_columns(shown_names(stream.columns), types)}
             more = True
             while more:
+                if self.check_stay is not None:
+                    self.check_stay()
                 encoded, more = await streams.fetch(stream)
                 for row in decode_results(encoded)[0].rows:
                     yield {"type": "row", "row": [write_value(value) for value in row]}

@@ -139,7 +139,10 @@ def read_value(value: object, where: str) -> Any:
                 raise UsageError(f"{where}: an integer should be a text with a signed 64-bit number")
             return number
         case "float" if isinstance(given, int | float) and not isinstance(given, bool):
-            return float(given)
+            try:
+                return float(given)
+            except OverflowError:
+                raise UsageError(f"{where}: a float should be a number that fits in 64 bits") from None
         case "text" if isinstance(given, str):
             return given
         case "blob":

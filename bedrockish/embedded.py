@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published
@@ -165,6 +166,7 @@ def _database(config: Path) -> Path:
         ConfigError: the configuration cannot be read, or names no database.
     """
     advice = "give the path of a node's configuration, which 'bedrockish init' makes, or none for a temporary node"
+    check_path(str(config), "the node's configuration")
     try:
         data = config.read_bytes()
     except OSError as error:
@@ -172,12 +174,12 @@ def _database(config: Path) -> Path:
     if data.startswith(SQLITE):
         raise ConfigError(f"{config} is a database of SQLite and no configuration; {advice}")
     try:
-        named: Any = tomllib.loads(data.decode()).get("database")
+        named: Any = tomllib.loads(data.decode("utf-8-sig")).get("database")
     except ValueError as error:
         raise ConfigError(f"{config} is not TOML: {error}; correct it, or {advice}") from error
     if not isinstance(named, str):
         raise ConfigError(f"{config} names no database; add the key 'database' with the path of a file")
-    return config.parent / named
+    return config.parent / check_path(named, f"{config}: database")
 
 
 def _stop(process: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory[str] | None") -> None:

@@ -59,7 +59,7 @@ def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any
         host, colon, tail = text.partition(":")
         bad = ":" in tail
         digits = tail if colon else None
-    if bad or not host or any(letter.isspace() or letter in "/@?#,[" for letter in host):
+    if bad or not _is_host(host):
         raise ConfigError(f"{where}: {text!r} is not an address; write host:port, such as localhost:7373 or [::1]:7373")
     if digits is None:
         if port is None:
@@ -69,6 +69,27 @@ def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any
     if not (digits.isascii() and digits.isdecimal()) or not low <= int(digits[:9]) < 65536 or len(digits) > 5:
         raise ConfigError(f"{where}: {digits!r} in {text!r} is not a port; write a number from {low} to 65535")
     return Address(host, int(digits))
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a text can be the name or the number of a machine; dialling any other raises a UnicodeError."""
+    if not text.isprintable() or any(letter.isspace() or letter in "/@?#,[" for letter in text):
+        return False
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:  # such as two dots in a row, or 64 letters between two dots
+        return False
+
+
+def check_path(path: str, where: str) -> str:
+    """Return a path that the system can have.
+
+    Raises:
+        ConfigError: the path has a NUL character; the functions of the system would raise a ValueError.
+    """
+    if "\0" in path:
+        raise ConfigError(f"{where}: {path!r} is not a path, because it has a NUL character; write the path of a file")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +210,8 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
     discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
     if discover not in ("yes", "no"):
         raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")
+    for name in ("ca", "cert", "key", "password_file"):
+        check_path(options.get(name, ""), f"{url!r}: {name}")
     ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
     if (cert is None) != (key is None) or (cert is not None and ca is None):
         raise ConfigError(f"{url!r}: a certificate needs ca, cert and key, three files; for a password, ca is enough")

@@ -32,7 +32,7 @@ def read_config(path: Path | None, flags: dict[str, str]) -> Config:
     text = None
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConfigError(f"{path}: the configuration cannot be read: {reason}") from error

@@ -94,7 +94,7 @@ def entry_of(target: Target) -> Entry:
 
 def _read_password(path: str) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"password_file: {path} cannot be read: {error}") from error
     if not text:

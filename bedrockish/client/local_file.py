@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bedrockish.api.url import Address, Target
+from bedrockish.api.url import Address, Target, check_path
 from bedrockish.errors import UnavailableError
 from bedrockish.local.page import socket_path
 
@@ -27,7 +27,7 @@ def located(target: Target) -> Target:
     """Return a target with the socket of its file's node as the first address; the same target without a file."""
     if target.local is None:
         return target
-    path = os.path.realpath(target.local)
+    path = os.path.realpath(check_path(target.local, "the node's file"))
     return replace(target, local=path, addresses=(Address(socket_path(path), 0), *target.addresses))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from bedrockish.api.url import DEFAULT_PORT, Address, parse_address, suggest
+from bedrockish.api.url import DEFAULT_PORT, Address, check_path, parse_address, suggest
 from bedrockish.config.exposure import Security, Users, check_security, read_users
 from bedrockish.core.state.membership import NAME
 from bedrockish.core.state.settings import BELOW, FIXED, Settings
@@ -231,6 +231,7 @@ def build(
     database = _required(given, "database", "the path of a file, such as data/A.db")
     if not isinstance(database.value, str) or not database.value:
         raise ConfigError(f"{database.where}: {database.value!r} is not a path; write one in quotes")
+    check_path(database.value, database.where)
     listen_given = given.get("listen", _Given(f"127.0.0.1:{DEFAULT_PORT}", "listen", True))
     listen = _address(listen_given, any_port=True)
     sections = {name: _section(name, cls, given) for name, cls in SECTIONS.items()}
@@ -258,7 +259,9 @@ def _from_file(text: str, file: str) -> dict[str, _Given]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: this is not TOML: {error}; a text value needs quotes", file=file) from error
+        is_twice = "overwrite" in str(error) or "twice" in str(error)
+        advice = "write each key and section once" if is_twice else "a text value needs quotes"
+        raise ConfigError(f"{file}: this is not TOML: {error}; {advice}", file=file) from error
     found: dict[str, _Given] = {}
     known = keys()
     for name, value in tables.items():
@@ -369,7 +372,7 @@ def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
     assert isinstance(default, str)
     if not isinstance(value, str):
         raise ConfigError(f'{given.where}: {value!r} is not a text; write it in quotes, such as "{default}"')
-    return value
+    return check_path(value, given.where)  # all of them but ``level`` are paths
 
 
 def _section(name: str, cls: type, given: Mapping[str, _Given]) -> Any:

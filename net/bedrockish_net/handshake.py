@@ -59,7 +59,7 @@ async def dial(
     with trio.move_on_after(seconds):
         try:
             stream: trio.abc.Stream = await _open_stream(host, port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
             raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
         if ssl_context is not None:
             stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)

@@ -178,7 +178,7 @@ def dial(
         sock = connect(host, seconds) if is_path(host) else socket.create_connection((host, port), seconds)
     except TimeoutError as error:
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
         raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
     try:
         if is_path(host):

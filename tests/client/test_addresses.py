@@ -1,9 +1,14 @@
 """Client URLs: read strictly."""
 
+from pathlib import Path
+
 import pytest
 
+import bedrockish
+import bedrockish.dbapi
 from bedrockish.api.url import Address, hide_password, parse_url
-from bedrockish.errors import ConfigError
+from bedrockish.client.credentials import _read_password
+from bedrockish.errors import ConfigError, UnavailableError
 
 
 def test_url_in_full() -> None:
@@ -97,3 +102,33 @@ def test_further_nodes_may_be_options() -> None:
     assert [str(one) for one in parse_url("bedrockish:///?host=b:2").addresses] == ["b:2"]
     with pytest.raises(ConfigError):
         parse_url("bedrockish://a:1/?host=")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "a\x1bb"])
+def test_name_that_no_machine_can_have_is_no_address(host: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address"):
+        parse_url(f"bedrockish://{host}:7373/")
+
+
+def test_name_that_cannot_be_looked_up_is_unreachable() -> None:
+    """The functions of the system raise a UnicodeError for it."""
+    with pytest.raises(UnavailableError, match="cannot connect to"):
+        bedrockish.connect("bedrockish://\N{GRINNING FACE}\N{GRINNING FACE}:7373/?timeout=2&connect_timeout=1")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/tmp/a\0b", "bedrockish://a/?local=a%00b", "bedrockish://a/?ca=a%00b", "bedrockish://u@a/?password_file=a%00b"],
+)
+def test_path_with_a_nul_is_no_path(target: str) -> None:
+    """The functions of the system raise a ValueError for it."""
+    with pytest.raises(ConfigError, match="is not a path, because it has a NUL character"):
+        bedrockish.connect(target)
+    with pytest.raises(bedrockish.dbapi.InterfaceError, match="NUL character"):
+        bedrockish.dbapi.connect(target)
+
+
+def test_password_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("secret\r\n", encoding="utf-8-sig")
+    assert _read_password(str(path)) == "secret"

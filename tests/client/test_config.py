@@ -56,7 +56,13 @@ def test_this_node_is_always_among_its_peers() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("node = A", "f.toml: this is not TOML"),
+        ("node = A", "line 1, column 8); a text value needs quotes"),
+        (MINIMAL + "node = 'B'", "write each key and section once"),
+        (MINIMAL + "[log]\nslow_ms = 1\n[log]\n", "write each key and section once"),
+        ('node = "A"\ndatabase = "a\\u0000b"', r"f.toml: database: 'a\x00b' is not a path, because it has a NUL"),
+        (MINIMAL + '[security]\ntls = "a\\u0000b"', r"f.toml: security.tls: 'a\x00b' is not a path"),
+        (MINIMAL + "[peers]\nB = 'a..b:7400'", "f.toml: peers.B: 'a..b:7400' is not an address"),
+        (MINIMAL + f"[peers]\nB = '{'a' * 64}.example:7400'", "is not an address"),
         ('database = "x"', "node is missing"),
         ('node = "A"', "database is missing"),
         ('node = "1A"\ndatabase = "x"', "f.toml: node: '1A' is not a name"),

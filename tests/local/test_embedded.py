@@ -50,7 +50,8 @@ def test_node_with_a_configuration_keeps_its_file(tmp_path: Path) -> None:
     config = tmp_path / "A.toml"
     (port,) = free_ports(1)
     where = f'"127.0.0.1:{port}"'
-    config.write_text(f'node = "A"\ndatabase = "A.sqlite"\nlisten = {where}\n\n[peers]\nA = {where}\n')
+    text = f'node = "A"\r\ndatabase = "A.sqlite"\r\nlisten = {where}\r\n\r\n[peers]\r\nA = {where}\r\n'
+    config.write_text(text, encoding="utf-8-sig")  # as an editor of Windows writes it
     with node(config) as running, running.connect() as db:
         db.execute("CREATE TABLE t(a)")
         db.execute("INSERT INTO t VALUES (7)")
@@ -87,6 +88,8 @@ def test_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a database of SQLite and no configuration"):
         node(tmp_path / "app.sqlite")
     (tmp_path / "A.toml").write_text("node = ")
+    with pytest.raises(ConfigError, match="NUL character"):
+        node("a\0.toml")
     with pytest.raises(ConfigError, match="not TOML"):
         node(tmp_path / "A.toml")
     (tmp_path / "A.toml").write_text('node = "A"')

@@ -13,12 +13,13 @@ from bedrockish_journal.model.errors import (
     FileMissingError,
     ForkError,
     JournalError,
+    MomentError,
     ReplayBlockedError,
     ReplayMismatchError,
     TargetExistsError,
 )
 from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, find_table, print_key, same, user_tables
-from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from bedrockish_journal.verify.replay import JOURNAL, RANDOM, digest, replay
 from tests.journal.world import World
 
 
@@ -58,6 +59,17 @@ def test_two_nodes_that_each_lack_something_are_enough_together(world: World, tm
     assert replay(paths[::-1], tmp_path / "again.db", order=RANDOM, seed=1).digest == both.digest
     world.settle()
     assert {digest(path) for path in world.paths} == {both.digest}
+
+
+def test_journals_of_two_clusters_are_not_replayed_together(world: World, tmp_path: Path) -> None:
+    """Their entries have the same places, so a replay would take them from either."""
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", 99, ("A", "B", "C", "D")).run(10)
+    for order in (JOURNAL, RANDOM):
+        with pytest.raises(MomentError, match="of different clusters"):
+            replay([world.paths[0], other.paths[1]], tmp_path / "no.db", order=order)
+    assert not (tmp_path / "no.db").exists()
+    other.close()
 
 
 def test_a_journal_that_misses_something_is_blocked_and_leaves_no_file(world: World, tmp_path: Path) -> None:

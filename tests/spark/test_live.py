@@ -69,7 +69,9 @@ def stream_from_a_node(url: str) -> None:
     found = [place for start, end in pairwise(steps) for place in rows(reader, start, end)]
     with open_feed(url) as feed:
         applied = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
-    assert steps[-1] == {"B": applied}  # no transaction is in flight, so all commits are safe
+    (cluster,) = steps[0].keys() - {"B"}
+    assert cluster.startswith("cluster:")
+    assert steps[-1] == {"B": applied, cluster: {}}  # no transaction is in flight, so all commits are safe
     assert len(found) == sum(applied.values()) == len({(row["leader"], row["tick"]) for row in found})
 
 

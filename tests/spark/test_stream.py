@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import cbor2
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -14,11 +15,13 @@ from bedrockish_journal.model.errors import FileMissingError, JournalError, Jour
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.reading import parts
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
 from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import World, honest, touching
 
 COLUMNS = "leader,tick"
+OF: Offset = {"cluster:id": {}}  # the cluster of all worlds, as an offset names it
 
 
 def stream(path: object, **options: str) -> BedrockishStreamReader:
@@ -72,18 +75,18 @@ def test_batches_are_causal_prefixes_that_hold_each_commit_once(world: World, fi
 def test_all_files_are_read_each_to_its_own_end(world: World, files: list[Path]) -> None:
     reader = stream(files[0].parent, partition_rows="10")
     begin, end = offsets(reader, ReadAllAvailable())
-    assert begin == {"A": {}, "B": {}, "C": {}}
-    assert end == {node: world.applied(node) for node in "ABC"}
+    assert begin == {"A": {}, "B": {}, "C": {}, **OF}
+    assert end == {**{node: world.applied(node) for node in "ABC"}, **OF}
     assert len(rows(reader, begin, end)) == 3 * len(world.drafts)
     assert reader.partitions(end, end) == []
 
 
 def test_a_stream_begins_where_it_is_told(files: list[Path], tmp_path: Path) -> None:
     assert stream(files[0], starting="now").initialOffset() == stream(files[0]).latestOffset({}, ReadAllAvailable())
-    assert stream(files[0], starting="oldest").initialOffset() == {"A": {}}
+    assert stream(files[0], starting="oldest").initialOffset() == {"A": {}, **OF}
     path = honest(60).write(tmp_path)[0]
     prune(path, "B", 4)
-    assert stream(path, starting="oldest").initialOffset() == {"A": {"B": 4}}
+    assert stream(path, starting="oldest").initialOffset() == {"A": {"B": 4}, **OF}
     with pytest.raises(ValueError, match="starting cannot be 'soon'; it is 'beginning' or 'oldest' or 'now'"):
         stream(path, starting="soon")
 
@@ -93,7 +96,7 @@ def test_available_now_ends_at_the_initial_end(tmp_path: Path) -> None:
     path = world.write(tmp_path)[0]
     reader = stream(path)
     reader.prepareForTriggerAvailableNow()
-    end = {"A": world.applied("A")}
+    end = {"A": world.applied("A"), **OF}
     assert world.commit("A", touching("later"))
     path.unlink()
     world.write(tmp_path / "new")[0].rename(path)
@@ -108,7 +111,7 @@ def test_stream_until_safe_skips_unsafe_commits(tmp_path: Path) -> None:
     entries = world.entries()
     db = apsw.Connection(str(path))
     reader = stream(path, until="safe")
-    assert offsets(reader, ReadAllAvailable())[-1] == {"A": {}}  # the node knows no safe commit yet
+    assert offsets(reader, ReadAllAvailable())[-1] == {"A": {}, **OF}  # the node knows no safe commit yet
     clocks = sorted(entry.txid.clock for entry in entries.values())
     end: Offset = {}
     for safe in (clocks[20], clocks[-1]):
@@ -120,8 +123,48 @@ def test_stream_until_safe_skips_unsafe_commits(tmp_path: Path) -> None:
         nexts = [entries.get((leader, tick + 1)) for leader, tick in end["A"].items()]
         assert all(one.txid.clock > safe for one in nexts if one is not None)
         assert stream(path, until="safe", starting="now").initialOffset() == end
-    assert end == {"A": world.applied("A")}
+    assert end == {"A": world.applied("A"), **OF}
     db.close()
+
+
+def _of_another_cluster(path: Path) -> Path:
+    """Let a file say that it is of the cluster ``other``."""
+    db = apsw.Connection(str(path))
+    founding = cbor2.loads(db.execute("SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'").get)
+    founding[2] = "other"
+    db.execute("UPDATE bedrockish_meta SET value = ? WHERE key = 'bootstrap'", (cbor2.dumps(founding),))
+    db.close()
+    return path
+
+
+def test_stream_goes_on_in_no_other_cluster_and_at_no_other_node(tmp_path: Path) -> None:
+    """Another cluster's commits would be skipped up to the offset; another node has the commits that were read."""
+    world = honest(60)
+    mine, b, _ = world.write(tmp_path / "one")
+    other = _of_another_cluster(world.write(tmp_path / "other")[0])
+    start = stream(mine).latestOffset({}, ReadMaxRows(5))
+    for limit in (ReadAllAvailable(), ReadMaxRows(5)):
+        with pytest.raises(JournalError, match="of the cluster other, and the stream has read the cluster id"):
+            stream(other).latestOffset(start, limit)
+        with pytest.raises(JournalError, match="has the journal of node B, and the stream has read that of A"):
+            stream(b).latestOffset(start, limit)
+    more = stream(f"{mine},{b}").latestOffset(start, ReadAllAvailable())
+    assert {"A", "B"} < more.keys()
+    assert stream(b).latestOffset(more, ReadAllAvailable()) == more, "the file of A was taken away"
+    of_before: Offset = {"A": start["A"]}
+    assert stream(other).latestOffset(of_before, ReadMaxRows(5)).keys() == {"A", "cluster:other"}
+
+
+@pytest.mark.parametrize("names", [(0, 0), (0, 1)])
+def test_journals_of_two_clusters_are_not_read_together(tmp_path: Path, names: tuple[int, int]) -> None:
+    first = honest(20).write(tmp_path / "one")[names[0]]
+    second = _of_another_cluster(honest(20).write(tmp_path / "other")[names[1]])
+    for copies in ("fail", "newest"):
+        options = Options.parse({"path": f"{first},{second}", "copies": copies})
+        with pytest.raises(JournalError, match="read one cluster at a time"):
+            parts(options, table_of(options))
+        with pytest.raises(JournalError, match="read one cluster at a time"):
+            stream(options.path, copies=copies).initialOffset()
 
 
 def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> None:

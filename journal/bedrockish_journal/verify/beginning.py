@@ -114,18 +114,16 @@ def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
 
 
 def check_related(sources: Sequence[Source], beginning: Beginning) -> None:
-    """Check that journals continue a beginning.
+    """Check that journals continue a beginning, or without one, that they are of one cluster.
 
     Raises:
         MomentError: a journal is of another cluster.
         ForkError: a journal has another entry than the beginning at the same place.
     """
-    if beginning.source is None:
-        return
-    path, base = beginning.source
+    path, base = beginning.source or sources[0]
     for other, db in sources:
         founded = [_meta(one, "bootstrap") for one in (base, db)]
-        if founded[0] != founded[1]:
+        if founded[0] != founded[1] and (beginning.source is not None or None not in founded):
             raise MomentError(
                 f"{path} and {other} are of different clusters; give files of one, or of nodes that joined it"
             )

@@ -33,6 +33,7 @@ class Context:
         path: the file, for errors.
         look_up: returns the columns of a table's declared primary key, by the node's present schema.
         beginning: the node's records of the time before its journal.
+        cluster: the id of the cluster; empty if the journal does not tell it.
         skip: leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
         columns: the columns wanted; values that only other columns need are not computed. None for all.
         named: the tables whose ``changes`` are wanted, by their folded names; None for all.
@@ -45,6 +46,7 @@ class Context:
     skip: bool = False
     columns: frozenset[str] | None = None
     named: frozenset[str] | None = None
+    cluster: str = ""
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None
     _decoded: "Decoded | EntryMalformedError | None" = None

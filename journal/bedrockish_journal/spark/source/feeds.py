@@ -110,12 +110,14 @@ def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool =
         newest: of several copies of one node's journal, use the one that goes furthest instead of raising an error.
 
     Raises:
-        JournalError: a journal cannot be read, or two are of the same node.
+        JournalError: a journal cannot be read, or two are of the same node or of two clusters.
     """
     found: dict[str, str] = {}
     heads: dict[str, dict[str, int]] = {}
+    clusters: dict[str, str] = {}
     for path in paths:
         with open_feed(path, access) as feed:
+            check_clusters(clusters, feed.context.cluster, path)
             node, head = feed.context.node, {leader: high for leader, (_, high) in bounds(feed.ask).items()}
         if node not in found or (newest and covers(head, heads[node])):
             found[node], heads[node] = path, head
@@ -126,6 +128,28 @@ def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool =
                 f"{shown(found[node])} and {shown(path)} of node {node} each lack entries of the other; audit both"
             )
     return found
+
+
+def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
+    """Check that a journal is of the same cluster as those before it: their nodes may have the same names.
+
+    Args:
+        known: the path of the first journal by its cluster; the path is added.
+        cluster: the id of the journal's cluster; empty if it is unknown.
+        path: the journal.
+
+    Raises:
+        JournalError: it is of another cluster.
+    """
+    if not cluster:
+        return
+    known.setdefault(cluster, path)
+    if len(known) > 1:
+        (one, first), (other, second) = known.items()
+        raise JournalError(
+            f"{shown(first)} is of the cluster {one}, and {shown(second)} of the cluster {other}; read one cluster at "
+            "a time"
+        )
 
 
 def both_of(node: str, first: str, second: str) -> JournalError:

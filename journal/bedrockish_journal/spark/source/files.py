@@ -94,7 +94,8 @@ class FileFeed:
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db, self._path = db, path
-        self.context = Context(node_of(db, path), path, self._primary_key, read_beginning(db.execute, path))
+        beginning = read_beginning(db.execute, path)
+        self.context = Context(node_of(db, path), path, self._primary_key, beginning, cluster=beginning.cluster)
         self.ask: Ask = db.execute
 
     def _primary_key(self, table: str) -> list[str]:

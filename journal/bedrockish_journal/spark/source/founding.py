@@ -49,6 +49,14 @@ class Beginning:
     marks: tuple[Mark, ...] = ()
     void: frozenset[tuple[int, str]] = frozenset()
 
+    @property
+    def cluster(self) -> str:
+        """The id of the cluster; empty if the founding is missing or malformed."""
+        try:
+            return read_membership(_bytes(self.founding)).cluster_id
+        except EntryMalformedError:
+            return ""
+
     def members(self, path: str) -> Iterator[tuple[str | None, int | None, Member]]:
         """Yield timeline, tick and member of each membership that no entry of the journal made.
 

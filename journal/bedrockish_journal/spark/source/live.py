@@ -47,7 +47,9 @@ class NodeFeed:
         self._connection = connection
         self._node = str(connection.execute(_NODE, read=STALE).value())
         path = f"node {self._node}"
-        self.context = Context(self._node, path, self._primary_key, read_beginning(self._ask, path))
+        beginning = read_beginning(self._ask, path)
+        cluster = str(connection.status()["cluster_id"])  # only an admin sees the founding
+        self.context = Context(self._node, path, self._primary_key, beginning, cluster=cluster)
         self.ask: Ask = self._ask
 
     def _ask(self, sql: str, params: tuple[object, ...]) -> Iterable[Sequence[Any]]:

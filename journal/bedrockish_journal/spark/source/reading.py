@@ -10,7 +10,7 @@ import pyarrow as pa
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.feeds import Feed, both_of, expand, is_url, nodes_of, open_feed
+from bedrockish_journal.spark.source.feeds import Feed, both_of, check_clusters, expand, is_url, nodes_of, open_feed
 from bedrockish_journal.spark.source.options import PARTITION_ROWS, Options
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Limits, Span, Wanted, plan
 from bedrockish_journal.spark.source.tables import Table
@@ -29,15 +29,17 @@ def parts(options: Options, table: Table) -> list[Part]:
     """Return the parts to read, which fix the entries that the reader will see.
 
     Raises:
-        JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
+        JournalError: a file is missing, is not a database or has no journal; or two are of one node or of two clusters.
         BedrockishError: a node cannot be reached.
     """
     found: list[Part] = []
     seen: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     access, paths = options.access, expand(options.path)
     for path in nodes_of(paths, access, newest=True).values() if options.newest else paths:
         rows = options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
         with open_feed(path, access) as feed:
+            check_clusters(clusters, feed.context.cluster, path)
             groups, node = plan(feed.ask, options.limits, rows) if table.build else [], feed.context.node
         if node in seen:
             raise both_of(node, seen[node], path)

@@ -1,6 +1,7 @@
 """The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
 
-An offset has the vector of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch has the
+An offset has the vector of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. It also names the
+cluster: ``{"cluster:9b96c59bff29d21e": {}}``, because another cluster may have nodes of the same names. A batch has the
 entries that a node applied next, in this order. So every offset is a causally closed prefix of the journal: no entry is
 read before the entries that it follows. The entries between two offsets never change, so a batch that is read again
 after a crash has the same rows.
@@ -14,14 +15,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from bedrockish_journal.model.errors import FileMissingError
-from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed
+from bedrockish_journal.model.errors import FileMissingError, JournalError
+from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed, shown
 from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
 from bedrockish_journal.spark.source.plans import Span, advance, bounds, cut, safe_prefix, spans_between
 from bedrockish_journal.spark.source.reading import batches
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
+CLUSTER = "cluster:"  # before the id of the cluster in an offset; no node's name has a colon
 
 
 @dataclass
@@ -46,6 +48,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self.options = options
         self.table = table
         self.columns = columns
+        self._cluster: str | None = None  # the id of the files' cluster; empty if they do not tell it
         self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
@@ -55,9 +58,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalError: a file cannot be read.
         """
         if self.options.starting == BEGINNING:
-            return ordered({node: {} for node in self._files()})
+            return self._offset({node: {} for node in self._files()})
         if self.options.starting == OLDEST:
-            return ordered({node: self._removed(path) for node, path in self._files().items()})
+            return self._offset({node: self._removed(path) for node, path in self._files().items()})
         return self._ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -77,17 +80,47 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         Raises:
             JournalPrunedError: a file no longer has the entries after ``start``.
-            JournalError: a file cannot be read.
+            JournalError: a file cannot be read, or the files are not those with which the stream began.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        files = self._files()
+        self._check_start(start, files)
         end = {node: dict(vector) for node, vector in start.items()}
-        for node, path in self._files().items():
+        for node, path in files.items():
             if self._end is not None and node not in self._end:
                 continue
             with self._open(path) as feed:
                 upto = self._upto(feed) if self._end is None else self._end[node]
                 end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
-        return ordered(end)
+        return self._offset(end)
+
+    def _check_start(self, start: Offset, files: Mapping[str, str]) -> None:
+        """Check that a stream goes on in the journals with which it began.
+
+        Otherwise another cluster's commits would be skipped, or each commit would be read again.
+
+        Raises:
+            JournalError: the journals are of another cluster, or of none of the nodes.
+        """
+        path, again = (
+            ",".join(map(shown, files.values())),
+            "go on with the journal of before, or begin again with a new checkpoint",
+        )
+        begun = [name.removeprefix(CLUSTER) for name in start if name.startswith(CLUSTER)]
+        if self._cluster and begun and begun != [self._cluster]:
+            raise JournalError(
+                f"{path} is of the cluster {self._cluster}, and the stream has read the cluster {begun[0]}; {again}"
+            )
+        nodes = sorted(name for name in start if not name.startswith(CLUSTER))
+        if nodes and not any(node in files for node in nodes):
+            raise JournalError(
+                f"{path} has the journal of node {', '.join(files)}, and the stream has read that of "
+                f"{', '.join(nodes)}, with the same commits; {again}"
+            )
+
+    def _offset(self, vectors: Offset) -> Offset:
+        """Return the offset of these vectors, with the cluster."""
+        return ordered({**vectors, **({CLUSTER + self._cluster: {}} if self._cluster else {})})
 
     def _upto(self, feed: Feed) -> dict[str, int] | None:
         """Return the vector up to which the stream may go; None for no limit."""
@@ -99,7 +132,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             with self._open(path) as feed:
                 held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
                 found[node] = held if (upto := self._upto(feed)) is None else upto
-        return ordered(found)
+        return self._offset(found)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the tasks for the entries between two offsets.
@@ -140,7 +173,11 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             yield from batches(feed, *wanted, before=partition.before, whole=True)
 
     def _files(self) -> dict[str, str]:
-        return nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)
+        files = nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)
+        if self._cluster is None:
+            with self._open(next(iter(files.values()))) as feed:
+                self._cluster = feed.context.cluster
+        return files
 
     def _open(self, path: str) -> AbstractContextManager[Feed]:
         return open_feed(path, self.options.access)

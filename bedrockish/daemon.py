@@ -304,6 +304,7 @@ async def _serve(
     gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
     runtime.upkeep.orders["token"] = gate.order_token
     hello = Hello(config.node, config.cluster, info=runtime.output.info)  # the info is read again for each peer
+    local_socket = open_socket(config.database)
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
@@ -327,7 +328,7 @@ async def _serve(
         trust=credentials.trust,
         admit=gate.admit,
         tell_client=partial(info_for_clients, runtime.output.info),
-        local_socket=open_socket(config.database),
+        local_socket=local_socket,
     )
     runtime.output.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.output.on_members()
@@ -340,6 +341,8 @@ async def _serve(
         if mesh.read_loop is not None:
             runtime.read_by(mesh.read_loop)
         _tell_where(config, state.roster.membership.nodes, bound)
+        if local_socket is not None:
+            nursery.start_soon(runtime.publisher.keep_socket, mesh.listen_here)
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)
         up.set()

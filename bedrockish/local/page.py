@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from struct import Struct
@@ -128,19 +129,14 @@ class Page:
 
     def __init__(self, database: str, batches: int, mode: int = 0o600) -> None:
         self._lock = threading.Lock()
-        path = page_path(database)
+        self._database, self._path, self._permissions = database, page_path(database), mode
         try:
-            # Written in place, never replaced: programs that have mapped it see the facts of the node's next process.
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-            try:
-                os.fchmod(file, mode)
-                if os.fstat(file).st_size != SIZE:
-                    os.ftruncate(file, SIZE)
-                self._map = mmap.mmap(file, SIZE)
-            finally:
-                os.close(file)
+            # Written in place: programs that have mapped it see the facts of the node's next process.
+            self._map, self._inode = _mapped(self._path, mode)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}; check the node's directory") from error
+            raise ConfigError(
+                f"{self._path} cannot be written: {error.strerror}; check the node's directory"
+            ) from error
         before = _facts_in(self._map)
         self._sequence = _SEQUENCE.unpack_from(self._map, _SEQUENCE_AT)[0] & ~1
         found = os.stat(database)
@@ -194,6 +190,50 @@ class Page:
                 generation = (generation + 1) & 0xFFFFFFFF
             self._facts = self._facts._replace(mode=mode, heartbeat=now_ns(), safe=safe, generation=generation)
             self._put()
+
+    @property
+    def has_its_file(self) -> bool:
+        """Whether the file at the node's path is the node's; if not, the page there belongs to another node."""
+        try:
+            found = os.stat(self._database)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (self._facts.device, self._facts.inode)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the page has its path, which others can remove."""
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def put_back(self) -> None:
+        """Write a new file to the page's path, from which the page was removed or replaced.
+
+        Programs that have mapped the old one are told that it is over, and open the file again.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        made = self._path + "~"
+        with suppress(FileNotFoundError):
+            os.unlink(made)
+        new, inode = _mapped(made, self._permissions)
+        with self._lock:
+            if self._map.closed:
+                new.close()
+                os.unlink(made)
+                return
+            facts, old = self._facts._replace(generation=(self._facts.generation + 1) & 0xFFFFFFFF), self._map
+            new[:] = old[:]
+            self._map, self._facts = new, facts
+            self._put()
+            os.replace(made, self._path)  # whole, so that no program sees half of it
+            self._map, self._facts = old, facts._replace(mode=STOPPED)
+            self._put()
+            old.close()
+            self._map, self._facts, self._inode = new, facts, inode
 
     def close(self) -> None:
         """Publish that the node has stopped, before its file is closed or exchanged; a second close does nothing."""
@@ -317,6 +357,25 @@ class Published:
     def close(self) -> None:
         """Unmap the page."""
         self._map.close()
+
+
+def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
+    """Return a node's page in memory, and the inode of its file, which is created if it does not exist.
+
+    The file gets its room on the disk at once: on a full disk, a write to memory without it would kill the process.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        os.fchmod(file, mode)
+        if os.fstat(file).st_size != SIZE:
+            os.ftruncate(file, SIZE)
+        os.posix_fallocate(file, 0, SIZE)
+        return mmap.mmap(file, SIZE), os.fstat(file).st_ino
+    finally:
+        os.close(file)
 
 
 def _facts_in(page: mmap.mmap) -> Facts | None:

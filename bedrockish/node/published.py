@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -61,7 +62,35 @@ class Publisher:
         """Write a heartbeat to the page twice a second, until cancelled."""
         while self._page is not None:
             self._beat(self._page)
+            self._keep(self._page)
             await trio.sleep(BEAT_S)
+
+    async def keep_socket(self, listen: Callable[[socket.socket], None]) -> None:
+        """Give ``listen`` a new socket whenever the socket's file was removed, until cancelled."""
+        while True:
+            await trio.sleep(BEAT_S)
+            self._keep_socket(listen)
+
+    def _keep_socket(self, listen: Callable[[socket.socket], None]) -> None:
+        path = socket_path(os.path.realpath(self._engine.publication.path))
+        if self._page is None or not self._page.has_its_file or os.path.lexists(path):
+            return
+        with suppress(OSError):  # the next heartbeat tries again
+            listen(local_socket.listen(path, SOCKET_MODE))
+            logger.warning("%s was removed, and is there again", path)
+
+    def _keep(self, page: Page) -> None:
+        """Write the page again if its file was removed or replaced, such as by a cleaning of the directory."""
+        if page.is_in_place or not page.has_its_file:
+            return
+        try:
+            page.put_back()
+        except OSError as error:  # the next heartbeat tries again
+            logger.debug("the page of %s cannot be written again: %s", self._engine.publication.path, error)
+        else:
+            logger.warning(
+                "the page of %s was removed or replaced, and is written again", self._engine.publication.path
+            )
 
 
 def open_socket(database: str) -> socket.socket | None:

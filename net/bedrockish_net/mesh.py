@@ -157,7 +157,7 @@ class Mesh:
         local_socket: socket.socket | None = None,
     ) -> None:
         self.hello, self._tell_client = hello, tell_client
-        self._local_socket = local_socket
+        self._local_socket, self._listening_here = local_socket, trio.CancelScope()
         self.addresses: list[Address] = []
         self._peers = {node: _Peer(address) for node, address in peers.items() if node != hello.node}
         self._on_event = on_event
@@ -347,10 +347,22 @@ class Mesh:
             if self.read_loop is not None:
                 nursery.start_soon(self.read_loop.run)
             if self._local_socket is not None:
-                listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(self._local_socket)))
+                self.listen_here(self._local_socket)
             nursery.start_soon(trio.serve_listeners, self._welcome, listeners)
             self._start_dialling()
             task_status.started(self.addresses)
+
+    def listen_here(self, local_socket: socket.socket) -> None:
+        """Serve programs of this machine on a socket, in place of the one before, whose links go on."""
+        assert self._nursery is not None
+        self._listening_here.cancel()
+        self._listening_here = trio.CancelScope()
+        self._nursery.start_soon(self._serve_here, local_socket, self._listening_here, self._nursery)
+
+    async def _serve_here(self, local_socket: socket.socket, scope: trio.CancelScope, handlers: trio.Nursery) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(local_socket))
+        with scope:
+            await trio.serve_listeners(self._welcome, [listener], handler_nursery=handlers)
 
     async def _listen(self) -> list[trio.SocketListener]:
         where = address_text(self._host or "*", self._port)

@@ -1,5 +1,6 @@
 """The page: a reader trusts only a complete page of this machine's node."""
 
+import errno
 import os
 import shutil
 import threading
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.errors import UnavailableError
+from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local import page as pages
 from bedrockish.local.page import READING, REFUSING, SERVING, SIZE, STOPPED, Page, Published, page_path
 
@@ -189,3 +190,47 @@ def test_file_without_page_is_refused(tmp_path: Path) -> None:
     short.write_bytes(bytes(SIZE - 1))
     with pytest.raises(UnavailableError, match="not a node's page"):
         Published(str(tmp_path / "B.sqlite"))
+
+
+def test_page_that_was_removed_is_put_back(database: str, page: Page) -> None:
+    page.wrote(7, 120, b"saltsalt", 3)
+    page.synced(7)
+    before = Published(database)
+    old = before.facts()
+    assert page.is_in_place
+    os.unlink(page_path(database))
+    assert not page.is_in_place
+    page.put_back()
+    page.beat(SERVING, 8)
+    assert page.is_in_place
+    assert before.facts().mode == STOPPED
+    assert before.facts().generation != old.generation
+    after = Published(database)
+    facts = after.facts()
+    after.check(facts)
+    assert (facts.mode, facts.durable, facts.safe) == (SERVING, 7, 8)
+    assert after.batch(7) == (7, 120, b"saltsalt", 3)
+    assert os.stat(page_path(database)).st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(os.path.dirname(database))) == ["A.sqlite", "A.sqlite-node"]
+
+
+def test_page_knows_whether_the_file_at_its_path_is_its_own(database: str, page: Page) -> None:
+    """A node whose directory was replaced must not write over the page of the node there."""
+    assert page.has_its_file
+    other = database + "2"
+    Path(other).write_bytes(b"x")
+    os.replace(other, database)
+    assert not page.has_its_file
+    os.unlink(database)
+    assert not page.has_its_file
+
+
+def test_full_disk_is_noticed_before_the_page_is_written(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to mapped memory that has no room on the disk would kill the process."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        Page(database, 5)

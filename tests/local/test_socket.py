@@ -17,6 +17,7 @@ from bedrockish.client.blocking import Connection, open_socket_client
 from bedrockish.client.credentials import Entry
 from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
+from bedrockish.embedded import Node
 from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, UnavailableError
 from bedrockish.local.page import Published, page_path, socket_path
 from bedrockish_net import handshake
@@ -169,3 +170,26 @@ def test_ended_node_leaves_a_page_that_says_so(tmp_path: Path) -> None:
         trio.run(cluster.wait_ready, 0)
         with by_socket(node) as db:
             assert db.execute("SELECT 1").value() == 1
+
+
+def test_removed_page_and_socket_are_there_again_at_the_next_heartbeat() -> None:
+    """A cleaning of the node's directory shut programs of the machine out until the node's next start."""
+    with Node() as one, one.connect() as before:
+        before.execute("CREATE TABLE t(a)")
+        for path in (page_path(one.path), socket_path(one.path)):
+            os.unlink(path)
+            until = time.monotonic() + 20
+            while not os.path.exists(path):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+        before.execute("INSERT INTO t VALUES (1)")  # the link to the removed socket goes on
+        with one.connect() as after:
+            after.execute("INSERT INTO t VALUES (2)")
+            with after.transaction() as transaction:
+                transaction.execute("INSERT INTO t VALUES (3)")
+            assert after.file is not None
+            assert after.file.published is not None
+            assert not after.file.published.facts().why_not
+            assert after.execute("SELECT sum(a) FROM t").value() == 6
+        assert before.execute("SELECT sum(a) FROM t").value() == 6
+        assert "was removed" in one.log.read_text()

@@ -318,7 +318,7 @@ class Handlers:
     async def ready(self, _request: Request) -> Reply:
         """Return whether clients should send requests to this node."""
         status = self._node.status()
-        why_not = not_ready(status)
+        why_not = [*(["this node is stopping"] if self._node.is_leaving else []), *not_ready(status)]
         body = {"ready": not why_not, "reasons": why_not, "troubles": status["troubles"]}
         return json_reply(body, 503 if why_not else 200)
 

@@ -53,6 +53,16 @@ def post(port: int | None, sql: str) -> int:
             return error.code
 
 
+def ask_ready(port: int | None) -> tuple[int, list[str]]:
+    """Return the status and the reasons of ``/readyz``."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20) as reply:
+            return int(reply.status), list(json.load(reply)["reasons"])
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, list(json.load(error)["reasons"])
+
+
 class Writers:
     """Clients that write rows, each until its first error."""
 
@@ -155,6 +165,28 @@ def test_client_with_other_nodes_sees_no_error_while_one_stops(cluster: LocalClu
         thread.join(40)
     assert not failed
     assert all(later > earlier for later, earlier in zip(count, before, strict=True))
+
+
+def test_stopping_node_is_not_ready(alone: LocalCluster) -> None:
+    """It refuses new requests, so a proxy that asks must send them elsewhere; ``/livez`` still answers."""
+    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000000) SELECT count(*) FROM n"
+    port = alone.nodes[0].http_port
+    reader = threading.Thread(target=post, args=(port, slow))
+    reader.start()
+    try:
+        found: list[tuple[int, list[str]]] = [(200, [])]
+        assert ask_ready(port) == (200, [])
+        time.sleep(0.5)
+        process = alone.nodes[0].process
+        assert process is not None
+        process.terminate()
+        until = time.monotonic() + BOUND_S
+        while found[-1][0] == 200 and time.monotonic() < until:
+            found.append(ask_ready(port))
+        assert found[-1] == (503, ["this node is stopping"])
+        assert process.wait(20) == 0
+    finally:
+        reader.join(30)
 
 
 def test_read_cut_by_a_stop_did_not_happen(alone: LocalCluster) -> None:

@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
-from bedrockish.errors import TooLargeError, UsageError
+from bedrockish.errors import OutcomeUnknownError, TooLargeError, UsageError
 from bedrockish.http.libsql.pipeline import Kept, Pipelines
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
-from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
+from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step, write_error
 from tests.http import javascript
 from tests.http.conftest import Asker
 
@@ -328,6 +328,12 @@ def test_stored_texts_take_little_memory_for_each_stream() -> None:
         with pytest.raises(TooLargeError, match="close_sql"):
             store()
         assert len(texts._texts) >= at_least
+
+
+def test_unknown_outcome_names_no_way_that_the_protocol_lacks() -> None:
+    told = write_error(OutcomeUnknownError("no majority could be asked; send it again with the same id", command="c"))
+    says = "no majority could be asked; read the rows before you run the statement again"
+    assert told == {"message": says, "code": "OUTCOME_UNKNOWN"}
 
 
 def test_a_parameter_is_given_by_position_or_by_name() -> None:

@@ -162,6 +162,8 @@ def test_a_file_that_is_not_there_is_an_error_in_words(command: str, tmp_path: P
     result = run(command, tmp_path / "none.db")
     assert isinstance(result.exception, FileMissingError)
     assert "no such file" in str(result.exception)
+    result = run(command, "bedrockish://127.0.0.1:1")
+    assert str(result.exception) == "a file is needed, and not a URL; 'bedrockish audit' reads running nodes"
 
 
 def test_every_command_has_help() -> None:

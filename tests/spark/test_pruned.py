@@ -79,6 +79,7 @@ def test_an_export_begins_anew_only_if_it_is_told_to(tmp_path: Path) -> None:
     ended = CliRunner().invoke(main, ["export-journal", str(path), "--to", str(out)])
     assert ended.exit_code != 0
     assert "no longer holds A1" in ended.output
+    assert "an export with --oldest and a new directory" in ended.output
     for expected in (True, False):
         ended = CliRunner().invoke(main, ["export-journal", str(path), "--to", str(out), "--oldest"])
         assert ended.exit_code == 0, ended.output

@@ -85,8 +85,8 @@ class FileUnreadableError(JournalFileError):
 class JournalPrunedError(JournalFileError):
     """Raised when a reader needs an entry that the file no longer has, because the journal's beginning was removed.
 
-    Nothing was skipped. Read from a node, a backup or an export that still has the entry, or start again with the
-    option ``starting=oldest`` and a new checkpoint.
+    Nothing was skipped. Read from a node, a backup or an export that still has the entry, or start again: a stream with
+    the option ``starting=oldest`` and a new checkpoint, an export with ``--oldest`` and a new directory.
 
     Attributes:
         leader: the timeline.
@@ -95,7 +95,10 @@ class JournalPrunedError(JournalFileError):
     """
 
     def __init__(self, path: str, leader: str, tick: int, first: int, hint: str = "") -> None:
-        hint = hint or "read a file that has it, or begin anew with the option starting=oldest and a new checkpoint"
+        hint = hint or (
+            "read a file that has it, or begin anew: a stream with the option starting=oldest and a new checkpoint, an "
+            "export with --oldest and a new directory"
+        )
         super().__init__(
             path, f"{path} no longer holds {leader}{tick}: its timeline {leader} begins at {leader}{first}; {hint}"
         )

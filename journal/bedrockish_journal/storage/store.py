@@ -325,6 +325,8 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     """
     name = os.fspath(path)
     if not os.path.exists(name):
+        if name.startswith("bedrockish:/"):  # a Path keeps one of the two slashes
+            raise FileMissingError(name, "a file is needed, and not a URL; 'bedrockish audit' reads running nodes")
         raise FileMissingError(name, f"{name}: no such file; give the path of a node's database file")
     if not os.path.isfile(name):
         raise FileUnreadableError(name, f"{name} is not a file; give the path of the database file itself")

@@ -395,13 +395,22 @@ class LocalTransaction:
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll the transaction back and return its workspace; do nothing if it has ended already.
 
-        A statement that another thread runs is interrupted, and raises ``error``.
+        A statement that another thread runs is interrupted, and raises ``error``; so is a statement of this thread that
+        has called the program, such as its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")
         with connections.taken(self._lock, lambda: self.stop(error)):
             if self._ended is None:
                 self._ended = error
-                self._leave()
+                if self._statement.is_running:
+                    self.stop(error)
+                else:
+                    self._leave()
+
+    def leave_ended(self) -> None:
+        """Return the workspace if the transaction was ended during the statement that is now over."""
+        if self._ended is not None:
+            self._leave()
 
     def _leave(self) -> None:
         self._owner.give_back(self._place)
@@ -445,24 +454,29 @@ class _Statement:
 
     Attributes:
         stopped: the error of the transaction's last ``stop``.
+        is_running: whether a statement runs; its thread holds the lock of the transaction.
     """
 
-    __slots__ = ("_given", "_ids", "_place", "_reads", "_stop", "stopped")
+    __slots__ = ("_given", "_ids", "_leave", "_place", "_reads", "_stop", "is_running", "stopped")
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
         self._reads, self._given, self._ids, self._place = reads, given, one.ids, one._place
         self.stopped: BedrockishError | None = None
-        self._stop = one.interrupt
+        self._stop, self._leave = one.interrupt, one.leave_ended
+        self.is_running = False
 
     def __enter__(self) -> None:
         """Begin a statement in this thread."""
         self._given.ids.clear()
         self._given.is_short = False
         self._reads.ending = self._stop
+        self.is_running = True
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._reads.ending = None
+        self.is_running = False
         self._ids += self._given.ids
+        self._leave()
         if isinstance(error, apsw.Error):
             raise self._failed(error) from error
 

@@ -182,3 +182,24 @@ def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str,
             mine.execute(LONG)
         mine.set_progress_handler(None, 0)
         assert mine.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)
+
+
+@pytest.mark.parametrize("begin", ["", "BEGIN", "CREATE TEMP TABLE own(a)"])
+def test_handler_that_closes_its_connection_ends_it(node: LocalNode, table: str, db: Any, begin: str) -> None:
+    mine = dbapi.connect(node.database, isolation_level=None)
+    mine.execute(begin or "SELECT 1")
+    if begin == "BEGIN":
+        mine.execute(f"UPDATE {table} SET a = 'u' WHERE id = 1")
+    asked = list[int]()
+
+    def ask() -> int:
+        asked.append(1)
+        if len(asked) == 3:
+            mine.close()
+        return 0
+
+    mine.set_progress_handler(ask, 1_000)
+    with pytest.raises(dbapi.ProgrammingError, match="closed"):
+        mine.execute(LONG)
+    assert 3 <= len(asked) < 100
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)

@@ -196,3 +196,15 @@ def test_temporary_objects_end_with_the_node_process() -> None:
         with pytest.raises(SqlError, match="no such table"):
             db.execute("SELECT * FROM mine")
         db.execute("CREATE TEMP TABLE mine(a)")
+
+
+@pytest.mark.parametrize("way", ["path", "URL"])
+def test_used_up_ids_of_a_temporary_table_are_told(node: LocalNode, alone: LocalCluster, way: str) -> None:
+    """SQLite reports them as a full disk, and the TEMP tables seemed too large."""
+    with bedrockish.connect(node.database if way == "path" else alone.url()) as db:
+        db.execute("CREATE TEMP TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT, a)")
+        db.execute("INSERT INTO numbered VALUES (9223372036854775807, 1)")
+        with pytest.raises(ConstraintError, match="numbered is AUTOINCREMENT and its ids are used up; give an id"):
+            db.execute("INSERT INTO numbered(a) VALUES (2)")
+        db.execute("INSERT INTO numbered VALUES (7, 2)")
+        assert db.execute("SELECT count(*) FROM numbered").value() == 2

@@ -219,9 +219,10 @@ class ClientCore:
         effects: list[Effect] = []
         for number, call in list(self._calls.items()):
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
-            why = DeadlineError("the program interrupted the call; it did not happen")
-            waited_s = now - call.started
-            error = out_of_time(call.what, uncertain=True, waited_s=waited_s, last=why) if uncertain else why
+            error: BedrockishError = DeadlineError("the program interrupted the call; it did not happen")
+            if uncertain:
+                why = DeadlineError("the program interrupted the call")
+                error = out_of_time(call.what, uncertain=True, waited_s=now - call.started, last=why)
             error.details = {**error.details, "interrupted": True}
             self._forget(number)
             self._end_there(call.what, call.link, now)

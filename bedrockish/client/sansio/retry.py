@@ -5,7 +5,6 @@ command was lost, a later error proves nothing about that attempt. Only an answe
 at most once. Until then the outcome is unknown.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,19 +20,17 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from bedrockish.sqltext.session_settings import without_settings
-from bedrockish.sqltext.statement_ends import after_blanks
+from bedrockish.sqltext.statement_kinds import verb_of
 from bedrockish_net.errors import Code
 
-_READS = re.compile(r"(?:SELECT|VALUES|EXPLAIN)\b", re.IGNORECASE)
+_READS = frozenset({"SELECT", "VALUES", "EXPLAIN"})
 
 
 def only_reads(request: Request) -> bool:
-    """Return whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
+    """Return whether a command certainly changes nothing."""
     if request.change is not None or request.call is not None:
         return False
-    texts = (without_settings(statement.sql) for statement in request.statements)
-    return all(_READS.match(sql, after_blanks(sql)) for sql in texts)
+    return all(verb_of(statement.sql) in _READS for statement in request.statements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from bedrockish.engine.statements.classify import Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import (
     BedrockishError,
+    ConstraintError,
     TemporaryLostError,
     TooLargeError,
     UnsupportedError,
@@ -141,7 +142,7 @@ class TemporaryTransaction(OverlayTransaction):
         except BedrockishError as error:
             if work.interactive.inside is not self.session:
                 self.session.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
-            if not isinstance(error.__cause__, apsw.FullError):
+            if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
             raise TooLargeError(
                 f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max); drop "

@@ -137,9 +137,11 @@ class AutoIds:
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for a table whose ids are used up, which SQLite reports as a full disk, or None."""
-        if not self._sequences:
-            return None
-        row: Any = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        row: Any = None
+        if self._sequences:
+            row = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        if row is None and db.execute("SELECT 1 FROM temp.sqlite_schema WHERE name = 'sqlite_sequence'").fetchone():
+            row = db.execute("SELECT name FROM temp.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
         return None if row is None else _used_up(row[0])
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:

@@ -79,6 +79,10 @@ def test_unusable_files_are_named(files: list[Path], tmp_path: Path) -> None:
         read(tmp_path / "none.db")
     with pytest.raises(FileMissingError, match=r"no file that ends in \.db"):
         read(tmp_path)
+    for url in (files[0].as_uri(), "s3://bucket/a.db", "https://ann:secret@host/a.db"):
+        with pytest.raises(FileMissingError, match="is not the URL of a node; write bedrockish://host:port") as caught:
+            read(url)
+        assert "secret" not in str(caught.value)
     (tmp_path / "text.db").write_text("hello")
     with pytest.raises(NotDatabaseError, match="not a SQLite database"):
         read(tmp_path / "text.db")

@@ -251,8 +251,8 @@ def test_a_value_beyond_sixty_four_bits_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rows": "t", "table": "changes"}, "'rows' and 'table' name two tables"),
-        ({"rows": "t", "tables": "t"}, "'rows' and 'table' name two tables"),
+        ({"rows": "t", "table": "changes"}, "'rows' and 'table' both name tables"),
+        ({"rows": "t", "tables": "t"}, "'rows' and 'tables' both name tables"),
         ({"rows": ""}, "'rows' is empty"),
         ({"rows": "t", "columns": "v,colour"}, "the table t has no column 'colour'; it has v, _change_type"),
     ],

@@ -16,6 +16,7 @@ from bedrockish_journal.storage.row import Stored
 
 Access = Mapping[str, str]
 NO_ACCESS: Access = {}
+NODE = "bedrockish://"  # the beginning of a running node's URL
 SUFFIXES = (".db", ".sqlite", ".sqlite3")  # suffixes of the files that are read in a directory
 
 
@@ -75,6 +76,11 @@ def expand(path: str) -> list[str]:
         if not part:
             continue
         if is_url(part):
+            if not part.lower().startswith(NODE):
+                raise FileMissingError(
+                    shown(part),
+                    f"{shown(part)} is not the URL of a node; write {NODE}host:port, or a path without file://",
+                )
             found.add(part)
             continue
         if os.path.isdir(part):

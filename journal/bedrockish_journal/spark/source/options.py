@@ -78,8 +78,9 @@ class Options:
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
         rows, columns = options.get("rows"), _names(options, "columns")
-        if rows is not None and ("table" in options or "tables" in options):
-            raise ValueError("the options 'rows' and 'table' name two tables; leave one out")
+        for other in ("table", "tables"):
+            if rows is not None and other in options:
+                raise ValueError(f"the options 'rows' and {other!r} both name tables; leave one out")
         if rows == "":
             raise ValueError("the option 'rows' is empty; it is the name of a table, such as account")
         if rows is None:

@@ -27,6 +27,7 @@ from bedrockish.node.transactions.lending import Lending
 T = TypeVar("T")
 FRESH = "+"
 ENDED_MAX = 1_000  # dropped workspaces whose reason is kept for a later step of the client
+ENDING_S, LOOK_S = 5.0, 0.01
 _ELSEWHERE = "they were at another node, or on a link that was lost"
 
 
@@ -43,6 +44,12 @@ class _Held:
     caller: str
     workspace: TemporaryWorkspace
     touched: float
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the session's transaction was ended while its statement runs, which was told to stop."""
+        running = self.workspace.transaction
+        return running is not None and running.session.ended
 
 
 class TemporaryObjects:
@@ -77,6 +84,11 @@ class TemporaryObjects:
         """
         self._lending.interactive.check_schema(session)
         held = self._find(owner, name, caller_of(owner, session.user))
+        if held.is_ending:
+            with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon, and the next one waits for it
+                while held.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
+                    await trio.sleep(LOOK_S)
+            held = self._find(owner, name, caller_of(owner, session.user))
         if held.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         tick = self._workers.scope(session.command, session.clock).tick

@@ -393,7 +393,19 @@ async def test_an_entry_that_does_not_fit_at_one_or_two_nodes(faulty: LocalClust
     assert "Traceback" not in said(faulty)
 
 
-@pytest.mark.slow
+async def test_an_entry_that_does_not_fit_at_the_only_node_is_rolled_back(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path / "alone", ("A",)).running(f'plugins = ["{touchy.__name__}"]') as alone:
+        await fill_faulty(alone)
+        fault(alone, {"A": "2 always"})
+        async with open_client(alone.url()) as client:
+            with pytest.raises(BedrockishError):
+                await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
+        await until("A looks", partial(has_said, alone, 0, "beginning again: the tables are sound"))
+        await serving(alone)
+        assert await count_poison(alone, 0) == 0
+        await insist(alone.url(), "INSERT INTO t VALUES (3, 'later')", [], "two")
+
+
 async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(faulty: LocalCluster) -> None:
     """No client got an answer, so the transaction is not committed; the node checks its tables, and serves again."""
     await fill_faulty(faulty)

@@ -4,6 +4,7 @@ import pytest
 
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.effects import Early
+from bedrockish.core.protocol.health import DAMAGED_TABLES, Mode
 from bedrockish.core.protocol.messages import Approve, Ask, Begin, Commit, Message, Reject, Rollback
 from bedrockish.core.state.settings import Settings, may_count_out
 from bedrockish_journal.model.transaction import Txid
@@ -160,6 +161,20 @@ def test_repeated_command_of_a_forgotten_transaction_happens_once_within_millise
     net.run(0.2)
     assert net.told("A") == {"one": "A1"}
     assert {place.disk.seen.rows["x"] for place in net.places.values()} == {net.places["A"].disk.seen.rows["x"]}
+
+
+def test_leader_whose_tables_a_forgotten_transaction_did_not_fit_rolls_it_back_unasked() -> None:
+    """Otherwise a recovery commits it with the votes of the others, and no node may be able to apply it."""
+    net, txid = forgotten()
+    net.flights.clear()  # the questions of the voters are lost
+    net.said.clear()
+    core = net.places["A"].core
+    core.state.health.set_alarm(DAMAGED_TABLES, Mode.DAMAGED, "A2 does not fit", txid=str(txid))
+    assert not core.state.roster.is_voter("A")
+    net.run(0.5)
+    assert set(said(net, Rollback)) == {"B", "C"}
+    assert all(txid not in place.core.state.votes.pending for place in net.places.values())
+    assert not any(place.disk.seen.commands for place in net.places.values())
 
 
 def test_reject_for_a_forgotten_transaction_ends_it() -> None:

@@ -9,6 +9,7 @@ HAS = Word(Mode.SERVING, COMMITTED)
 HAS_AND_IS_DAMAGED = Word(Mode.DAMAGED, COMMITTED)
 LACKS = Word(Mode.SERVING, UNKNOWN)
 STUMBLED = Word(Mode.DAMAGED, UNKNOWN)
+BLOCKED = Word(Mode.READ_ONLY, UNKNOWN, blocked=True)
 GONE = Word(Mode.SERVING, ROLLED_BACK)
 
 
@@ -40,6 +41,20 @@ def test_an_entry_that_does_not_fit_here(
     assert found.why
     for node in silent if ruling is Ruling.WAIT else ():
         assert node in found.why
+
+
+@pytest.mark.parametrize(
+    ("words", "ruling"),
+    [
+        ({"B": LACKS, "C": LACKS}, Ruling.WAIT),  # they have voted, and no member has committed it
+        ({"B": STUMBLED, "C": LACKS}, Ruling.WAIT),
+        ({"B": BLOCKED, "C": STUMBLED}, Ruling.NOWHERE),
+        ({"B": LACKS, "C": HAS}, Ruling.ALONE),
+        ({"B": LACKS, "C": GONE}, Ruling.SOUND),
+    ],
+)
+def test_leader_does_not_take_its_own_entry_for_decided(words: dict[str, Word], ruling: Ruling) -> None:
+    assert judge("A7", UNKNOWN, words, (), True, "as compared", leads=True).ruling is ruling
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ leaders' transactions, and our own later transactions carry its name in their ``
 
 from collections.abc import Iterable
 
+from bedrockish.core.protocol.health import DAMAGED_TABLES
 from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.transaction import Txid, parse_txid
 
 
 class Rollbacks:
@@ -43,14 +44,24 @@ class Rollbacks:
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
             # If the file is an older copy, the lost file may have the commit. If a majority has let this node in,
-            # its members remember no newer file.
-            if not state.roster.claims_time or not state.roster.is_voter(state.me) or state.outcome(txid) is not None:
+            # its members remember no newer file. A node with damaged tables does not vote, but it knows as much.
+            if not state.roster.claims_time or state.me not in state.roster.voters or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)
             vote.promised, vote.accepted = 1, (1, False)
-            # Its acceptance is counted, so it must outlast the next crash, too. The keys are unknown: nothing is held.
+            # Its acceptance may be counted, so it must outlast the next crash. The keys are unknown: nothing is held.
             state.votes.persist(vote)
             self.give_up(txid)
+
+    def give_up_unfit(self) -> None:
+        """Give up the transaction of our own that stopped this node because it did not fit the tables here.
+
+        Its vote was lost with the batch of its commit. A recovery would commit the transaction, with the votes of the
+        others, and none of them may be able to apply it.
+        """
+        alarm = self.state.health.alarms.get(DAMAGED_TABLES)
+        if alarm is not None and "txid" in alarm.details:
+            self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
 
     def give_up(self, txid: Txid) -> None:
         """Give a transaction up; its approvals must not be counted any more."""

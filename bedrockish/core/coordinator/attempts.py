@@ -265,6 +265,7 @@ class Attempts:
         for attempt in [attempt for attempt in self.open.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
         self._repeat()
+        self.rollbacks.give_up_unfit()
         self.rollbacks.repeat()
 
     def _repeat(self) -> None:

@@ -113,7 +113,9 @@ class Healer:
             return COMMITTED
         # A transaction that only this node has given up is not rolled back: others may have our promise, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        return ROLLED_BACK if over else UNKNOWN
+        # A node without other voters decides by its own journal, which does not have the transaction.
+        decides = txid.leader == state.me and state.roster.voters == [state.me]
+        return ROLLED_BACK if over or decides else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``repair``: start the repair now, if the tables or the journal are damaged.
@@ -283,7 +285,8 @@ class Healer:
         elif not agrees:  # a whole journal is better evidence than any majority
             agrees, why = await self._agrees_with_journal(agrees, why)
         what = f"{details.get('entry', txid)} ({txid})" if txid is not None else ""
-        return judge(what, own, words, silent, agrees, why), report
+        leads = txid is not None and txid.leader == state.me
+        return judge(what, own, words, silent, agrees, why, leads=leads), report
 
     async def _find_fault(self) -> str:
         return await trio.to_thread.run_sync(

@@ -53,7 +53,14 @@ class Verdict:
 
 
 def judge(
-    entry: str, own: str, words: Mapping[str, Word], silent: Collection[str], agrees: bool | None, agree_why: str = ""
+    entry: str,
+    own: str,
+    words: Mapping[str, Word],
+    silent: Collection[str],
+    agrees: bool | None,
+    agree_why: str = "",
+    *,
+    leads: bool = False,
 ) -> Verdict:
     """Return the verdict.
 
@@ -64,6 +71,8 @@ def judge(
         silent: the other members that do not answer.
         agrees: whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
         agree_why: the reason for ``agrees``, for people.
+        leads: whether this node led the entry. A leader applies an entry before anybody learns of its commit, and so
+            does not know it to be decided before another member says so.
     """
     if agrees is False:
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")
@@ -80,6 +89,8 @@ def judge(
         return Verdict(Ruling.WAIT, f"{entry} does not fit here; {_unknown(silent, agree_why)}")
     if agrees is None:
         return Verdict(Ruling.WAIT, f"{entry} does not fit here, and nobody has applied it; {agree_why}")
+    if leads and not any(word.blocked for word in words.values()):
+        return Verdict(Ruling.WAIT, f"{entry}, which was led here, does not fit, and is not decided yet")
     return Verdict(Ruling.NOWHERE, f"{entry} fits at no node, and {agree_why}")
 
 

@@ -80,7 +80,11 @@ def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
     apsw.Connection(str(ordinary)).execute("CREATE TABLE x(y)")
     virtual = tmp_path / "virtual.db"
     apsw.Connection(str(virtual)).execute("CREATE VIRTUAL TABLE words USING fts4(w)")
+    circle = tmp_path / "circle.db"
+    circle.symlink_to("circle.db")
     refusals = [
+        (circle, FOUNDING, "its symbolic links form a circle"),
+        (tmp_path / ("x" * 300), FOUNDING, "File name too long"),
         (text, FOUNDING, "is not a SQLite database"),
         (ordinary, None, "is not a node's file yet"),
         (virtual, FOUNDING, "virtual table words: the module fts4 is not replicated"),

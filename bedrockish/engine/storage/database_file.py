@@ -84,13 +84,28 @@ class FileLock:
         os.close(self._fd)
 
 
+def whole_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of the file to which a path leads.
+
+    Raises:
+        ConfigError: the path leads to no file, because its links form a circle or a name is too long.
+    """
+    try:
+        place = Path(path).resolve()
+        place.is_dir()
+    except (OSError, RuntimeError) as error:  # pathlib raises a RuntimeError for a circle
+        reason = error.strerror if isinstance(error, OSError) else "its symbolic links form a circle"
+        raise ConfigError(f"{path} cannot be a file: {reason}; give the path of a file") from error
+    return place
+
+
 def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
     """Return the absolute path of a database file.
 
     Raises:
         ConfigError: no file can have this path, or the file must exist and does not.
     """
-    place = Path(path).resolve()
+    place = whole_path(path)
     if place.is_dir() or not place.parent.is_dir():
         what = "is a directory" if place.is_dir() else "is in a directory that does not exist"
         raise ConfigError(f"{place} {what}; give the path of a file")

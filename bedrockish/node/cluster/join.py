@@ -29,7 +29,7 @@ from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.protocol.records import Joining, decode_membership, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import founded_alone
+from bedrockish.engine.storage.database_file import founded_alone, whole_path
 from bedrockish.engine.storage.rename_copy import make_plain, put_in_place, relabel
 from bedrockish.engine.storage.scratch_files import remove
 from bedrockish.errors import (
@@ -142,7 +142,7 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
 
 
 def _place(config: Config) -> Path:
-    path = Path(config.database).resolve()
+    path = whole_path(config.database)
     founder = founded_alone(path) if path.exists() else ""
     if founder:
         raise ConfigError(

@@ -20,7 +20,7 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import check_alone, is_node_file, others_may_read
+from bedrockish.engine.storage.database_file import check_alone, everyone_may_read, is_node_file, others_may_read
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
@@ -185,8 +185,7 @@ async def _run(
     )
     with beginning(config.database):
         engine = Engine.open(config.database, founding=founding, limits=limits, prepare=plugins.prepare)
-    if others_may_read(Path(config.database)):
-        logger.warning("%s can be read by other users of the machine: chmod 600 it, its -wal and -shm", config.database)
+    warn_of_readers(config)
     try:
         if damage is not None:
             note_damage(engine, damage)
@@ -207,6 +206,15 @@ async def _run(
         close_socket(config.database)
         departure.drain, departure.reload = None, partial(reload, config, credentials)
         engine.close()
+
+
+def warn_of_readers(config: Config) -> None:
+    """Log a warning for each file of the node whose content another user of the machine can read."""
+    if others_may_read(Path(config.database)):
+        logger.warning("%s can be read by other users of the machine: chmod 600 it, its -wal and -shm", config.database)
+    key = Path(config.security.files(config.node).key)
+    if config.security.encrypts and everyone_may_read(key):
+        logger.warning("%s, the node's private key, can be read by every user of the machine: chmod 600 it", key)
 
 
 def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError | None:

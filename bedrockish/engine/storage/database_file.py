@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -117,6 +118,14 @@ def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
 def others_may_read(path: Path) -> bool:
     """Return whether another user of the machine may read or write the file."""
     return bool(path.stat().st_mode & READABLE_BY_OTHERS)
+
+
+def everyone_may_read(path: Path) -> bool:
+    """Return whether every user of the machine may read or write the file, if it exists; its group may need to."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IRWXO)
+    except OSError:
+        return False
 
 
 def check_version(version: str) -> None:

@@ -513,7 +513,7 @@ class Connection:
             try:
                 return what(self._session)
             except BedrockishError as error:
-                raise self._local.explained(standing_for(error)) from error
+                raise self._local.explained(standing_for(error), has_file=self._link.file is not None) from error
 
     def _declared(self, sql: str) -> list[str | None]:
         """Return the declared types of a statement's columns, cached by text for ``DECLARED_S``."""

@@ -129,14 +129,18 @@ class LocalFunctions:
         """Return whether the program has registered something under a name."""
         return name.lower() in self._what
 
-    def explained(self, error: Error) -> Error:
-        """Return the error to raise for a node's error: a NotSupportedError if the node lacks a registered function."""
+    def explained(self, error: Error, *, has_file: bool) -> Error:
+        """Return the error to raise for a node's error: a NotSupportedError if the node lacks a registered function.
+
+        ``has_file``: whether the connection has a node's file, where other statements can use the function.
+        """
         found = _MISSING.search(str(error))
         if found is None:
             return error
         key = found[1].rstrip(";").lower()
         if key in self._what:
-            return NotSupportedError(elsewhere(self._what[key]), details=error.details)
+            text = at_the_node(self._what[key]) if has_file else elsewhere(self._what[key])
+            return NotSupportedError(text, details=error.details)
         if key in self._removed:
             error.args = (found[0].rstrip(";"),)  # without advice: the program itself removed the function
         return error
@@ -147,4 +151,12 @@ def elsewhere(what: str) -> str:
     return (
         f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
         "(docs/commands.md), or connect by the path of a node's file, where it is used (docs/local.md)"
+    )
+
+
+def at_the_node(what: str) -> str:
+    """Return the text for a function of a program with a node's file, in a statement that only the node can run."""
+    return (
+        f"{what} exists in this program only, and the statement runs at the node; put it into a plugin of "
+        "all nodes (docs/commands.md)"
     )

@@ -286,6 +286,8 @@ class LocalReads:
                 return None  # ``read`` raises the same error, or leaves the statement to the node
             finally:
                 self._is_running = False
+                if self._is_closed:
+                    self._finish()
 
     def read_at_once(
         self, statements: Sequence[tuple[str, Params]], level: str, token: Token, budget_s: float
@@ -368,6 +370,10 @@ class LocalReads:
                 return None
             finally:
                 self._until, self._is_running, self.ending = _FOREVER, False, None
+                if self._is_closed:
+                    self._finish()
+            if self._is_closed:
+                raise closed()
             moment = reader.moment
             assert moment is not None
             if self._is_log_ending and not self._pins:
@@ -680,14 +686,23 @@ class LocalReads:
         return facts.mode <= READING and facts.generation == self._readers[0].facts.generation
 
     def close(self) -> None:
-        """Close the file, and end the read of another thread; a second close does nothing."""
+        """Close the file, and end the read of another thread; a second close does nothing.
+
+        A read of this thread that has called the program, such as its progress handler, ends and then closes the file.
+        """
         self._is_closed = True
         with connections.taken(self.lock, self.interrupt):
-            if self._process == os.getpid():
-                self._leave()
-                if self.published is not None:
-                    self.published.close()
-            self.published = None
+            if self._is_running:
+                self.interrupt()
+            else:
+                self._finish()
+
+    def _finish(self) -> None:
+        if self._process == os.getpid():
+            self._leave()
+            if self.published is not None:
+                self.published.close()
+        self.published = None
 
 
 def _is_wanted() -> bool:

@@ -540,11 +540,11 @@ def test_interrupt_ends_a_call_of_another_thread(url: str) -> None:
 def test_session_with_temporary_tables_goes_on_right_after_an_interrupt(url: str) -> None:
     """The interrupted statement still ran at the node, and the next one was refused."""
     with closing(db.connect(url, 30, isolation_level=None)) as connection:
-        connection.execute("CREATE TEMP TABLE kept(x)")
-        connection.execute("INSERT INTO kept VALUES (7)")
+        connection.execute("CREATE TEMP TABLE held(x)")
+        connection.execute("INSERT INTO held VALUES (7)")
         for _ in range(3):
             interrupted(connection, LONG)
-            assert connection.execute("SELECT x FROM kept").fetchall() == [(7,)]
+            assert connection.execute("SELECT x FROM held").fetchall() == [(7,)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Functions, aggregates and collations of the program, on a node's file."""
 
+import gc
 import itertools
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, select, update
 
 from bedrockish import dbapi
+from bedrockish.local import connections
 from tools.cluster import LocalCluster, LocalNode
 
 
@@ -186,6 +188,8 @@ def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str,
 
 @pytest.mark.parametrize("begin", ["", "BEGIN", "CREATE TEMP TABLE own(a)"])
 def test_handler_that_closes_its_connection_ends_it(node: LocalNode, table: str, db: Any, begin: str) -> None:
+    gc.collect()
+    opened = sum(connections._open.values())
     mine = dbapi.connect(node.database, isolation_level=None)
     mine.execute(begin or "SELECT 1")
     if begin == "BEGIN":
@@ -203,3 +207,5 @@ def test_handler_that_closes_its_connection_ends_it(node: LocalNode, table: str,
         mine.execute(LONG)
     assert 3 <= len(asked) < 100
     assert db.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)
+    gc.collect()
+    assert sum(connections._open.values()) <= opened, "its files are closed"

@@ -48,6 +48,7 @@ from bedrockish.local.transactions import (
     Logged,
     NodeNeededError,
 )
+from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
@@ -349,15 +350,15 @@ class LocalSteps:
         Each row of VALUES has a parenthesis, so that such a text runs a second time and not more often. Ids that no row
         gets are those of the next rows.
         """
-        ids = max(ids, statement.sql.count("("))
+        leased = 0
         while True:
             try:
                 return await self._session._in_place(one.run, statement, stop=one.interrupt)
             except IdsNeededError as wanted:
+                leased = 4 * leased or max(ids, count_parentheses(statement.sql))
                 table, above = wanted.details["table"], wanted.details["above"]
-                for most in range(ids, 0, -LEASE_MAX):
+                for most in range(leased, 0, -LEASE_MAX):
                     above = await self._lease(table, above, min(most, LEASE_MAX), timeout_s)
-                ids *= 4
 
     async def _lease(self, table: str, above: int, count: int, timeout_s: float) -> int:
         """Lease row ids above one from the node, and return the last of them.

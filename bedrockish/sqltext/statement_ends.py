@@ -14,9 +14,10 @@ _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
 _WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # as in ``tokenizer``
-# A semicolon, or a token that may contain one without ending the statement. An unclosed token reaches to the end of the
-# text.
-_SEMICOLON = re.compile(r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))|;", re.DOTALL)
+# The tokens in which a character has no meaning of its own. An unclosed token reaches to the end of the text.
+_HIDING = r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
+_SEMICOLON = re.compile(rf"{_HIDING}|;", re.DOTALL)
+_PARENTHESIS = re.compile(rf"{_HIDING}|\(", re.DOTALL)
 
 
 def after_blanks(sql: str, at: int = 0) -> int:
@@ -31,6 +32,11 @@ def after_nothing(sql: str, at: int = 0) -> int:
     found = _EMPTY.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
+
+
+def count_parentheses(sql: str) -> int:
+    """Return how many opening parentheses a text has outside of strings, quoted names and comments."""
+    return sum(found[0] == "(" for found in _PARENTHESIS.finditer(sql))
 
 
 @remembered

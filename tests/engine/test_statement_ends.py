@@ -14,7 +14,15 @@ from bedrockish.cli.shell.script import items
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.single_statement import check_statement
-from bedrockish.sqltext.statement_ends import first_word, is_complete, is_nothing, is_single, spans, split
+from bedrockish.sqltext.statement_ends import (
+    count_parentheses,
+    first_word,
+    is_complete,
+    is_nothing,
+    is_single,
+    spans,
+    split,
+)
 from bedrockish.sqltext.statement_kinds import kind_of, switch_of, verb_of
 from bedrockish.sqltext.transaction_control import parse_control
 from tests.engine.nodes import TestNode
@@ -123,3 +131,15 @@ def test_many_statements_in_one_text_see_each_other(node: TestNode) -> None:
     node.run("CREATE TABLE t(x)")
     results = node.run("INSERT INTO t VALUES (1); INSERT INTO t VALUES (2) ;;-- c\n SELECT sum(x) FROM t; /* d */")
     assert [result.rows for result in results] == [[], [], [(3,)]]
+
+
+@pytest.mark.parametrize(
+    ("sql", "count"),
+    [
+        ("INSERT INTO t(a) VALUES (1), ((2)), (f(3))", 6),
+        ("INSERT INTO t VALUES ('((' || \"((\" || `((` || [((]) -- ((\n/* (( */", 1),
+        ("SELECT '((((", 0),
+    ],
+)
+def test_parentheses_are_counted_outside_of_texts_and_comments(sql: str, count: int) -> None:
+    assert count_parentheses(sql) == count

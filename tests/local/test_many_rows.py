@@ -10,6 +10,7 @@ import pytest
 import bedrockish
 from bedrockish import dbapi
 from bedrockish.client.blocking import Connection
+from bedrockish.client.local_steps import LocalSteps
 from bedrockish.local.transactions import LocalTransaction
 from tools.cluster import LocalNode
 
@@ -97,3 +98,21 @@ def test_values_of_many_rows_run_twice_at_most(
         assert len(runs) <= 2
         mine.commit()
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 3_000
+
+
+def test_text_of_parentheses_leases_no_more_ids_than_another(
+    node: LocalNode, table: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased: list[int] = []
+    original = LocalSteps._lease
+
+    async def counted(self: LocalSteps, name: str, above: int, count: int, timeout_s: float) -> int:
+        leased.append(count)
+        return await original(self, name, above, count, timeout_s)
+
+    monkeypatch.setattr(LocalSteps, "_lease", counted)
+    with closing(dbapi.connect(node.database, autocommit=False)) as mine:
+        mine.execute(f"INSERT INTO {table}(a) VALUES ('{'(' * 50_000}')")
+        mine.commit()
+    assert leased == [64]
+    assert db.execute(f"SELECT length(a) FROM {table}").value() == 50_000

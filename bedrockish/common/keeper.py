@@ -1,5 +1,6 @@
 """A thread that looks after objects of this program now and then, such as idle clients and unread snapshots."""
 
+import logging
 import threading
 import time
 import weakref
@@ -9,6 +10,7 @@ from typing import Generic, TypeVar
 from bedrockish.common.forks import watch_forks
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class Keeper(Generic[T]):
@@ -51,4 +53,9 @@ class Keeper(Generic[T]):
         with self._lock:
             kept = list(self._kept)
         for one in kept:
-            self._look(one, elapsed_s)
+            try:
+                self._look(one, elapsed_s)
+            except Exception:  # the thread goes on with the other objects of the program
+                logger.exception("%s: %r failed, and is not looked after any more", self._name, one)
+                with self._lock:
+                    self._kept.discard(one)

@@ -1,0 +1,32 @@
+"""The thread that looks after objects of a program."""
+
+import logging
+import threading
+
+import pytest
+
+from bedrockish.common.keeper import Keeper
+
+
+class Kept:
+    """An object that is looked after."""
+
+
+def test_object_that_cannot_be_looked_after_does_not_keep_the_thread_from_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken, sound, looks, enough = Kept(), Kept(), list[Kept](), threading.Event()
+
+    def look(one: Kept, _elapsed_s: float) -> None:
+        if one is broken:
+            raise RuntimeError("it is broken")
+        looks.append(one)
+        if len(looks) == 3:
+            enough.set()
+
+    keeper = Keeper("test", 0.001, look)
+    keeper.add(broken)
+    keeper.add(sound)
+    assert enough.wait(20)
+    assert set(looks) == {sound}
+    assert [record.levelno for record in caplog.records] == [logging.ERROR], "it is told once"

@@ -177,6 +177,13 @@ def test_leader_whose_tables_a_forgotten_transaction_did_not_fit_rolls_it_back_u
     assert not any(place.disk.seen.commands for place in net.places.values())
 
 
+def test_alarm_that_names_no_transaction_does_not_stop_the_node() -> None:
+    net = a_net()
+    net.places["A"].core.state.health.set_alarm(DAMAGED_TABLES, Mode.DAMAGED, "A2 does not fit", txid="A-\x00")
+    net.run(0.5)
+    assert not said(net, Rollback)
+
+
 def test_reject_for_a_forgotten_transaction_ends_it() -> None:
     net, txid = forgotten()
     net.flights.clear()  # the questions of the voters are lost

@@ -9,6 +9,7 @@ from bedrockish.core.protocol.messages import Approve, Begin, Rollback
 from bedrockish.errors import UsageError
 from bedrockish.node.repair.healer import Healer
 from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN
+from bedrockish_journal.model.transaction import Txid
 from tests.core.net import Net, add
 
 
@@ -36,6 +37,21 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     net.kept = set()
     net.run(3.0)
     assert await outcome() == ROLLED_BACK
+
+
+async def test_only_voter_tells_no_rollback_of_a_transaction_that_it_may_still_commit() -> None:
+    net = Net("A")
+    core = net.places["A"].core
+    engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
+    nothing = cast(Any, None)
+    healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
+    lost, pending = Txid(core.state.clock.safe + 1, "A"), Txid(core.state.clock.safe + 2, "A")
+    core.state.votes.pending.transactions[pending] = cast(Any, None)
+    assert healer._outcome(lost) == ROLLED_BACK
+    assert healer._outcome(pending) == UNKNOWN
+    core.coordinator.rollbacks.rolling[pending] = set()
+    assert healer._outcome(pending) == ROLLED_BACK
+    assert healer._outcome(Txid(lost.clock, "B")) == UNKNOWN
 
 
 @pytest.mark.parametrize("source", ["Z", ["A"], {"A": 1}, 5, None])

@@ -5,11 +5,13 @@ leaders' transactions, and our own later transactions carry its name in their ``
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from bedrockish.core.protocol.health import DAMAGED_TABLES
 from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid, parse_txid
 
 
@@ -61,7 +63,8 @@ class Rollbacks:
         """
         alarm = self.state.health.alarms.get(DAMAGED_TABLES)
         if alarm is not None and "txid" in alarm.details:
-            self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
+            with suppress(EntryMalformedError):  # the alarm comes from the file, which may be damaged there, too
+                self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
 
     def give_up(self, txid: Txid) -> None:
         """Give a transaction up; its approvals must not be counted any more."""

@@ -113,8 +113,9 @@ class Healer:
             return COMMITTED
         # A transaction that only this node has given up is not rolled back: others may have our promise, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        # A node without other voters decides by its own journal, which does not have the transaction.
-        decides = txid.leader == state.me and state.roster.voters == [state.me]
+        # A node without other voters decides by its own journal, which has no transaction that was given up.
+        is_left = txid not in state.votes.pending or txid in self._core.coordinator.rollbacks
+        decides = txid.leader == state.me and state.roster.voters == [state.me] and is_left
         return ROLLED_BACK if over or decides else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:

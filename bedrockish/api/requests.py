@@ -601,7 +601,7 @@ def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
         return {plain(where, name): plain(f"{where}[{name!r}]", one, depth - 1) for name, one in value.items()}
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
-            raise UsageError(f"{where}: {_shown(value)} has more than 64 bits; pass it as text")
+            raise UsageError(f"{where}: {shown_integer(value)} has more than 64 bits; pass it as text")
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -625,7 +625,7 @@ def check_timeout(value: object) -> float:
     return float(value)
 
 
-def _shown(value: int) -> str:
+def shown_integer(value: int) -> str:
     """Return an integer for an error's text; Python refuses to write one of more than 4,300 digits."""
     return str(value) if value.bit_length() <= SHOWN_BITS_MAX else f"an integer of {value.bit_length()} bits"
 
@@ -669,7 +669,7 @@ def _value(name: str, value: object) -> int | float | str | bytes | None:
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
             raise UsageError(
-                f"parameter {name} is {_shown(value)}, but SQLite's integers have 64 bits; pass it as text"
+                f"parameter {name} is {shown_integer(value)}, but SQLite's integers have 64 bits; pass it as text"
             )
         return int(value)
     if isinstance(value, bytearray | memoryview):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from bedrockish.api.requests import shown_integer
 from bedrockish.dbapi.errors import IntegerTooLargeError, ProgrammingError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
@@ -161,7 +162,7 @@ def _store(value: Any) -> Value:
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
             raise IntegerTooLargeError(
-                f"the integer {value} has more than 64 bits, which SQLite cannot store; pass it as text"
+                f"{shown_integer(value)} has more than 64 bits, which SQLite cannot store; pass it as text"
             )
         return int(value)
     if isinstance(value, float):

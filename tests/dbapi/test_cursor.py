@@ -114,6 +114,12 @@ def test_values_that_cannot_be_stored(connection: db.Connection) -> None:
         connection.execute("SELECT ?", ("\ud800",))
 
 
+def test_integer_of_5000_digits_is_a_data_error(connection: db.Connection) -> None:
+    """Python refuses to write out so many digits, for an error's text, too."""
+    with pytest.raises(db.DataError, match=r"^an integer of 16610 bits has more than 64 bits"):
+        connection.execute("SELECT ?", (10**5_000,))
+
+
 def test_executemany(connection: db.Connection, table: str) -> None:
     """It accepts any sequence or iterator of parameters, has no result, and does nothing for an empty sequence."""
     cursor = connection.cursor()

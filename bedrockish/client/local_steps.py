@@ -41,13 +41,9 @@ from bedrockish.errors import (
 )
 from bedrockish.local.leased_ids import LEASE, LEASE_MAX, IdsNeededError
 from bedrockish.local.page import socket_path
+from bedrockish.local.place import NodeNeededError
 from bedrockish.local.prepared import encode_prepared
-from bedrockish.local.transactions import (
-    LocalTransaction,
-    LocalTransactions,
-    Logged,
-    NodeNeededError,
-)
+from bedrockish.local.transactions import LocalTransaction, LocalTransactions, Logged
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 

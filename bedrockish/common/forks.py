@@ -3,11 +3,33 @@
 A child has the parent's sockets, and two processes that read one socket would take each other's answers. So a forked
 child closes its copies without sending anything to the nodes, and each client opens a new link at its next call. An
 open transaction continues in the parent only.
+
+A fork copies locks as they are at that moment. If another thread holds one, it is held in the child for ever, because
+the child does not have that thread. Locks of Python are replaced in the child; those inside SQLite, which each
+allocation of memory takes, cannot be. So a fork waits until each other thread has ended its statement, or stands still
+in a progress handler.
 """
 
 import os
+import threading
+import time
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
+
+WAIT_S = 1.0  # how long a fork waits; a single call of a function may keep it waiting for longer
+STEPS = 4_000  # SQLite's virtual machine instructions between two calls of ``stand_still``
+_ASK_S = 0.001  # how long to wait for a lock before the next is tried
+
+
+class Lock(Protocol):
+    """A lock of ``threading``."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the lock; return whether this was possible in time."""
+
+    def release(self) -> None:
+        """Let the lock go."""
 
 
 class Inherited(Protocol):
@@ -17,7 +39,20 @@ class Inherited(Protocol):
         """Drop links, locks and open transactions, which belong to the parent. Called in the child's only thread."""
 
 
+class Running(Protocol):
+    """An object whose threads call SQLite, each while it holds a lock."""
+
+    def fork_locks(self) -> Iterable[Lock]:
+        """Return these locks, in the order in which threads take them."""
+
+
 _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
+
+
+_RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
+FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has taken
+_STANDING: set[int] = set()  # threads that stand still, each with a lock of its own
+_one, _done = threading.Lock(), threading.Event()  # one fork at a time; whether it is done
 
 
 def watch_forks(known: Inherited) -> None:
@@ -25,9 +60,60 @@ def watch_forks(known: Inherited) -> None:
     _KNOWN.add(known)
 
 
+def wait_at_forks(running: Running) -> None:
+    """Let each fork from now on wait until no thread is inside SQLite for the object."""
+    _RUNNING.add(running)
+
+
+def stand_still() -> bool:
+    """Wait while another thread forks.
+
+    A thread calls this if ``FORKING`` is not empty, when it has just taken its lock: otherwise busy threads would take
+    their locks again before the forking thread gets them. It is also a progress handler, for statements that run long.
+
+    Returns:
+        False: the statement goes on.
+    """
+    me = threading.get_ident()
+    if FORKING and me not in FORKING:
+        _STANDING.add(me)
+        _done.wait(WAIT_S)
+        _STANDING.discard(me)
+    return False
+
+
+def _before() -> None:
+    until = time.monotonic() + WAIT_S
+    held: list[Lock] = []
+    if _one.acquire(timeout=WAIT_S):
+        held.append(_one)
+    _done.clear()
+    FORKING[threading.get_ident()] = held
+    while time.monotonic() < until:
+        held += [lock for lock in _missing(held) if lock.acquire(timeout=_ASK_S)]
+        if len(_missing(held)) <= len(_STANDING):  # each thread that stands still holds one
+            return
+
+
+def _missing(held: list[Lock]) -> list[Lock]:
+    """Return the locks that the forking thread has not taken; a thread may have begun a transaction with a new one."""
+    return [lock for running in list(_RUNNING) for lock in running.fork_locks() if lock not in held]
+
+
+def _let_go() -> None:
+    for lock in reversed(FORKING.pop(threading.get_ident(), [])):
+        lock.release()
+    _done.set()
+
+
 def _in_child() -> None:
+    global _one, _done
+    _let_go()
+    FORKING.clear()
+    _STANDING.clear()
+    _one, _done = threading.Lock(), threading.Event()
     for known in list(_KNOWN):
         known.after_fork()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)

@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish.common import forks
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder
 from bedrockish.errors import UnavailableError, UsageError
@@ -46,6 +47,7 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
+        db.set_progress_handler(forks.stand_still, forks.STEPS, id="fork")
     except apsw.Error as error:
         raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
     with _lock:
@@ -102,6 +104,8 @@ def abandon(held: object) -> None:
 
 
 def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
     _open.clear()
 
 

@@ -9,18 +9,17 @@ A read that fails here returns None, and the session sends it to the node, whose
 snapshot is released within a tenth of a second, because it blocks the node's checkpoints.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token, check_cluster
-from bedrockish.common.forks import watch_forks
+from bedrockish.common.forks import FORKING, stand_still, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -182,7 +181,6 @@ class LocalReads:
         self.published: Published | None = None
         self._readers: list[_Reader] = []  # the first holds the snapshot for reads, the second the next snapshot
         self._try_at = 0.0
-        self._process = os.getpid()
         self._used = False  # whether there was a read since the keeper's last ``release``
         self._pins = 0
         self._pinned_at = 0.0
@@ -261,6 +259,8 @@ class LocalReads:
             DeadlineError: the program has interrupted the read.
         """
         with self.lock:
+            if FORKING:
+                stand_still()
             known = self._known
             if known is None or known.token is not token or known.level != level:
                 return None
@@ -270,7 +270,6 @@ class LocalReads:
                 or published is None
                 or not published.says(known.said)
                 or now_ns() > known.until
-                or self._process != os.getpid()
             ):
                 self._known = None
                 return None
@@ -345,6 +344,8 @@ class LocalReads:
         if not self._pins and level not in (SESSION, STALE):
             return None
         with self.lock:
+            if FORKING:
+                stand_still()
             try:
                 self._budget_s = budget_s
                 reader = self._reader(token, level)
@@ -439,7 +440,8 @@ class LocalReads:
         """Interrupt the read of another thread, which raises ``DeadlineError``."""
         if self._is_running:
             for reader in self._readers:
-                reader.db.interrupt()
+                with suppress(apsw.ConnectionClosedError):  # that thread has just ended its read, and closed the file
+                    reader.db.interrupt()
 
     def _interrupted(self) -> BedrockishError:
         return closed() if self._is_closed else interrupted()
@@ -465,8 +467,6 @@ class LocalReads:
 
     def facts(self) -> Facts | None:
         """Return the facts that the node publishes; None while no node serves the file. The caller holds ``lock``."""
-        if self._process != os.getpid():
-            self._abandon()
         try:
             if self._readers and self.published is not None and not self._is_of(self.published.facts()):
                 self._leave()
@@ -506,8 +506,6 @@ class LocalReads:
 
     def _reader(self, token: Token, level: str) -> _Reader | None:
         """Return a connection whose snapshot is durable and new enough for the session; None if none exists now."""
-        if self._process != os.getpid():
-            self._abandon()
         if self._is_lost:
             raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
         if self._is_closed or (not self._readers and not self._open()):
@@ -646,10 +644,10 @@ class LocalReads:
         self._members = -1
         self._try_at = 0.0
 
-    def _abandon(self) -> None:
-        """Drop all state after a fork without closing connections, because they belong to the parent."""
-        connections.abandon((self._readers, self.published))
-        self._readers, self._process = [], os.getpid()
+    def after_fork(self) -> None:
+        """Leave the connections to the parent without closing them; the child's next read opens the file again."""
+        connections.abandon(self._readers)
+        self._readers = []
         self.lock = threading.RLock()
         self._until = self._budget_s = _FOREVER  # another thread of the parent may have been reading
         self._is_left, self._is_running, self.ending = _is_wanted, False, None
@@ -657,16 +655,12 @@ class LocalReads:
         self._is_lost = self._pins > 0
         self._try_at = 0.0
 
-    def after_fork(self) -> None:
-        """Open the file again in a forked child, also if another thread of the parent has read it at the fork."""
-        self._abandon()
-
     def release(self) -> None:
         """Release a snapshot without recent reads. Called by the keeper."""
         if not self.lock.acquire(blocking=False):
             return  # a read is under way
         try:
-            if self._process != os.getpid() or not self._readers:
+            if not self._readers:
                 return
             if self._pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
                 return
@@ -698,10 +692,9 @@ class LocalReads:
                 self._finish()
 
     def _finish(self) -> None:
-        if self._process == os.getpid():
-            self._leave()
-            if self.published is not None:
-                self.published.close()
+        self._leave()
+        if self.published is not None:
+            self.published.close()
         self.published = None
 
 

@@ -15,15 +15,9 @@ from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError, UnsupportedError
+from bedrockish.local.place import NodeNeededError, Place, needs_node
 from bedrockish.local.program_functions import Give
-from bedrockish.local.transactions import (
-    RESULT_BYTES,
-    LocalTransaction,
-    LocalTransactions,
-    NodeNeededError,
-    Place,
-    needs_node,
-)
+from bedrockish.local.transactions import RESULT_BYTES, LocalTransaction, LocalTransactions
 from bedrockish.sqltext.transaction_control import control_of
 
 
@@ -101,7 +95,7 @@ class WithTemporary(LocalTransaction):
         """
         control = control_of(statement.sql, statement.params)
         try:
-            with self._lock, self._statement:
+            with self.lock, self._statement:
                 self._check_goes_on()
                 if control is None:
                     result = self._running.run(statement, RESULT_BYTES)[0]
@@ -122,12 +116,12 @@ class WithTemporary(LocalTransaction):
         Raises:
             SqlError: SQLite does not accept the statement.
         """
-        with self._lock:
+        with self.lock:
             return self._running.columns(statement)
 
     def finish(self) -> Prepared:
         """Return the transaction for certification by the node; the rows of TEMP tables stay here until ``decide``."""
-        with self._lock, self._statement:
+        with self.lock, self._statement:
             self._check_goes_on()
             self._owner.check_generation(self._place.facts)
             return self._running.finish()
@@ -137,7 +131,7 @@ class WithTemporary(LocalTransaction):
 
         If its outcome is unknown, drop all TEMP objects of the session.
         """
-        with self._lock:
+        with self.lock:
             if error is None:
                 self._running.keep()
             is_known = error is None or (

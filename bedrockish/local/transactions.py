@@ -9,11 +9,10 @@ Some statements need the node: changes of the schema, and calls of ``transaction
 result as here, the transaction continues at the node; otherwise it fails with a ConflictError.
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import apsw
@@ -22,18 +21,14 @@ from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
 from bedrockish.api.temporary import FRESH
-from bedrockish.common.forks import watch_forks
-from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
+from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
+from bedrockish.core.protocol.records import Prepared, decode_membership
 from bedrockish.engine.execution.executor import Known
-from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.temporary import TemporaryWorkspace
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.workspace import Work
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.expansion import Expansion
-from bedrockish.engine.statements.rights import Access
-from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
@@ -51,6 +46,7 @@ from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
+from bedrockish.local.place import FileSchema, NodeNeededError, Place
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed, interrupted, may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
@@ -63,14 +59,7 @@ OPEN_S = 60.0  # a transaction is rolled back after so long, because its snapsho
 DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
 PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
-TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 RESULT_BYTES = Limits().result_bytes
-
-
-class NodeNeededError(UsageError):
-    """Raised internally when a statement needs the node, so that the transaction must move there."""
-
-    code = "node_needed"
 
 
 @dataclass(slots=True)
@@ -80,110 +69,6 @@ class Logged:
     statement: Statement
     told: Result | None
     failure: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class _Schema:
-    """The schema and membership of one file, shared by all its workspaces."""
-
-    known: Known
-    membership: Membership
-    version: int
-    members: int
-    is_learner: bool = False
-    access: Access = field(default_factory=Access)
-
-
-class Place:
-    """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
-
-    def __init__(
-        self, owner: "LocalTransactions", published: Published, facts: Facts, *, has_temporary: bool = False
-    ) -> None:
-        self.held: TemporaryWorkspace | None = None
-        self._published, self.facts, self._owner = published, facts, owner
-        self._dbs: list[apsw.Connection] = []
-        self._wal = -1
-        self._attached = owner.attached.version
-        reader = self._connect()
-        try:
-            reader.execute("ROLLBACK")
-            self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-            self.schema = owner.schema(reader, -1)
-            self._first: apsw.Connection | None = reader
-            locks = RowLocks(lambda: self.schema.known.schema)
-            beside = Beside(
-                self._reader,
-                owner.prepare,
-                self._wal,
-                owner.ids,
-                Limits(),
-                locks,
-                lambda: self.schema.known,
-                self.schema.access,
-            )
-            if has_temporary:
-                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
-            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
-            self.workspace.scope.locks = None  # rows are locked at the node
-            self.workspace.scope.tick = needs_node
-        except BaseException:
-            self._release()
-            raise
-
-    def _connect(self) -> apsw.Connection:
-        db = connections.connect(self._published, self.facts)
-        self._dbs.append(db)
-        self._owner.prepare(db)
-        return db
-
-    def _reader(self) -> apsw.Connection:
-        """Return the workspace's reader, which was opened and checked before."""
-        found, self._first = self._first, None
-        assert found is not None
-        return found
-
-    @property
-    def reader(self) -> apsw.Connection:
-        """The connection that holds the snapshot."""
-        return self._dbs[0]
-
-    def attach(self) -> None:
-        """Attach the session's files to the workspace's connections, before a transaction begins."""
-        attached = self._owner.attached
-        if self._attached != attached.version:
-            self.workspace.tell(attached.bring)
-            self._attached = attached.version
-
-    def is_of(self, facts: Facts) -> bool:
-        """Return whether the workspace's files are those of the page's present generation."""
-        return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
-
-    @property
-    def is_broken(self) -> bool:
-        """Return whether the workspace's connections have failed."""
-        return self.workspace.is_broken
-
-    def close(self) -> None:
-        """Close the files."""
-        try:
-            self.workspace.end()
-            self.workspace.close()
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        for db in self._dbs:
-            connections.close(db, (self.facts.device, self.facts.inode))
-        self._dbs.clear()
-        if self._wal >= 0:
-            os.close(self._wal)
-            self._wal = -1
-
-
-def needs_node() -> int:
-    """Raise NodeNeededError, because only the node gives values of the cluster's clock."""
-    raise NodeNeededError("the clock of the cluster is the node's")
 
 
 class LocalTransaction:
@@ -208,7 +93,7 @@ class LocalTransaction:
         self.log: list[Logged] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
-        self._lock = threading.RLock()  # held by the thread that runs a statement
+        self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = owner.statement_of(self)
         self._moment = moment
         self._session: Session
@@ -243,7 +128,7 @@ class LocalTransaction:
             BedrockishError: as at the node. After a usage error the transaction stays open, unless ``is_over``.
         """
         try:
-            with self._lock, self._statement:
+            with self.lock, self._statement:
                 self._check_goes_on()
                 try:
                     known = self._work.run_known(statement) if is_plain else None
@@ -301,7 +186,9 @@ class LocalTransaction:
         if self.keeps_rows or self._owner.has_own:
             return None
         try:
-            with self._lock:
+            with self.lock:
+                if FORKING:
+                    stand_still()
                 if self._ended is not None:
                     return None
                 self._owner.ids.given.ids.clear()
@@ -325,7 +212,7 @@ class LocalTransaction:
         if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
             return [], len(statements)
         given = self._owner.ids.given
-        with self._lock, self._statement:
+        with self.lock, self._statement:
             self._check_goes_on()
             found, alone = self._work.run_alike(statements, first)
             if not found:
@@ -351,7 +238,7 @@ class LocalTransaction:
             UnsupportedError: the statement does not only read, or no read set covers its reads.
             BedrockishError: see ``run``.
         """
-        with self._lock, self._statement:
+        with self.lock, self._statement:
             result = self._work.run(statement, read_only=True)
             if self._session.looked_behind or self._work.scope.used:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
@@ -382,7 +269,7 @@ class LocalTransaction:
             ConstraintError: a deferred foreign key is broken.
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
-        with self._lock, self._statement:
+        with self.lock, self._statement:
             self._check_goes_on()
             self._owner.check_generation(self._place.facts)
             return self._work.finish()
@@ -399,7 +286,7 @@ class LocalTransaction:
         has called the program, such as its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")
-        with connections.taken(self._lock, lambda: self.stop(error)):
+        with connections.taken(self.lock, lambda: self.stop(error)):
             if self._ended is None:
                 self._ended = error
                 if self._statement.is_running:
@@ -421,17 +308,17 @@ class LocalTransaction:
 
     def end_late(self, error: BedrockishError) -> None:
         """End the transaction; if a thread runs a statement, only interrupt it, and leave the end to a later call."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             self.stop(error)
             return
         try:
             self.end(error)
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def give(self, given: Give) -> None:
         """Register a function or collation of the program on the connections of the transaction."""
-        with self._lock:
+        with self.lock:
             if self._ended is None:
                 given(self._place.reader)
                 given(self._work.db)
@@ -467,6 +354,8 @@ class _Statement:
 
     def __enter__(self) -> None:
         """Begin a statement in this thread."""
+        if FORKING:
+            stand_still()
         self._given.ids.clear()
         self._given.is_short = False
         self._reads.ending = self._stop
@@ -511,17 +400,18 @@ class LocalTransactions:
     def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
         self._reads, self._begin_with = reads, begin_with
         self._lock = threading.Lock()
+        self._beginning = threading.RLock()  # held by the thread that opens a connection or takes a snapshot
         self._idle: list[Place] = []
         self._temporary: Place | None = None
         self._temporary_name = ""
-        self._schema: _Schema | None = None
+        self._schema: FileSchema | None = None
         self.ids = LeasedIds()
-        self._process = os.getpid()
         self._is_closed = False
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
         reads.on_tick, reads.on_given = self.end_late, self._give
         watch_forks(self)
+        wait_at_forks(self)
 
     @property
     def attached(self) -> Attached:
@@ -542,7 +432,7 @@ class LocalTransactions:
             self._close(place)
         if self._temporary is not None:
             self._temporary.workspace.tell(given)
-        for one in list(self._here().values()):
+        for one in list(self._open.values()):
             one.give(given)
 
     def begin(self, request: Request) -> LocalTransaction | None:
@@ -551,7 +441,12 @@ class LocalTransactions:
             request = replace(request, user=self._reads.user)
         if self._is_closed:
             return None
-        self._here()
+        with self._beginning:
+            return self._begin(request)
+
+    def _begin(self, request: Request) -> LocalTransaction | None:
+        if FORKING:
+            stand_still()
         place = None
         try:
             published, facts = self._serving()
@@ -569,6 +464,8 @@ class LocalTransactions:
                 self._close(place)
             return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
+        if self._is_closed:  # by another thread, which has not seen this transaction among the open ones
+            made.end(closed())
         return made
 
     def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
@@ -639,8 +536,11 @@ class LocalTransactions:
             UnavailableError: the file was not new enough for the session in time.
             ConflictError: see ``temporary.WithTemporary``.
         """
-        request = replace(request, user=self._reads.user)
-        published, facts = (None, None) if self._is_closed or self._process != os.getpid() else self._serving()
+        with self._beginning:
+            return self._begin_with_temporary(replace(request, user=self._reads.user), before)
+
+    def _begin_with_temporary(self, request: Request, before: LocalTransaction | None) -> bool:
+        published, facts = (None, None) if self._is_closed else self._serving()
         place = self._temporary if self.has_temporary(request.temporary) else None
         if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
             self.lose_temporary()
@@ -666,6 +566,8 @@ class LocalTransactions:
         if before is not None:
             before.end()
         self._open[request.command] = made
+        if self._is_closed:
+            made.end(closed())
         return True
 
     def lose_temporary(self) -> None:
@@ -676,34 +578,32 @@ class LocalTransactions:
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""
-        return self._here().get(command)
+        return self._open.get(command)
 
     def is_inherited(self, command: str) -> bool:
         """Return whether the parent of this process has opened the transaction of a command before a fork."""
-        self._here()
         return command in self._inherited
 
     def forget(self, command: str) -> None:
         """End the open transaction of a command in this process, if there is one."""
-        found = self._here().pop(command, None)
+        found = self._open.pop(command, None)
         if found is not None:
             found.end()
 
     def end_late(self) -> None:
         """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""
         late = time.monotonic() - OPEN_S
-        if self._process == os.getpid():
-            for one in [one for one in list(self._open.values()) if one.since < late]:
-                one.end_late(DeadlineError(f"the transaction was open for {OPEN_S:g} s; it did not happen"))
+        for one in [one for one in list(self._open.values()) if one.since < late]:
+            one.end_late(DeadlineError(f"the transaction was open for {OPEN_S:g} s; it did not happen"))
 
     @property
     def has_any(self) -> bool:
         """Whether the session has an open transaction in this process."""
-        return bool(self._here())
+        return bool(self._open)
 
     def stop(self) -> None:
         """Interrupt the statements that other threads run; their transactions are lost."""
-        for one in list(self._here().values()):
+        for one in list(self._open.values()):
             one.interrupt()
 
     def stop_one(self, command: str) -> None:
@@ -715,7 +615,7 @@ class LocalTransactions:
     def close(self) -> None:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""
         self._is_closed = True
-        for one in list(self._here().values()):
+        for one in list(self._open.values()):
             one.end(closed())
         self._open.clear()
         with self._lock:
@@ -780,7 +680,7 @@ class LocalTransactions:
         with self._reads.lock:
             return published.facts().durable
 
-    def schema(self, db: apsw.Connection, version: int, members: int = -1) -> _Schema:
+    def schema(self, db: apsw.Connection, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
 
         ``version`` -1 accepts any cached schema.
@@ -797,12 +697,12 @@ class LocalTransactions:
             before = known.known.schema if known is not None else None
             schema = Analysis(db, lambda _db: None, before, tables.definitions).schema
             expansion = Expansion(tables.definitions, known.known.expansion if known is not None else None)
-            made = _Schema(Known(tables, schema, expansion), membership, found, membership.version)
+            made = FileSchema(Known(tables, schema, expansion), membership, found, membership.version)
             if known is not None:
                 made.access = known.access
                 self.ids.forget_leases()
         else:
-            made = _Schema(known.known, membership, found, membership.version, access=known.access)
+            made = FileSchema(known.known, membership, found, membership.version, access=known.access)
         made.access.learn(membership.users, membership.nodes, membership.version)
         node = system.get_meta(db, "node")
         made.is_learner = node in membership.nodes and not membership.members[node].voter
@@ -843,20 +743,17 @@ class LocalTransactions:
         except (BedrockishError, apsw.Error, OSError):
             return
 
-    def _here(self) -> dict[str, LocalTransaction]:
-        """Return the open transactions of this process; those before a fork continue in the parent only."""
-        if self._process != os.getpid():
-            self._abandon()
-        return self._open
+    def fork_locks(self) -> Iterable[Lock]:
+        """Return the locks of the thread that begins a transaction, of those that run statements, and of the reads."""
+        yield self._beginning
+        for one in list(self._open.values()):
+            yield one.lock
+        yield self._reads.lock
 
     def after_fork(self) -> None:
-        """Leave the transactions to the parent, also if another thread of it has begun one at the fork."""
-        self._abandon()
-
-    def _abandon(self) -> None:
-        """Drop all state after a fork without closing connections, because they belong to the parent."""
+        """Leave the transactions to the parent, without closing its connections."""
         connections.abandon((self._idle, self._open, self._temporary))
         self._inherited |= self._open.keys()
         self.ids.forget_leases()  # the parent gives these ids to its rows
-        self._idle, self._open, self._process, self._temporary = [], {}, os.getpid(), None
-        self._lock = threading.Lock()
+        self._idle, self._open, self._temporary = [], {}, None
+        self._lock, self._beginning = threading.Lock(), threading.RLock()

@@ -84,7 +84,7 @@ if not child:
 
 @pytest.mark.parametrize("begins", ["", "db.begin().execute"])
 def test_child_reads_while_another_thread_of_its_parent_did(node: LocalNode, db: Connection, begins: str) -> None:
-    """The child waited for the lock of a thread that it does not have."""
+    """The child waited for a lock of a thread that it does not have: one of ours, or one inside SQLite."""
     told = run(
         node,
         f"""
@@ -116,3 +116,78 @@ thread.join()
     )
     assert told == "2\n0\nclosed\n"
     assert db.execute("SELECT count(*) FROM forked", read="strict").value() == 3
+
+
+@pytest.mark.parametrize("begins", ["", "db.begin().execute"])
+def test_children_forked_at_each_moment_of_a_statement_read(node: LocalNode, db: Connection, begins: str) -> None:
+    """The child hung if the other thread had a lock at the fork: it opened a connection, or allocated memory."""
+    told = run(
+        node,
+        f"""
+import threading, time
+numbers = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
+def count(run):
+    try:
+        run(numbers)
+    except bedrockish.BedrockishError as error:
+        pass
+for step in range(12):
+    db = bedrockish.connect({str(node.database)!r})
+    run = {begins or "db.execute"}
+    thread = threading.Thread(target=count, args=[run])
+    thread.start()
+    time.sleep(step / 1000)
+    began = time.monotonic()
+    child = os.fork()
+    if not child:
+        import signal
+        signal.alarm(20)
+        assert db.execute("SELECT count(*) FROM forked").value() == 2
+        os._exit(0)
+    waited = time.monotonic() - began
+    print(os.waitpid(child, 0)[1], waited < 1, flush=True)
+    db.close()
+    thread.join()
+""",
+    )
+    assert told == "0 True\n" * 12
+
+
+def test_fork_waits_only_for_the_running_statements_of_busy_threads(node: LocalNode, db: Connection) -> None:
+    """Each thread took its lock again at once, and the fork gave up after its longest wait."""
+    told = run(
+        node,
+        f"""
+import threading, time
+is_over = False
+def read(opens):
+    with bedrockish.connect({str(node.database)!r}) as own:
+        while not is_over:
+            if opens:
+                with own.transaction() as tx:
+                    for _ in range(20):
+                        tx.execute("SELECT v FROM forked WHERE id = 1")
+            else:
+                own.execute("SELECT v FROM forked WHERE id = 1")
+threads = [threading.Thread(target=read, args=[number % 2]) for number in range(6)]
+for thread in threads:
+    thread.start()
+time.sleep(0.3)
+waits = []
+for _ in range(9):
+    began = time.monotonic()
+    child = os.fork()
+    if not child:
+        import signal
+        signal.alarm(20)
+        assert db.execute("SELECT count(*) FROM forked").value() == 2
+        os._exit(0)
+    waits.append(time.monotonic() - began)
+    assert os.waitpid(child, 0)[1] == 0
+is_over = True
+for thread in threads:
+    thread.join()
+print(sorted(waits)[4] < 1)
+""",
+    )
+    assert told == "True\n"

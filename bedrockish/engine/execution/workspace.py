@@ -9,7 +9,7 @@ The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all 
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -124,11 +124,13 @@ class Workspace:
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement in the thread; it raises this error."""
         self._stopped = error
-        self._reader.interrupt()
         writer = self._writer
         if writer is not None:
             writer.executor.stopped = error
-            writer.db.interrupt()
+        with suppress(apsw.ConnectionClosedError):  # that thread has just ended its statement, and the transaction
+            self._reader.interrupt()
+            if writer is not None:
+                writer.db.interrupt()
 
     def end(self) -> None:
         """End the snapshot. The thread must have returned."""

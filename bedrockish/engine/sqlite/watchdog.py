@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import apsw
 
+from bedrockish.common.forks import watch_forks
+
 TICK_S = 0.005  # between two checks of the running statements
 IDLE_S = 0.5  # without a statement, after which the thread sleeps until the next statement
 
@@ -44,6 +46,10 @@ class Interrupter:
         _WATCHDOG.is_wanted = True
         if _WATCHDOG.sleeps:
             _WATCHDOG.wake()
+
+    def renew(self) -> None:
+        """Forget the statement and the lock in a forked child, because another thread of the parent has them."""
+        self._lock, self._db = threading.Lock(), None
 
     def end(self) -> None:
         """Note that the statement has ended, so that nothing is interrupted any more."""
@@ -89,6 +95,14 @@ class _Watchdog:
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
         self.is_wanted, self.sleeps = False, True
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """Start without a thread, which a fork does not copy, and with a new lock, which the parent may hold."""
+        self._lock, self._woken, self._thread = threading.Lock(), threading.Event(), None
+        self.is_wanted, self.sleeps = False, True
+        for one in list(self._all):
+            one.renew()
 
     def add(self, one: Interrupter) -> None:
         with self._lock:
@@ -96,7 +110,7 @@ class _Watchdog:
 
     def wake(self) -> None:
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a forked process does not have the thread
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 try:
                     self._thread.start()

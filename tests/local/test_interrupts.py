@@ -1,0 +1,155 @@
+"""The end of a statement by another thread: an interrupt, the close of its session, the end of its transaction."""
+
+import threading
+import time
+from typing import Any
+
+import apsw
+import pytest
+
+import bedrockish
+from bedrockish import dbapi
+from bedrockish.api.requests import Statement
+from bedrockish.client.blocking import Connection
+from bedrockish.client.in_thread import run
+from bedrockish.engine.execution.workspace import Work
+from bedrockish.errors import DeadlineError, UnavailableError
+from bedrockish.local.transactions import LocalTransactions
+from tests.local.conftest import here
+from tools.cluster import LocalNode
+
+pytestmark = pytest.mark.cluster
+
+
+def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
+    long = f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n, {table}"
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    for what in (opened.execute, db._client.execute):
+        timer = threading.Timer(0.3, db.interrupt)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(DeadlineError) as error:
+            what(long) if what is opened.execute else run(what, long)  # type: ignore[arg-type]
+        assert error.value.details["interrupted"]
+        assert time.monotonic() - began < 5
+        timer.join()
+    opened.rollback()
+
+
+@pytest.mark.parametrize("kind", ["read", "transaction", "temporary"])
+def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str, kind: str) -> None:
+    """A read held ``close`` until it was over; a transaction ran on without its session, and kept the file open."""
+    mine = dbapi.connect(node.database, isolation_level=None)
+    if kind == "temporary":
+        mine.execute("CREATE TEMP TABLE own(a)")
+    if kind != "read":
+        mine.execute("BEGIN")
+    failures: list[BaseException] = []
+
+    def count() -> None:
+        try:
+            mine.execute(
+                "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
+            )
+        except dbapi.Error as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    mine.close()
+    thread.join()
+    assert time.monotonic() - began < 5
+    assert [getattr(error, "code", "") for error in failures] == ["closed"]
+    with dbapi.connect(node.database) as again:
+        assert again.execute("SELECT 1").fetchone() == (1,)
+    again.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_failure_of_sql_of_the_engine_has_a_type(
+    db: Connection, table: str, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+) -> None:
+    """An interrupt met the EXPLAIN that derives a read set, and the program got APSW's error."""
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    one = here(db)._open[opened.command]
+
+    def run(*_: Any, **__: Any) -> Any:
+        if is_stopped:
+            one.interrupt()
+        raise apsw.InterruptError("interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "run", run)
+        with pytest.raises(DeadlineError if is_stopped else UnavailableError, match="it did not happen"):
+            opened.execute(f"SELECT max(b) FROM {table}")
+    opened.rollback()
+    with db.transaction() as again:
+        assert again.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+
+
+def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Connection, table: str) -> None:
+    """It ran on a connection that the other thread had closed."""
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    one = here(db)._open[opened.command]
+    failures: list[BaseException] = []
+
+    def count() -> None:
+        try:
+            one.run(Statement(f"SELECT count(*) FROM {table}", ()))
+        except BaseException as error:
+            failures.append(error)
+
+    with one.lock:
+        thread = threading.Thread(target=count)
+        thread.start()
+        time.sleep(0.2)
+        one.end(DeadlineError("too late"))
+        one._place.close()
+    thread.join()
+    assert [type(error) for error in failures] == [DeadlineError]
+    here(db)._idle.clear()
+    opened.rollback()
+
+
+def test_transaction_that_begins_while_its_session_is_closed_ends(
+    node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``close`` did not see the transaction, and the thread ran its statement to the end."""
+    closing, is_begun, is_closed = bedrockish.connect(node.database), threading.Event(), threading.Event()
+    snapshot, failures = LocalTransactions._snapshot, []
+
+    def wait(*arguments: Any) -> Any:
+        moment = snapshot(*arguments)
+        is_begun.set()
+        is_closed.wait(20)
+        return moment
+
+    def count() -> None:
+        try:
+            closing.begin().execute(f"SELECT count(*) FROM {table}, {table}, {table}")
+        except bedrockish.BedrockishError as error:
+            failures.append(type(error))
+
+    monkeypatch.setattr(LocalTransactions, "_snapshot", wait)
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert is_begun.wait(20)
+    closing.close()
+    is_closed.set()
+    thread.join()
+    assert failures == [bedrockish.ClientClosedError]
+
+
+def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connection, table: str) -> None:
+    """The thread that closed the session got ConnectionClosedError of SQLite."""
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    one = here(db)._open[opened.command]
+    one._place.close()
+    one.interrupt()
+    here(db)._open.clear()

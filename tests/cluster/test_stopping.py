@@ -248,6 +248,35 @@ def test_sighup_without_certificates_changes_nothing(alone: LocalCluster) -> Non
     assert "this node has no certificates to read again" in node.log.read_text()
 
 
+def test_sighup_during_a_start_does_not_end_the_node(tmp_path: Path) -> None:
+    """The signal's default action ended the process until the program was imported, for half a second."""
+    cluster = LocalCluster(tmp_path / "one", ("A",))
+    cluster.write_files()
+    node = cluster.nodes[0]
+    node.program = ("-u", "-m", "bedrockish.cli.main")  # a process that has imported nothing, see tests/forked.py
+    node.start()
+    try:
+        assert node.process is not None
+        await_ignored(signal.SIGHUP, node.process.pid)
+        while node.is_running and "serves" not in node.log.read_text():
+            node.process.send_signal(signal.SIGHUP)
+            time.sleep(0.005)
+        assert node.is_running, node.last_words()
+    finally:
+        cluster.stop()
+
+
+def await_ignored(number: signal.Signals, process: int) -> None:
+    """Wait until a process ignores a signal."""
+    until = time.monotonic() + BOUND_S
+    while True:
+        status = Path(f"/proc/{process}/status").read_text()
+        if int(status.partition("SigIgn:")[2].split()[0], 16) >> (number - 1) & 1:
+            return
+        assert time.monotonic() < until, "the process does not ignore the signal"
+        time.sleep(0.001)
+
+
 def test_call_that_nothing_interrupts_does_not_hold_up_a_stop(alone: LocalCluster) -> None:
     """The process ends without waiting for that thread. Each row of the call takes as long as one call may."""
     found: list[BedrockishError] = []

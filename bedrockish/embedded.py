@@ -175,7 +175,7 @@ def _database(config: Path) -> Path:
         raise ConfigError(f"{config} is a database of SQLite and no configuration; {advice}")
     try:
         named: Any = tomllib.loads(data.decode("utf-8-sig")).get("database")
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{config} is not TOML: {error}; correct it, or {advice}") from error
     if not isinstance(named, str):
         raise ConfigError(f"{config} names no database; add the key 'database' with the path of a file")

@@ -22,6 +22,7 @@ LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
 OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read in other modules
 NUMBER_MAX = 1 << 40
+SHOWN_MAX = 200  # characters of a wrong value in an error's text
 LEAST = "least"  # metadata of a field: the smallest number that its key takes; by default 1
 OFF_AT_0 = {LEAST: 0}
 
@@ -181,6 +182,8 @@ _SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)
 SECTIONS: Mapping[str, type] = dict(
     zip(("timings", "limits", "log", "security", "clock", "journal", "repair"), _SECTIONS, strict=True)
 )
+OPTIONS = {key: key for key in ("node", "database", "listen", "cluster", "http")} | {"peers": "peer"}
+"""The keys that have an option of their own in 'bedrockish serve', with its name; all others are given by --set."""
 TOP = ("node", "database", "listen", "cluster", "http", "http_token", "users", "plugins", "peers")
 
 
@@ -226,11 +229,11 @@ def build(
     for key, value in (flags or {}).items():
         if key not in keys():
             raise ConfigError(f"--set {key}: unknown key {key!r}; {_suggest(key)}")
-        given[key] = _Given(value, f"--{key.replace('_', '-')}" if key in TOP else f"--set {key}", True)
+        given[key] = _Given(value, f"--{OPTIONS[key]}" if key in OPTIONS else f"--set {key}", True)
     node = _name(_required(given, "node", "a name such as A"))
     database = _required(given, "database", "the path of a file, such as data/A.db")
     if not isinstance(database.value, str) or not database.value:
-        raise ConfigError(f"{database.where}: {database.value!r} is not a path; write one in quotes")
+        raise ConfigError(f"{database.where}: {_shown(database.value)} is not a path; write one in quotes")
     check_path(database.value, database.where)
     listen_given = given.get("listen", _Given(f"127.0.0.1:{DEFAULT_PORT}", "listen", True))
     listen = _address(listen_given, any_port=True)
@@ -262,6 +265,12 @@ def _from_file(text: str, file: str) -> dict[str, _Given]:
         is_twice = "overwrite" in str(error) or "twice" in str(error)
         advice = "write each key and section once" if is_twice else "a text value needs quotes"
         raise ConfigError(f"{file}: this is not TOML: {error}; {advice}", file=file) from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: it cannot be read, because a number in it has thousands of digits or a list hundreds of levels; "
+            "no key takes such a value",
+            file=file,
+        ) from error
     found: dict[str, _Given] = {}
     known = keys()
     for name, value in tables.items():
@@ -314,17 +323,26 @@ def _required(given: Mapping[str, _Given], key: str, example: str) -> _Given:
     return given[key]
 
 
+def _shown(value: object) -> str:
+    """Return a value for an error's text, cut off if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return "the value, which has an integer of thousands of digits,"
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+
+
 def _name(given: _Given) -> str:
     if not isinstance(given.value, str) or not NAME.fullmatch(given.value):
         raise ConfigError(
-            f"{given.where}: {given.value!r} is not a name; write a letter and then up to 15 letters, digits or _"
+            f"{given.where}: {_shown(given.value)} is not a name; write a letter and then up to 15 letters, digits or _"
         )
     return given.value
 
 
 def _address(given: _Given, *, any_port: bool = False) -> Address:
     if not isinstance(given.value, str):
-        raise ConfigError(f'{given.where}: {given.value!r} is not an address; write "localhost:{DEFAULT_PORT}"')
+        raise ConfigError(f'{given.where}: {_shown(given.value)} is not an address; write "localhost:{DEFAULT_PORT}"')
     return parse_address(given.value, where=given.where, any_port=any_port)
 
 
@@ -343,7 +361,7 @@ def _plugins(given: _Given) -> tuple[str, ...]:
         isinstance(one, str) and all(word.isidentifier() for word in one.split(".")) for one in names
     )
     if not good or not isinstance(names, list):
-        raise ConfigError(f'{given.where}: {names!r} should be a list of modules, such as ["shop.commands"]')
+        raise ConfigError(f'{given.where}: {_shown(names)} should be a list of modules, such as ["shop.commands"]')
     return tuple(dict.fromkeys(names))
 
 
@@ -358,20 +376,21 @@ def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
         if given.is_text and isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no"):
             return value.lower() in ("true", "1", "yes")
         if not isinstance(value, bool):
-            raise ConfigError(f"{given.where}: {value!r} is neither true nor false; write one of the two")
+            raise ConfigError(f"{given.where}: {_shown(value)} is neither true nor false; write one of the two")
         return value
     if isinstance(default, int):
         least = of.metadata.get(LEAST, 1)
-        pattern = r"-?[0-9][0-9_]*" if least < 0 else r"[0-9][0-9_]*"
-        if given.is_text and isinstance(value, str) and re.fullmatch(pattern, value):
+        if given.is_text and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}(_[0-9]{1,20}){0,20}", value):
             value = int(value)
         if type(value) is not int or not least <= value < NUMBER_MAX:
-            kind = "positive whole number" if least > 0 else "whole number"
-            raise ConfigError(f"{given.where}: {value!r} is not a {kind}; write one, such as {default}")
+            raise ConfigError(
+                f"{given.where}: {_shown(value)} is not a whole number from {least} to {NUMBER_MAX - 1}; write one, "
+                f"such as {default}"
+            )
         return value
     assert isinstance(default, str)
     if not isinstance(value, str):
-        raise ConfigError(f'{given.where}: {value!r} is not a text; write it in quotes, such as "{default}"')
+        raise ConfigError(f'{given.where}: {_shown(value)} is not a text; write it in quotes, such as "{default}"')
     return check_path(value, given.where)  # all of them but ``level`` are paths
 
 
@@ -392,7 +411,7 @@ def _peers(given: _Given | None, node: str, listen: Address) -> dict[str, Addres
             name, equals, written = part.partition("=")
             if not equals or name.strip() in pairs:
                 raise ConfigError(
-                    f"{given.where}: {part!r} should be NODE=host:port, each node once, separated by commas"
+                    f"{given.where}: {_shown(part)} should be NODE=host:port, each node once, separated by commas"
                 )
             pairs[name.strip()] = written
     elif given is not None:
@@ -424,7 +443,7 @@ def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) ->
         return given[key].where if key in given else key
 
     if log.level not in LEVELS:
-        raise ConfigError(f"{where('level')}: {log.level!r} is no log level; {suggest(log.level, LEVELS)}")
+        raise ConfigError(f"{where('level')}: {_shown(log.level)} is no log level; {suggest(log.level, LEVELS)}")
     for less, more in BELOW:
         low, high = getattr(timings, less), getattr(timings, more)
         if low > high or (less == "heartbeat_ms" and low == high):

@@ -79,7 +79,10 @@ def read_users(value: object, where: str) -> Users:
         ConfigError: the value has another form, or a name or a hash in it is wrong.
     """
     if isinstance(value, str):
-        pairs = dict(part.strip().partition("=")[::2] for part in value.split(",") if part.strip())
+        parts = [part.strip().partition("=")[::2] for part in value.split(",") if part.strip()]
+        pairs = dict(parts)
+        if len(pairs) < len(parts):
+            raise ConfigError(f"{where}: a user is named twice; name each once")
     elif isinstance(value, Mapping):
         pairs = dict(value)
     else:
@@ -88,7 +91,8 @@ def read_users(value: object, where: str) -> Users:
     for name, text in pairs.items():
         if not USER.fullmatch(name):
             raise ConfigError(
-                f"{where}: {name!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-"
+                f"{where}: {name!r:.80} is no user's name; write a letter and then up to 63 letters, digits or one of "
+                "_.-"
             )
         found = read_hash(text) if isinstance(text, str) else None
         if found is None:  # the text may be a password, so it is not repeated

@@ -14,7 +14,6 @@ import itertools
 import os
 import struct
 import sys
-import tempfile
 import weakref
 from array import array
 from collections.abc import Callable
@@ -174,6 +173,8 @@ class Written:
             return
         try:
             if self._file is None:
+                import tempfile  # here: it imports the compressors, and few transactions are so large
+
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open until ``clear``)
             place = self._places.get(number)
             if place is None:

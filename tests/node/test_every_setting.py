@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish import daemon
-from bedrockish.config.config import SECTIONS, Config, build, keys
+from bedrockish import daemon, open_client
+from bedrockish.config.config import NUMBER_MAX, SECTIONS, Config, build, keys
 from bedrockish.node.event_loop import Runtime
+from tools.cluster import free_ports
 
 ROOT = Path(__file__).parents[2] / "bedrockish"
 FILES = ("tls", "tls_ca", "tls_certificate", "tls_key", "tls_revoked", "insecure")  # tests/cluster/test_security.py
@@ -91,6 +92,21 @@ async def test_every_key_reaches_the_running_node(way: str, tmp_path: Path, monk
                     assert getattr(node.core.state.settings, key) == value, f"timings.{key}"
                 if key in SEEN:
                     assert SEEN[key](node) == value, f"{keys()[key]}.{key}"
+            nursery.cancel_scope.cancel()
+
+
+async def test_node_serves_with_the_greatest_limits(tmp_path: Path) -> None:
+    """The longest value that SQLite was told to allow overflowed, and the start of the node ended as a bug."""
+    limits = {key: str(NUMBER_MAX - 1) for key, section in keys().items() if section == "limits"}
+    (port,) = free_ports(1)
+    top = {**MINIMAL, "listen": f"127.0.0.1:{port}", "database": str(tmp_path / "q.db")}
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, build(flags={**top, **limits}))
+            async with open_client(f"bedrockish://127.0.0.1:{port}") as client:
+                await client.execute("CREATE TABLE t(a)")
+                await client.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+                assert (await client.execute("SELECT length(a) FROM t")).value() == 1_000_000
             nursery.cancel_scope.cancel()
 
 

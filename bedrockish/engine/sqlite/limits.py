@@ -158,6 +158,7 @@ class TakesLongError(Exception):
 
 
 TRANSACTION_BYTES = 64 << 20  # as long as a frame
+VALUE_BYTES_MAX = 1_000_000_000  # SQLite's own limit, as it is compiled
 
 
 def _busy_of(thread: int) -> float:
@@ -198,7 +199,7 @@ class Limits:
     @property
     def length_bytes(self) -> int:
         """The maximum length of a value in SQLite, in bytes: in the journal, a whole transaction is one value."""
-        return max(self.result_bytes, self.changes_bytes, TRANSACTION_BYTES) + (1 << 20)
+        return min(max(self.result_bytes, self.changes_bytes, TRANSACTION_BYTES) + (1 << 20), VALUE_BYTES_MAX)
 
 
 ROWS_NOTED = 1 << 20  # bytes of rows between two checks of the memory

@@ -17,9 +17,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-WAIT_S = 1.0  # how long a fork waits; a single call of a function may keep it waiting for longer
+WAIT_S = 5.0  # how long a fork waits; a single call of a function may keep it waiting for longer
 STEPS = 4_000  # SQLite's virtual machine instructions between two calls of ``stand_still``
-_ASK_S = 0.001  # how long to wait for a lock before the next is tried
+_ASK_S = 0.001  # how long to wait for one lock, and between two attempts to take all
 
 
 class Lock(Protocol):
@@ -89,20 +89,24 @@ def _before() -> None:
         held.append(_one)
     _done.clear()
     FORKING[threading.get_ident()] = held
-    while time.monotonic() < until:
-        held += [lock for lock in _missing(held) if lock.acquire(timeout=_ASK_S)]
-        if len(_missing(held)) <= len(_STANDING):  # each thread that stands still holds one
+    while True:
+        locks = [lock for running in list(_RUNNING) for lock in running.fork_locks()]
+        taken = [lock for lock in locks if lock.acquire(timeout=_ASK_S)]
+        # Each thread that stands still holds one of the others. A thread that runs may need one of those taken.
+        if len(locks) - len(taken) <= len(_STANDING) or time.monotonic() > until:
+            held += taken
             return
+        _release(taken)
+        time.sleep(_ASK_S)
 
 
-def _missing(held: list[Lock]) -> list[Lock]:
-    """Return the locks that the forking thread has not taken; a thread may have begun a transaction with a new one."""
-    return [lock for running in list(_RUNNING) for lock in running.fork_locks() if lock not in held]
+def _release(locks: list[Lock]) -> None:
+    for lock in reversed(locks):
+        lock.release()
 
 
 def _let_go() -> None:
-    for lock in reversed(FORKING.pop(threading.get_ident(), [])):
-        lock.release()
+    _release(FORKING.pop(threading.get_ident(), []))
     _done.set()
 
 

@@ -125,6 +125,7 @@ def test_children_forked_at_each_moment_of_a_statement_read(node: LocalNode, db:
         node,
         f"""
 import threading, time
+from bedrockish.common import forks
 numbers = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
 def count(run):
     try:
@@ -145,7 +146,7 @@ for step in range(12):
         assert db.execute("SELECT count(*) FROM forked").value() == 2
         os._exit(0)
     waited = time.monotonic() - began
-    print(os.waitpid(child, 0)[1], waited < 1, flush=True)
+    print(os.waitpid(child, 0)[1], waited < forks.WAIT_S, flush=True)
     db.close()
     thread.join()
 """,
@@ -159,6 +160,7 @@ def test_fork_waits_only_for_the_running_statements_of_busy_threads(node: LocalN
         node,
         f"""
 import threading, time
+from bedrockish.common import forks
 is_over = False
 def read(opens):
     with bedrockish.connect({str(node.database)!r}) as own:
@@ -187,7 +189,7 @@ for _ in range(9):
 is_over = True
 for thread in threads:
     thread.join()
-print(sorted(waits)[4] < 1)
+print(sorted(waits)[4] < forks.WAIT_S)
 """,
     )
     assert told == "True\n"

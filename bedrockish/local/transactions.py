@@ -48,7 +48,8 @@ from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.place import FileSchema, NodeNeededError, Place
 from bedrockish.local.program_functions import Give, ProgramError
-from bedrockish.local.reads import LocalReads, closed, interrupted, may_see, seen_by
+from bedrockish.local.reads import LocalReads, closed, interrupted
+from bedrockish.local.snapshots import may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word

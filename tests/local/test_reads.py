@@ -25,7 +25,7 @@ from bedrockish import dbapi
 from bedrockish.api.requests import Token
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError, UnsupportedError, UsageError
-from bedrockish.local import connections, page, reads
+from bedrockish.local import connections, page, snapshots
 from bedrockish.local.page import READING, REFUSING, SERVING, Page
 from bedrockish.local.reads import LocalReads
 from bedrockish_journal.storage import vector_modules
@@ -122,12 +122,12 @@ def test_no_read_waits_for_a_disk(bench: Bench) -> None:
 
 def test_read_without_a_snapshot_waits_a_moment_and_asks_the_node(bench: Bench) -> None:
     bench.write("INSERT INTO t VALUES (1)")
-    for reader in bench.reads._readers:
+    for reader in bench.reads._snapshots.readers:
         reader.end()
     began = time.monotonic()
     assert bench.rows() is None
-    assert time.monotonic() - began >= reads.DURABLE_S
-    timer = threading.Timer(reads.DURABLE_S / 4, bench.engine.sync)
+    assert time.monotonic() - began >= snapshots.DURABLE_S
+    timer = threading.Timer(snapshots.DURABLE_S / 4, bench.engine.sync)
     timer.start()
     assert bench.rows() == [(1,)]
     timer.join()
@@ -186,15 +186,15 @@ def test_several_statements_see_one_moment(bench: Bench) -> None:
 def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot holds up checkpoints: within a tenth of a second after the last read the whole WAL can be copied."""
     assert bench.rows() == []
-    assert bench.reads._readers[0].moment is not None
+    assert bench.reads._snapshots.readers[0].moment is not None
     until = time.monotonic() + 5
-    while any(reader.db.in_transaction for reader in bench.reads._readers) and time.monotonic() < until:
+    while any(reader.db.in_transaction for reader in bench.reads._snapshots.readers) and time.monotonic() < until:
         time.sleep(0.02)
     bench.write("INSERT INTO t VALUES (1)")
     bench.engine.sync()
     frames, copied = bench.engine.checkpoint()
     assert frames == copied > 0
-    monkeypatch.setattr(reads, "PINNED_S", 0.2)
+    monkeypatch.setattr(snapshots, "PINNED_S", 0.2)
     with bench.reads.snapshot("session", Token, 1.0):
         time.sleep(0.6)
         with pytest.raises(ResultLostError, match="was released"):
@@ -208,9 +208,9 @@ def test_other_modes_of_a_node(bench: Bench) -> None:
     assert bench.rows() == []
     bench.page.beat(REFUSING, 0)
     assert bench.rows() is None
-    assert not bench.reads._readers, "the file is left at once: it may be about to be exchanged"
+    assert not bench.reads._snapshots.readers, "the file is left at once: it may be about to be exchanged"
     bench.page.beat(SERVING, 0)
-    time.sleep(reads.AGAIN_S)
+    time.sleep(snapshots.AGAIN_S)
     assert bench.rows() == []
 
 
@@ -219,7 +219,7 @@ def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert bench.rows() == []
     now = page.now_ns() + page.SILENT_NS + 1
     monkeypatch.setattr(page, "now_ns", lambda: now)
-    monkeypatch.setattr(reads, "now_ns", lambda: now)
+    monkeypatch.setattr(snapshots, "now_ns", lambda: now)
     assert bench.rows() is None
 
 
@@ -243,7 +243,7 @@ def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
         fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batches)
         again.engine.publication.begin(fresh, again.engine.batches, again.engine.schema_version)
         fresh.beat(SERVING, 0)
-        time.sleep(reads.AGAIN_S)
+        time.sleep(snapshots.AGAIN_S)
         with pytest.raises(ResultLostError):
             bench.rows()
     assert bench.rows() == [("new",)]
@@ -548,7 +548,7 @@ def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> 
         async with bedrockish.open_client(str(node.database)) as client:
             assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
             assert client.local is not None
-            assert client.local._readers[0].moment is not None
+            assert client.local._snapshots.readers[0].moment is not None
             ticks = 0
 
             async def tick() -> None:

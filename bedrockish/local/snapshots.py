@@ -1,0 +1,398 @@
+"""Durable snapshots of a node's file, in the program's own process.
+
+One connection holds a durable snapshot. When the page reports a newer durable batch, a second connection takes the
+newest snapshot, whose row ``moment`` names its batch. If that batch is durable, the connections change places;
+otherwise the second snapshot is kept until it is durable. So no read waits for a disk, and no read returns a row that a
+power failure could undo.
+"""
+
+import time
+from collections.abc import Callable
+
+import apsw
+
+from bedrockish.api.requests import STALE, Token, check_cluster
+from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
+from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.storage import moment_row
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError
+from bedrockish.local import connections
+from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
+from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
+from bedrockish_journal.model.membership import ADMIN, read_membership
+from bedrockish_journal.model.vector import covers
+
+TEXTS_MAX = 2_000  # compiled texts that are remembered
+AGAIN_S = 0.1  # between two attempts to open the file
+DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
+PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for so long is released as well
+STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
+_WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
+_MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
+
+
+class Reader:
+    """One read-only connection, and the statements that were compiled on it."""
+
+    def __init__(self, db: apsw.Connection, facts: Facts, late: Callable[[], bool]) -> None:
+        self.db, self.facts = db, facts
+        self.place = facts.device, facts.inode
+        self.execute = db.cursor().execute
+        self.moment: FileMoment | None = None  # the moment of the held snapshot; None without a snapshot
+        self._guard = Guard(db)
+        self._texts: dict[str, Piece | None] = {}
+        self._limited: dict[str, Piece | None] = {}  # statements compiled for users who may not see secrets
+        self._schema = self._members = -1
+        self._access = Access()
+        db.set_progress_handler(late, STEPS)
+
+    def begin(self) -> FileMoment | None:
+        """Take a snapshot of the file as it is now; return its moment, None if the file has no row for it."""
+        if self.db.in_transaction:
+            self.execute("ROLLBACK")
+        self.moment = None
+        self.execute("BEGIN")
+        return self.look()
+
+    def look(self) -> FileMoment | None:
+        """Read and return the moment of the snapshot that was just taken."""
+        rows = self.execute(_MOMENT).fetchall()  # all rows: SQLite cannot change a collation while a statement is open
+        self.moment = moment_row.read(str(rows[0][0])) if rows else None
+        if self.moment is not None and self.moment.schema != self._schema:
+            self._schema = self.moment.schema
+            self._texts.clear()
+            self._limited.clear()
+        return self.moment
+
+    def known(self, sql: str) -> Piece | None:
+        """Return a text's statement if it was compiled before and can run without further preparation; else None."""
+        piece = self._texts.get(sql)
+        return None if piece is None or piece.whole_schema or piece.settings else piece
+
+    def forget_texts(self) -> None:
+        """Drop the compiled statements, because functions or attached files have changed."""
+        self._texts.clear()
+        self._limited.clear()
+
+    def end(self) -> None:
+        """Release the snapshot."""
+        self.moment = None
+        if self.db.in_transaction:
+            self.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.moment = None
+        connections.close(self.db, self.place)
+
+    def piece(self, sql: str, *, is_limited: bool) -> Piece | None:
+        """Return a text's only statement, compiled; None if the text has several, or if it does not only read."""
+        texts = self._limited if is_limited else self._texts
+        if sql in texts:
+            return texts[sql]
+        settings, at = split_settings(sql)
+        found = self._guard.compile(sql[at:] if at else sql, is_limited=is_limited)
+        found.settings = settings & {LIKE} if found.compares else NONE
+        is_more = found.kind != READ or found.setting or (found.rest and self._guard.compile(found.rest).kind != EMPTY)
+        piece = None if is_more or (found.settings and self._has_like()) else found
+        if len(texts) >= TEXTS_MAX:
+            texts.clear()
+        texts[sql] = piece
+        return piece
+
+    def permitted(self, sql: str, user: str) -> Piece | None:
+        """Return what ``piece`` returns, after checking the rights of a user as of the snapshot.
+
+        Raises:
+            ForbiddenError: the user lacks the right.
+        """
+        assert self.moment is not None
+        if self._members != self.moment.members:
+            membership = read_membership(system.get_meta(self.db, "membership"))
+            self._access.learn(membership.users, ())
+            self._members = self.moment.members
+        rights = self._access.of(user)
+        piece = self.piece(sql, is_limited=rights is not None and rights.role < ADMIN)
+        if piece is not None and rights is not None:
+            rights.check(piece, self._views())
+        return piece
+
+    def _has_like(self) -> bool:
+        """Return whether a definition may use LIKE; the node then decides whether the setting matters."""
+        return bool(self.db.execute(_WITH_LIKE).fetchall())
+
+    def _views(self) -> list[str]:
+        """Return the folded names of the views."""
+        return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
+
+
+class FileSnapshots:
+    """The two connections of a session to a node's file, and the snapshots that they hold.
+
+    The caller of each method holds the session's lock.
+
+    Args:
+        database: the absolute path of the node's file.
+        prepare: registers the program's functions on a new connection, and attaches the session's files to it.
+        is_late: returns whether to interrupt the running statement.
+
+    Attributes:
+        published: the node's page; None before the file was opened.
+        readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
+        cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
+        pins: the ``snapshot`` blocks that the program is in.
+        is_read: whether there was a read since the last ``release_idle``.
+        is_log_ending: whether to release the snapshot after each read, because it keeps the log from starting over.
+        is_closed: whether the session is closed.
+    """
+
+    def __init__(self, database: str, prepare: Callable[[apsw.Connection], None], is_late: Callable[[], bool]) -> None:
+        self._database, self._prepare, self._is_late = database, prepare, is_late
+        self.published: Published | None = None
+        self.readers: list[Reader] = []
+        self.cluster_id: Callable[[], str] = str  # the empty text
+        self.pins = 0
+        self.is_read = self.is_log_ending = self.is_closed = False
+        self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
+        self._pinned_at = self._try_at = 0.0
+
+    # -- the file --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Open the file if its node serves it; return whether it is open.
+
+        Raises:
+            BedrockishError: the file was never open, and cannot be opened.
+        """
+        now = time.monotonic()
+        if now < self._try_at:
+            return False
+        self._try_at = now + AGAIN_S
+        made: list[Reader] = []
+        published: Published | None = None
+        try:
+            published = Published(self._database)
+            facts = published.facts()
+            for _ in range(2):
+                made.append(Reader(connections.connect(published, facts), facts, self._is_late))
+            for one in made:
+                self._prepare(one.db)
+            made[0].look()
+            made[1].end()
+            self._check_cluster(made[0].db)
+        except (BedrockishError, apsw.Error) as error:
+            for one in made:
+                one.close()
+            if published is not None:
+                published.close()
+            if self.published is not None:
+                return False
+            if isinstance(error, BedrockishError):  # the first attempt: the caller of ``open`` gets the reason
+                raise
+            raise UnavailableError(f"{self._database} cannot be read: {error}; connect to a URL") from error
+        if self.published is not None:
+            self.published.close()
+        self.published, self.readers = published, made
+        self._try_at = 0.0
+        return True
+
+    def _check_cluster(self, db: apsw.Connection) -> None:
+        """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster.
+
+        Raises:
+            ForeignClusterError: the file belongs to another cluster.
+        """
+        mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
+        if mine and found:
+            check_cluster(f"the file {self._database}", found, mine)
+
+    def belong(self, cluster_id: Callable[[], str]) -> None:
+        """Bind the session to a cluster, now and whenever the file is opened again.
+
+        Raises:
+            ForeignClusterError: the file belongs to another cluster.
+        """
+        self.cluster_id = cluster_id
+        if self.readers:
+            self._check_cluster(self.readers[0].db)
+
+    def facts(self) -> Facts | None:
+        """Return the facts that the node publishes; None while no node serves the file."""
+        try:
+            if self.readers and self.published is not None and not self._is_of(self.published.facts()):
+                self._leave()
+            if self.is_closed or (not self.readers and not self._open()) or self.published is None:
+                return None
+            return self.published.facts()
+        except BedrockishError:
+            return None
+
+    def _is_of(self, facts: Facts) -> bool:
+        """Return whether the connections were opened under the generation of ``facts``."""
+        of = self.readers[0].facts
+        return (facts.generation, facts.since) == (of.generation, of.since)
+
+    def _leave(self) -> None:
+        """Close the connections, because the node is gone, or serves another file."""
+        readers, self.readers = self.readers, []
+        for reader in readers:
+            reader.close()
+        self._is_lost = self.pins > 0
+        self._try_at = 0.0
+
+    def close(self) -> None:
+        """Close the connections and the page."""
+        self._leave()
+        if self.published is not None:
+            self.published.close()
+        self.published = None
+
+    def abandon(self) -> None:
+        """Leave the connections to the parent of a fork without closing them; the next read opens the file again."""
+        connections.abandon(self.readers)
+        self.readers = []
+        self._is_lost = self.pins > 0
+        self._try_at = 0.0
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> Reader | None:
+        """Return a connection whose snapshot is durable and new enough for the session; None if none exists now.
+
+        Args:
+            token: the session's token.
+            level: the read level.
+            wait_s: how long to wait until a snapshot is durable, if no older one is held.
+
+        Raises:
+            ResultLostError: the snapshot of a ``snapshot`` block was released.
+            BedrockishError: see ``_open``.
+        """
+        if self._is_lost:
+            raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
+        if self.is_closed or (not self.readers and not self._open()):
+            return None
+        published = self.published
+        assert published is not None
+        facts = published.facts()
+        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
+            self._leave()  # the node has stopped, repairs its tables, or has exchanged its file
+            if self.pins:
+                raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
+            if facts.why_not or not self._open():
+                return None
+            return self.newest(token, level, wait_s)
+        self.is_read = True
+        if self.pins:
+            return self._pinned()
+        self.is_log_ending = bool(facts.is_log_ending)
+        first = self.readers[0]
+        if first.moment is None or first.moment.batch < facts.durable:
+            first = self._move_on(facts)
+        moment = first.moment
+        if moment is None or (moment.batch > facts.durable and not _becomes_durable(published, moment.batch, wait_s)):
+            return None
+        if level != STALE and not may_see(moment, token):
+            return None
+        return first
+
+    def _pinned(self) -> Reader:
+        first = self.readers[0]
+        self._pinned_at = time.monotonic()
+        if first.moment is None:
+            self._is_lost = True
+            raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; take another one")
+        return first
+
+    def _move_on(self, facts: Facts) -> Reader:
+        """Take the newest snapshot; return the connection for reads: the newest if durable, else the old snapshot's.
+
+        Without an old snapshot, return the newest even if it is not durable yet.
+        """
+        published = self.published
+        assert published is not None
+        first, second = self.readers
+        if second.moment is None or second.moment.batch < facts.durable:
+            second.begin()
+        if second.moment is None:
+            return first
+        if second.moment.batch <= facts.durable or second.moment.batch <= published.facts().durable:
+            first.end()
+            self.readers.reverse()
+            return second
+        if first.moment is None:
+            first, second = second, first
+            self.readers.reverse()
+        return first
+
+    def pin(self, token: Token, level: str) -> bool:
+        """Hold the newest snapshot, or the one that is held, until ``unpin``; return whether there is one.
+
+        Raises:
+            BedrockishError: see ``newest``.
+        """
+        if not self.pins and self.newest(token, level) is None:
+            return False
+        self.pins += 1
+        self._pinned_at = time.monotonic()
+        self._is_lost = False
+        return True
+
+    def unpin(self) -> None:
+        """Let later reads use newer snapshots, after the last block has ended."""
+        self.pins -= 1
+        self._is_lost = self._is_lost and self.pins > 0
+
+    def end(self) -> None:
+        """Release the snapshots."""
+        for reader in self.readers:
+            reader.end()
+
+    def release_idle(self) -> None:
+        """Release the snapshots, unless a program has read them since the last call."""
+        if not self.readers:
+            return
+        if self.pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
+            return
+        if self.is_read and not self.pins and self._is_served():
+            self.is_read = False
+            return
+        self.end()
+
+    def _is_served(self) -> bool:
+        assert self.published is not None
+        facts = self.published.facts()
+        return facts.mode <= READING and facts.generation == self.readers[0].facts.generation
+
+
+def _becomes_durable(published: Published, batch: int, wait_s: float) -> bool:
+    """Return whether a batch becomes durable in time. Only the first read after a pause may wait."""
+    until = time.monotonic() + wait_s
+    while published.facts().durable < batch:
+        if time.monotonic() > until:
+            return False
+        time.sleep(PAUSE_S)
+    return True
+
+
+def may_see(moment: FileMoment, token: Token) -> bool:
+    """Return whether a snapshot has each commit that a session has seen, and no older schema."""
+    if not token.vector:
+        return True
+    if moment.following is not None and token.clock >= moment.following:
+        return False
+    return covers(moment.vector, token.vector)
+
+
+def seen_by(moment: FileMoment, token: Token) -> Token:
+    """Return the token of a session with ``token`` after a read of the snapshot at ``moment``."""
+    clock = max(moment.clock, moment.in_force, token.clock)
+    if clock == token.clock and covers(token.vector, moment.vector):
+        return token
+    vector = dict(moment.vector)
+    for leader, tick in token.vector.items():
+        if tick > vector.get(leader, 0):  # at the level stale a session may have seen more
+            vector[leader] = tick
+    return Token(vector, clock)

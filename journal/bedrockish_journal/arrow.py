@@ -27,7 +27,13 @@ def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.Rec
         JournalError: a journal cannot be read, now or while batches are read.
         BedrockishError: a running node cannot be reached.
     """
-    parsed = Options.parse({**{name: str(value) for name, value in options.items()}, "path": os.fspath(path)})
+    where = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(where, str):
+        raise ValueError(
+            f"the path should be one text, such as 'a.db,b.db', or a Path, not a {type(path).__name__}; join several "
+            "paths by commas"
+        )
+    parsed = Options.parse({**{name: str(value) for name, value in options.items()}, "path": where})
     table = table_of(parsed)
     check_columns(table, parsed.name, parsed.columns)
     columns = {name: table.columns[name] for name in parsed.columns or table.columns}

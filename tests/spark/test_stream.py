@@ -15,13 +15,13 @@ from bedrockish_journal.model.errors import FileMissingError, JournalError, Jour
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source.options import Options
-from bedrockish_journal.spark.source.reading import parts
+from bedrockish_journal.spark.source.reading import parts, read_part
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
 from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import World, honest, touching
 
 COLUMNS = "leader,tick"
-OF: Offset = {"cluster:id": {}}  # the cluster of all worlds, as an offset names it
+OF: Offset = {"cluster:id": {}, "table:commits": {}}  # the cluster and the table of the streams, as offsets name them
 
 
 def stream(path: object, **options: str) -> BedrockishStreamReader:
@@ -152,7 +152,58 @@ def test_stream_goes_on_in_no_other_cluster_and_at_no_other_node(tmp_path: Path)
     assert {"A", "B"} < more.keys()
     assert stream(b).latestOffset(more, ReadAllAvailable()) == more, "the file of A was taken away"
     of_before: Offset = {"A": start["A"]}
-    assert stream(other).latestOffset(of_before, ReadMaxRows(5)).keys() == {"A", "cluster:other"}
+    assert stream(other).latestOffset(of_before, ReadMaxRows(5)).keys() == {"A", "cluster:other", "table:commits"}
+    end = stream(mine).latestOffset({}, ReadAllAvailable())
+    with pytest.raises(JournalError, match="of the cluster other, and the stream has read the cluster id"):
+        stream(other).partitions(start, end)  # a batch that the checkpoint has, and that a crash cut off
+
+
+def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_path: Path) -> None:
+    """The next commits of a file of another cluster were read as those of the first, and skipped up to the offset."""
+    world = honest(60)
+    path, b, _ = world.write(tmp_path / "one")
+    other = _of_another_cluster(world.write(tmp_path / "other")[0])
+    reader, options = stream(path), Options.parse({"path": str(path), "columns": COLUMNS})
+    begin, end = offsets(reader, ReadAllAvailable())
+    (piece,), (part,) = reader.partitions(begin, end), parts(options, table_of(options))
+    for file, error in (
+        (other, "node A of the cluster other, and had that of node A of the cluster id"),
+        (b, "node B"),
+    ):
+        path.unlink()
+        path.hardlink_to(file)
+        with pytest.raises(JournalError, match=error):
+            list(reader.read(piece))
+        with pytest.raises(JournalError, match=error):
+            list(read_part(part, options, table_of(options), {"tick": "BIGINT"}))
+        with pytest.raises(JournalError, match="the stream has read"):
+            reader.latestOffset(end, ReadAllAvailable())
+
+
+def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Path) -> None:
+    """The rows after the cut were missing without an error."""
+    path = honest(60).write(tmp_path)[0]
+    options = Options.parse({"path": str(path), "columns": COLUMNS})
+    (part,) = parts(options, table_of(options))
+    last = next(high for leader, _, high in part.spans if leader == "C")
+    for condition, ends in (("tick = ?", f"ends at C{last - 1}"), ("tick <= ?", "has no entry")):
+        db = apsw.Connection(str(path))
+        db.execute(f"DELETE FROM bedrockish_journal WHERE leader = 'C' AND {condition}", (last,))
+        db.close()
+        with pytest.raises(JournalError, match=f"its timeline C {ends}, and had C{last} when the read was planned"):
+            list(read_part(part, options, table_of(options), {"tick": "BIGINT"}))
+
+
+def test_stream_of_another_table_does_not_continue_a_checkpoint(tmp_path: Path) -> None:
+    """Its batches had the rows of both tables, and those of each lacked what the other had."""
+    path = honest(20).write(tmp_path)[0]
+    first, second = stream(path), stream(path, table="changes")
+    begin, end = offsets(first, ReadAllAvailable())
+    for call in (lambda: second.latestOffset(end, ReadAllAvailable()), lambda: second.partitions(begin, end)):
+        with pytest.raises(JournalError, match=r"reads the table changes, and its checkpoint is of .* table commits"):
+            call()
+    assert second.latestOffset({"A": {}}, ReadAllAvailable()).keys() == {"A", "cluster:id", "table:changes"}
+    assert first.partitions(begin, {"A": end["A"]}), "a checkpoint of an earlier release names no table"
 
 
 @pytest.mark.parametrize("names", [(0, 0), (0, 1)])
@@ -203,7 +254,7 @@ def test_spark_writes_each_change_once_across_restarts(spark: SparkSession, tmp_
 
     def run() -> list[tuple[str, int]]:
         source = spark.readStream.format("bedrockish").option("max_commits", "15").load(str(path))
-        sink = source.writeStream.foreachBatch(parquet_batches(str(tmp_path / "out")))
+        sink = source.writeStream.foreachBatch(parquet_batches(tmp_path / "out"))
         query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         query.awaitTermination()
         table = pq.read_table(tmp_path / "out", columns=["leader", "tick", "batch"])

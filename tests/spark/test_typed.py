@@ -1,5 +1,6 @@
 """Changes with typed columns equal the journal, by the schema history, whatever values rows have."""
 
+import os
 import random
 import re
 import string
@@ -264,6 +265,9 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, str], text
     path = world.write(tmp_path)[0]
     with pytest.raises(ValueError, match=text):
         read_journal(path, **options)
+    for several in ([path, path], os.fsencode(path), None):
+        with pytest.raises(ValueError, match=r"the path should be one text, such as 'a.db,b.db', or a Path, not a"):
+            read_journal(several)  # type: ignore[arg-type]
     assert read_journal(path, rows="t", columns="_tick,v").schema.names == ["_tick", "v"]
 
 

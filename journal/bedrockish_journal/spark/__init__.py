@@ -5,6 +5,7 @@ the modules ``source``, ``export`` and ``session``. Importing this package needs
 that a missing one can be reported in plain words.
 """
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ def register(spark: "SparkSession") -> None:
     register_source(spark)
 
 
-def parquet_batches(directory: str) -> "Callable[[DataFrame, int], None]":
+def parquet_batches(directory: "str | os.PathLike[str]") -> "Callable[[DataFrame, int], None]":
     """Return a writer for ``foreachBatch`` that writes batch 7 to ``<directory>/batch=7``.
 
     Spark's own Parquet sink leaves files behind that only Spark knows to ignore. With this writer, an interrupted batch
@@ -36,8 +37,9 @@ def parquet_batches(directory: str) -> "Callable[[DataFrame, int], None]":
     Args:
         directory: the target directory: a path, or a URL that Spark can write to.
     """
+    target = os.fspath(directory).rstrip("/")
 
     def write(rows: "DataFrame", number: int) -> None:
-        rows.write.mode("overwrite").parquet(f"{directory.rstrip('/')}/batch={number}")
+        rows.write.mode("overwrite").parquet(f"{target}/batch={number}")
 
     return write

@@ -36,7 +36,7 @@ class Feed(Protocol):
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing although ``wanted.whole`` is set.
+            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
         """
 
 
@@ -107,20 +107,23 @@ def shown(path: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else path
 
 
-def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool = False) -> dict[str, str]:
+def nodes_of(
+    paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool = False, clusters: dict[str, str] | None = None
+) -> dict[str, str]:
     """Return the path of each node's journal, after opening every one.
 
     Args:
         paths: node files and URLs.
         access: see ``open_feed``.
         newest: of several copies of one node's journal, use the one that goes furthest instead of raising an error.
+        clusters: the id of the cluster, if the journals tell it, is added to this map.
 
     Raises:
         JournalError: a journal cannot be read, or two are of the same node or of two clusters.
     """
     found: dict[str, str] = {}
     heads: dict[str, dict[str, int]] = {}
-    clusters: dict[str, str] = {}
+    clusters = {} if clusters is None else clusters
     for path in paths:
         with open_feed(path, access) as feed:
             check_clusters(clusters, feed.context.cluster, path)
@@ -155,6 +158,19 @@ def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
         raise JournalError(
             f"{shown(first)} is of the cluster {one}, and {shown(second)} of the cluster {other}; read one cluster at "
             "a time"
+        )
+
+
+def check_same(context: Context, node: str, cluster: str) -> None:
+    """Check that a path still leads to the journal for which a read was planned.
+
+    Raises:
+        JournalError: it leads to the journal of another node or cluster, which may have the same ticks.
+    """
+    if (context.node, context.cluster) != (node, cluster):
+        raise JournalError(
+            f"{shown(context.path)} has the journal of node {context.node} of the cluster {context.cluster}, and had "
+            f"that of node {node} of the cluster {cluster} when the read was planned; read again"
         )
 
 

@@ -17,13 +17,12 @@ from bedrockish_journal.model.errors import (
     FileMissingError,
     FileUnreadableError,
     JournalError,
-    JournalPrunedError,
     NoJournalError,
     NotDatabaseError,
 )
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
-from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
+from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
 from bedrockish_journal.storage.packing import install
 from bedrockish_journal.storage.row import Stored
 
@@ -106,7 +105,7 @@ class FileFeed:
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing although ``wanted.whole`` is set.
+            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
         """
         query, values = wanted.query
         for span in spans:
@@ -120,9 +119,7 @@ class FileFeed:
 
     def _check(self, span: Span, whole: bool) -> None:
         leader, low, high = span
-        ((first,),) = self._db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,))
-        if first is not None and first > low:
-            raise JournalPrunedError(self._path, leader, low, first)
+        check_held(self._path, span, self._db.execute(HELD, (leader,)))
         if whole:
             query = "SELECT count(*) FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
             ((found,),) = self._db.execute(query, span)

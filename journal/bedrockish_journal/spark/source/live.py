@@ -14,17 +14,16 @@ from bedrockish.api.requests import STALE
 from bedrockish.api.url import hide_password
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import ConfigError
-from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
-from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
+from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
 from bedrockish_journal.storage.row import Stored
 
 PAGE_BYTES = 1 << 20
 PAGE_TICKS = 1_000
 REST_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
-_FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
 _TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
 # Reads the length of at most one entry beyond a page, because a node may have to read the entry for its length.
 _SIZES = """WITH RECURSIVE page(tick, size, before) AS (
@@ -76,7 +75,7 @@ class NodeFeed:
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing although ``wanted.whole`` is set.
+            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
             BedrockishError: the node can no longer be reached.
         """
         query, values = wanted.query
@@ -84,15 +83,10 @@ class NodeFeed:
             while low <= high:
                 last, ticks = self._page(leader, low, high, wanted)
                 if ticks:
-                    first, rows = self._ask_all((_FIRST, (leader,)), (query, (leader, low, last, *values)))
-                    self._check_first(leader, low, first)
+                    held, rows = self._ask_all((HELD, (leader,)), (query, (leader, low, last, *values)))
+                    check_held(f"node {self._node}", (leader, low, high), held)
                     yield from map(Stored._make, rows)
                 low = last + 1
-
-    def _check_first(self, leader: str, low: int, found: Iterable[Sequence[Any]]) -> None:
-        for (first,) in found:
-            if first is not None and first > low:
-                raise JournalPrunedError(f"node {self._node}", leader, low, first)
 
     def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
         """Return the last tick of a page that begins at tick ``low``, and the ticks of its entries.
@@ -103,8 +97,8 @@ class NodeFeed:
         window = min(high, low + PAGE_TICKS - 1)
         span = (leader, low, window)
         asked: tuple[str, tuple[object, ...]] = (_SIZES, (*span, PAGE_BYTES)) if wanted.blobs else (_TICKS, span)
-        first, sizes = self._ask_all((_FIRST, (leader,)), asked)
-        self._check_first(leader, low, first)
+        held, sizes = self._ask_all((HELD, (leader,)), asked)
+        check_held(f"node {self._node}", (leader, low, high), held)
         size, ticks = 0, list[int]()
         for tick, length in sizes:
             size += length

@@ -17,6 +17,8 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 ALL: Between = (LOWEST, HIGHEST)
 NARROW_MOST = 200_000  # the most entries that are searched for the ticks of a range of clocks
 ORDER_PAGE = 10_000
+HELD = """SELECT (SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1),
+  (SELECT max(tick) FROM bedrockish_journal WHERE leader = ?1)"""
 PRIMARY_KEY = "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk"
 _BOUNDS = """WITH RECURSIVE leaders(leader) AS (
     SELECT min(leader) FROM bedrockish_journal
@@ -186,6 +188,30 @@ def cut(spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
                 groups.append(tuple(group))
                 group, room = [], rows
     return [*groups, tuple(group)] if group else groups
+
+
+def check_held(path: str, span: Span, held: Iterable[Sequence[Any]]) -> None:
+    """Check that a journal still has the two ends of a range that was planned.
+
+    Args:
+        path: the path of the journal, for errors.
+        span: the range.
+        held: the answer to ``HELD`` for its timeline.
+
+    Raises:
+        JournalPrunedError: the beginning of the range was removed.
+        JournalError: the end of the range is missing.
+    """
+    leader, low, high = span
+    for first, last in held:
+        if first is not None and first > low:
+            raise JournalPrunedError(path, leader, low, first)
+        if last is None or last < high:
+            ends = "has no entry" if last is None else f"ends at {leader}{last}"
+            raise JournalError(
+                f"{path}: its timeline {leader} {ends}, and had {leader}{high} when the read was planned; an older "
+                "copy has replaced the file, or it was cut: read the node's own file, or read again"
+            )
 
 
 def spans_between(start: Mapping[str, int], end: Mapping[str, int]) -> list[Span]:

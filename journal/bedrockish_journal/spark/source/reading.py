@@ -10,7 +10,16 @@ import pyarrow as pa
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.feeds import Feed, both_of, check_clusters, expand, is_url, nodes_of, open_feed
+from bedrockish_journal.spark.source.feeds import (
+    Feed,
+    both_of,
+    check_clusters,
+    check_same,
+    expand,
+    is_url,
+    nodes_of,
+    open_feed,
+)
 from bedrockish_journal.spark.source.options import PARTITION_ROWS, Options
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Limits, Span, Wanted, plan
 from bedrockish_journal.spark.source.tables import Table
@@ -22,7 +31,9 @@ class Part:
 
     path: str
     spans: tuple[Span, ...]
-    before: bool = False
+    before: bool
+    node: str
+    cluster: str
 
 
 def parts(options: Options, table: Table) -> list[Part]:
@@ -40,13 +51,14 @@ def parts(options: Options, table: Table) -> list[Part]:
         rows = options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
         with open_feed(path, access) as feed:
             check_clusters(clusters, feed.context.cluster, path)
-            groups, node = plan(feed.ask, options.limits, rows) if table.build else [], feed.context.node
+            groups = plan(feed.ask, options.limits, rows) if table.build else []
+            node, cluster = feed.context.node, feed.context.cluster
         if node in seen:
             raise both_of(node, seen[node], path)
         seen[node] = path
         before = table.before is not None
         for group in groups or ([()] if before else []):
-            found.append(Part(path, group, before))
+            found.append(Part(path, group, before, node, cluster))
             before = False
     return found
 
@@ -56,9 +68,10 @@ def read_part(part: Part, options: Options, table: Table, columns: dict[str, str
 
     Raises:
         JournalPrunedError: entries were removed from the journal after the read was planned.
-        JournalError: the journal can no longer be read, or an entry cannot be decoded.
+        JournalError: the journal was replaced or can no longer be read, or an entry cannot be decoded.
     """
     with open_feed(part.path, options.access) as feed:
+        check_same(feed.context, part.node, part.cluster)
         yield from batches(feed, table, part.spans, options, columns, before=part.before)
 
 
@@ -86,7 +99,7 @@ def batches(
 
     Raises:
         JournalPrunedError: the beginning of a range was removed from the journal.
-        JournalError: required ticks are missing, or an entry cannot be decoded.
+        JournalError: the end of a range or required ticks are missing, or an entry cannot be decoded.
     """
     context = feed.context
     context.skip, context.columns = options.skip_malformed, frozenset(columns)

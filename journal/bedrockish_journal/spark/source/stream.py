@@ -1,7 +1,8 @@
 """The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
 
 An offset has the vector of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. It also names the
-cluster: ``{"cluster:9b96c59bff29d21e": {}}``, because another cluster may have nodes of the same names. A batch has the
+cluster, ``{"cluster:9b96c59bff29d21e": {}}``, because another cluster may have nodes of the same names, and the table,
+``{"table:changes": {}}``, because a sink with the rows of two tables has neither. A batch has the
 entries that a node applied next, in this order. So every offset is a causally closed prefix of the journal: no entry is
 read before the entries that it follows. The entries between two offsets never change, so a batch that is read again
 after a crash has the same rows.
@@ -16,14 +17,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from bedrockish_journal.model.errors import FileMissingError, JournalError
-from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed, shown
+from bedrockish_journal.model.plain_names import folded
+from bedrockish_journal.spark.source.feeds import Feed, check_same, expand, nodes_of, open_feed, shown
 from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
 from bedrockish_journal.spark.source.plans import Span, advance, bounds, cut, safe_prefix, spans_between
 from bedrockish_journal.spark.source.reading import batches
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
-CLUSTER = "cluster:"  # before the id of the cluster in an offset; no node's name has a colon
+CLUSTER, TABLE = "cluster:", "table:"  # before an id and a name in an offset; no node's name has a colon
 
 
 @dataclass
@@ -33,6 +35,8 @@ class Range(InputPartition):
     path: str
     spans: tuple[Span, ...]
     before: bool
+    node: str
+    cluster: str
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -48,7 +52,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self.options = options
         self.table = table
         self.columns = columns
-        self._cluster: str | None = None  # the id of the files' cluster; empty if they do not tell it
+        self._cluster = ""  # the id of the files' cluster, when they were last opened; empty if they do not tell it
         self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
@@ -100,27 +104,45 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         Otherwise another cluster's commits would be skipped, or each commit would be read again.
 
         Raises:
-            JournalError: the journals are of another cluster, or of none of the nodes.
+            JournalError: the journals are of another cluster, or of none of the nodes; or the table is another one.
         """
-        path, again = (
-            ",".join(map(shown, files.values())),
-            "go on with the journal of before, or begin again with a new checkpoint",
-        )
-        begun = [name.removeprefix(CLUSTER) for name in start if name.startswith(CLUSTER)]
-        if self._cluster and begun and begun != [self._cluster]:
-            raise JournalError(
-                f"{path} is of the cluster {self._cluster}, and the stream has read the cluster {begun[0]}; {again}"
-            )
-        nodes = sorted(name for name in start if not name.startswith(CLUSTER))
+        self._check_origin(start, files)
+        nodes = sorted(name for name in start if ":" not in name)
         if nodes and not any(node in files for node in nodes):
             raise JournalError(
-                f"{path} has the journal of node {', '.join(files)}, and the stream has read that of "
-                f"{', '.join(nodes)}, with the same commits; {again}"
+                f"{_all_shown(files)} has the journal of node {', '.join(files)}, and the stream has read that of "
+                f"{', '.join(nodes)}, with the same commits; {_AGAIN}"
             )
 
+    def _check_origin(self, offset: Offset, files: Mapping[str, str]) -> None:
+        """Check that an offset is of the cluster of these files, and of this table.
+
+        Raises:
+            JournalError: it is of another one.
+        """
+        for kind, now in ((CLUSTER, self._cluster), (TABLE, self._table)):
+            begun = [name.removeprefix(kind) for name in offset if name.startswith(kind)]
+            if not now or not begun or begun == [now]:
+                continue
+            if kind == TABLE:
+                raise JournalError(
+                    f"the stream reads the table {now}, and its checkpoint is of a stream of the table {begun[0]}; "
+                    "give each table a checkpoint and a directory of its own"
+                )
+            raise JournalError(
+                f"{_all_shown(files)} is of the cluster {now}, and the stream has read the cluster {begun[0]}; {_AGAIN}"
+            )
+
+    @property
+    def _table(self) -> str:
+        """The name of the table in an offset."""
+        rows = self.options.rows
+        return self.options.table if rows is None else f"rows of {folded(rows)}"
+
     def _offset(self, vectors: Offset) -> Offset:
-        """Return the offset of these vectors, with the cluster."""
-        return ordered({**vectors, **({CLUSTER + self._cluster: {}} if self._cluster else {})})
+        """Return the offset of these vectors, with the cluster and the table."""
+        cluster: Offset = {CLUSTER + self._cluster: {}} if self._cluster else {}
+        return ordered({**vectors, **cluster, TABLE + self._table: {}})
 
     def _upto(self, feed: Feed) -> dict[str, int] | None:
         """Return the vector up to which the stream may go; None for no limit."""
@@ -138,9 +160,10 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Return the tasks for the entries between two offsets.
 
         Raises:
-            JournalError: a file is missing.
+            JournalError: a file is missing, or is of another cluster; or the checkpoint is of another table.
         """
         files = self._files()
+        self._check_origin(end, files)
         pieces: list[InputPartition] = []
         for node, vector in sorted(end.items()):
             before = start.get(node, {})
@@ -156,7 +179,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
                     group = tuple(span for span in group if span[0] in leaders)
-                pieces.append(Range(files[node], group, first))
+                pieces.append(Range(files[node], group, first, node, self._cluster))
                 first = False
         return pieces
 
@@ -165,18 +188,19 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         Raises:
             JournalPrunedError: the file no longer has the entries of the task.
-            JournalError: the file cannot be read, or an entry cannot be decoded.
+            JournalError: the file was replaced or cannot be read, or an entry cannot be decoded.
         """
         assert isinstance(partition, Range)
         wanted = (self.table, partition.spans, self.options, self.columns)
         with self._open(partition.path) as feed:
+            check_same(feed.context, partition.node, partition.cluster)
             yield from batches(feed, *wanted, before=partition.before, whole=True)
 
     def _files(self) -> dict[str, str]:
-        files = nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)
-        if self._cluster is None:
-            with self._open(next(iter(files.values()))) as feed:
-                self._cluster = feed.context.cluster
+        clusters: dict[str, str] = {}
+        options = self.options
+        files = nodes_of(expand(options.path), options.access, newest=options.newest, clusters=clusters)
+        self._cluster = next(iter(clusters), "")
         return files
 
     def _open(self, path: str) -> AbstractContextManager[Feed]:
@@ -186,6 +210,13 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Return the last removed tick of each timeline of which a journal has lost the beginning."""
         with self._open(path) as feed:
             return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
+
+
+_AGAIN = "go on with the journal of before, or begin again with a new checkpoint"
+
+
+def _all_shown(files: Mapping[str, str]) -> str:
+    return ",".join(map(shown, files.values()))
 
 
 def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:

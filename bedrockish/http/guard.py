@@ -102,7 +102,7 @@ class Guard:
         answer: Callable[[Request], Awaitable[Reply]],
         admission: Admission,
         hosts: frozenset[str],
-        caught: Callable[[str, Exception], BedrockishError],
+        caught: Callable[..., BedrockishError],
         purse: Callable[[], Purse],
         node: Runtime,
     ) -> None:
@@ -118,7 +118,8 @@ class Guard:
         except (CallerGoneError, *BROKEN):
             raise
         except Exception as unexpected:
-            await write(error_reply(self._caught(f"{request.method} {request.path}", unexpected), 500))
+            what, is_late = f"{request.method} {request.path}", request.method == "POST"
+            await write(error_reply(self._caught(what, unexpected, is_late=is_late), 500))
         finally:
             request.purse.close()
             self._node.http_calls -= 1

@@ -330,6 +330,13 @@ def test_stored_texts_take_little_memory_for_each_stream() -> None:
         assert len(texts._texts) >= at_least
 
 
+@pytest.mark.parametrize("message", ["no answer; the last reason: B left; it may be back; ask again", "no answer"])
+def test_unknown_outcome_has_the_whole_reason(message: str) -> None:
+    fact = message.removesuffix("; ask again")
+    told = write_error(OutcomeUnknownError(message, command="c"))["message"]
+    assert told == f"{fact}; read the rows before you run the statement again"
+
+
 def test_unknown_outcome_names_no_way_that_the_protocol_lacks() -> None:
     told = write_error(OutcomeUnknownError("no majority could be asked; send it again with the same id", command="c"))
     says = "no majority could be asked; read the rows before you run the statement again"

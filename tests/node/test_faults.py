@@ -1,6 +1,7 @@
 """A bug fails one request: whatever raises an exception, the node goes on and reports it."""
 
 import errno
+import json
 import logging
 import time
 from collections import Counter
@@ -16,7 +17,8 @@ import trio
 from trio.testing import MockClock
 
 from bedrockish import daemon
-from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.api.json_forms import write_json
+from bedrockish.api.requests import Answer, Request, Result, Statement, decode_results
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.effects import Keep
@@ -36,6 +38,10 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish.http import serving
+from bedrockish.http.libsql.pipeline import Pipelines
+from bedrockish.http.libsql.session import DeclaredTypes, Session
+from bedrockish.http.messages import Request as HttpRequest
+from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.node.admin.watching import Room, watch_disk
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.repair.healer import RestartError, note_damage
@@ -105,6 +111,64 @@ async def test_a_request_that_hits_a_bug_is_told_so_and_the_next_one_is_answered
             assert runtime.counts["internal_errors"] == 3
             assert runtime.faults.last.split()[-1].strip(")") in caplog.text
             assert caplog.text.count("Traceback") == 1, "the same line of the program is shown once"
+            nursery.cancel_scope.cancel()
+
+
+async def test_bug_at_a_request_of_libsql_leaves_the_answers_before_it_and_ends_the_stream(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole call failed, so that a client did not hear of the statements that had happened."""
+    asked: dict[str, Any] = {}
+
+    async def body(_: HttpRequest) -> bytes:
+        return write_json(asked)
+
+    async def no_more() -> None:
+        raise AssertionError("the body is whole")
+
+    def execute(sql: str) -> dict[str, Any]:
+        return {"type": "execute", "stmt": {"sql": sql}}
+
+    def batch(*sqls: str) -> dict[str, Any]:
+        return {"steps": [{"stmt": {"sql": sql}} for sql in sqls]}
+
+    pipelines = Pipelines(runtime, DeclaredTypes(runtime, lambda: runtime.engine.schema_version), body)
+
+    async def call(path: str) -> Any:
+        request = HttpRequest("POST", path.encode(), {}, "127.0.0.1", no_more)
+        request.purse = Purse(runtime.engine.memory, 1 << 20, Unfinished(runtime.engine.memory))
+        reply = await pipelines.routes()["POST", path](request)
+        if isinstance(reply.body, bytes):
+            return json.loads(reply.body)
+        return [json.loads(line) async for line in reply.body]
+
+    insert, bad = "INSERT INTO t(x) VALUES (1)", "DELETE FROM t"
+    real = Session.execute
+
+    async def sometimes(self: Session, statement: Statement, *, is_last: bool = False) -> Result:
+        return bug() if statement.sql == bad else await real(self, statement, is_last=is_last)
+
+    monkeypatch.setattr(Session, "execute", sometimes)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            asked["requests"] = [execute("BEGIN"), execute(insert), execute(bad), execute(insert), {"type": "close"}]
+            told = await call("/v3/pipeline")
+            assert [one["type"] for one in told["results"]] == ["ok", "ok", "error", "error", "ok"]
+            assert told["results"][2]["error"]["code"] == "OUTCOME_UNKNOWN"
+            assert "ZeroDivisionError" in told["results"][2]["error"]["message"]
+            assert told["baton"] is None
+            asked["requests"] = [{"type": "batch", "batch": batch(insert, bad, insert)}]
+            result = (await call("/v3/pipeline"))["results"][0]["response"]["result"]
+            assert [one is not None for one in result["step_results"]] == [True, False, False]
+            assert [one is not None for one in result["step_errors"]] == [False, True, False]
+            asked["batch"] = batch(insert, bad, insert)
+            kinds = [line.get("type") for line in await call("/v3/cursor")]
+            assert kinds == [None, "step_begin", "step_end", "step_error"]
+            count = await ask(runtime, "SELECT count(*) FROM t", "count")
+            assert isinstance(count, Answer)
+            assert decode_results(count.results)[0].rows == [(2,)], "the open transaction was rolled back"
             nursery.cancel_scope.cancel()
 
 

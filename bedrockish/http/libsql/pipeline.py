@@ -225,6 +225,8 @@ async def _answered(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
         return {"type": "ok", "response": await _answer(session, asked)}
     except BedrockishError as error:
         return {"type": "error", "error": write_error(error)}
+    except Exception as unexpected:  # the steps before this one have happened, and their answers are told
+        return {"type": "error", "error": write_error(session.failed(unexpected))}
 
 
 def _reply(body: dict[str, Any], status: int = 200) -> Reply:

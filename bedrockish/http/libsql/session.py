@@ -122,6 +122,11 @@ class Session:
         self._open = self._lost = None
         self._node.transactions.end_owner(self._owner)
 
+    def failed(self, unexpected: Exception) -> BedrockishError:
+        """End the stream after an exception that leaves its state unknown; return the error of the request."""
+        self.close()
+        return self._node.faults.caught("a request of libSQL", unexpected, is_late=True)
+
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def answer(self, asked: Json) -> dict[str, Any]:
@@ -419,7 +424,10 @@ class Session:
             streamed: whether to read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
         """
         whole = whole_transaction(steps) if self.autocommit and not self._temporary.name else None
-        at_once = await self._at_once(steps, whole) if whole is not None else None
+        try:
+            at_once = await self._at_once(steps, whole) if whole is not None else None
+        except Exception as unexpected:
+            at_once = [{"type": "step_error", "step": 0, "error": write_error(self.failed(unexpected))}]
         if at_once is not None:
             for entry in at_once:
                 yield entry
@@ -444,6 +452,9 @@ class Session:
             except BedrockishError as error:
                 outcomes[place] = False
                 yield {"type": "step_error", "step": place, "error": write_error(error)}
+            except Exception as unexpected:
+                yield {"type": "step_error", "step": place, "error": write_error(self.failed(unexpected))}
+                return
 
     async def _whole(self, place: int, step: Step, result: Result) -> list[dict[str, Any]]:
         types = await self._types(step.statement.sql) if result.columns else []

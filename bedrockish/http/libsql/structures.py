@@ -311,7 +311,8 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
         case ConflictError():
             return {"message": error.message, "code": "SQLITE_BUSY"}
         case OutcomeUnknownError():
-            told = f"{error.message.partition(';')[0]}; read the rows before you run the statement again"
+            fact = error.message.rpartition("; ")[0] or error.message  # without the advice, which ends each text
+            told = f"{fact}; read the rows before you run the statement again"
             return {"message": told, "code": "OUTCOME_UNKNOWN"}  # the protocol has no id with which to ask again
         case SqlError():
             return {"message": error.message, "code": "SQLITE_ERROR"}

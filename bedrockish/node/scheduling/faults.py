@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import trio
 
 from bedrockish.engine.sqlite.errors import damage_of, disk_failure
-from bedrockish.errors import BedrockishError, DamagedError, InternalError, UnavailableError
+from bedrockish.errors import BedrockishError, DamagedError, InternalError, OutcomeUnknownError, UnavailableError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -55,12 +55,13 @@ class Faults:
             "disk_error_last": self.last_of_disk or None,
         }
 
-    def caught(self, what: str, error: Exception) -> BedrockishError:
+    def caught(self, what: str, error: Exception, *, is_late: bool = False) -> BedrockishError:
         """Log and count an exception; return the error to answer with. If the exception reports damage, stop the node.
 
         Args:
             what: the work that failed, as a phrase for the operator.
             error: the exception.
+            is_late: whether the work may have been committed before the exception, as when its answer is written.
         """
         damage = damage_of(error)
         if damage is not None:
@@ -92,9 +93,10 @@ class Faults:
             f", for the {self._logged[where]}th time: {error}" if again else "",
             exc_info=None if again else error,
         )
-        return InternalError(
-            f"the node's program failed at this request ({type(error).__name__} in {where}); the request did not "
-            f"happen, and the node goes on; its log has the traceback under the id {number}: please report it",
+        happened = "may have happened" if is_late else "did not happen"
+        return (OutcomeUnknownError if is_late else InternalError)(
+            f"the node's program failed at this request ({type(error).__name__} in {where}), which {happened}; the "
+            f"node goes on, and its log has the traceback under the id {number}: please report it",
             id=number,
         )
 

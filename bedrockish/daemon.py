@@ -70,7 +70,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
     departure.reload = partial(reload, config, credentials)
     for warning in warnings(config):
         logger.warning("%s", warning)
-    pause_s, restarts = PAUSE_S_MIN, 0
+    pause_s, restarts, shortages = PAUSE_S_MIN, 0, 0
     damage: DamagedError | None = None
     was_up = is_rebuilt = False
     while True:
@@ -93,7 +93,9 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             if _lacks_room(error):
-                room = Room(config.database)
+                shortages = shortages if trio.current_time() - began < PAUSE_S_MAX else 0
+                room = Room(config.database, shortages)
+                shortages += 1
                 logger.error("the node waits, and answers with the reason: %s (%s)", room.why, _leaf(error))
                 await wait_in_the_open(config, credentials, room, load_http("waiting") if config.http else None)
                 logger.warning("%s can be written again", config.database)

@@ -90,6 +90,33 @@ async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Pa
             assert (await client.execute("SELECT count(*) FROM t", read="strict")).value() == 12
 
 
+async def test_node_that_fails_again_for_want_of_room_waits_longer(tmp_path: Path) -> None:
+    """The probe fitted, and the entries that it lacked did not: it started three times a second, and seemed well.
+
+    Each start raised the clock by up to a second, so that the cluster's clock ran away from the machines'.
+    """
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        first = cluster.nodes[0]
+        limit_files(first, 1 << 20)
+        async with open_client(cluster.url(1)) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+            for _ in range(60):
+                await client.execute("INSERT INTO t(x) VALUES (randomblob(100000))")
+
+        async def told() -> bool:
+            return first.log.read_text().count(f"the node waits, and answers with the reason: {REASON}") > 0
+
+        await until("the node knows that its file is too long", told)
+        await trio.sleep(3)
+        assert (await status_of(cluster, 0))["trouble"] == REASON
+        assert first.log.read_text().count("serves A.sqlite") <= 6
+        limit_files(first, resource.RLIM_INFINITY)
+        await until_mode(cluster, "serving")
+        async with open_client(cluster.url(0, only=True)) as client:
+            assert (await client.execute("SELECT count(*) FROM t", read="strict")).value() == 60
+
+
 def test_waiting_node_ends_on_sigterm(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)

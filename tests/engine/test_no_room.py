@@ -2,16 +2,20 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import apsw
 import pytest
+import trio
+import trio.testing
 
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.sqlite.errors import NO_ROOM, broken
 from bedrockish.engine.storage import scratch_files
 from bedrockish.engine.storage.scratch_files import why_not_writable
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError
+from bedrockish.node.admin.watching import Room
 from tests.engine.conftest import MakeNode
 
 NUMBERS = sorted(NO_ROOM)
@@ -69,3 +73,22 @@ def test_probe_names_the_reason(number: int, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "pwrite", fail)
     assert why_not_writable(tmp_path / "a.db") == scratch_files.REASONS[number]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_probe_fails_if_file_and_log_have_reached_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, resource.RLIM_INFINITY))
+    assert why_not_writable(tmp_path / "a.db") == ""
+    assert why_not_writable(tmp_path / "a.db", 2 << 20) == scratch_files.REASONS[errno.EFBIG]
+    (tmp_path / "a.db").write_bytes(bytes(500 << 10))
+    assert why_not_writable(tmp_path / "a.db") == ""
+    (tmp_path / "a.db-wal").write_bytes(bytes(500 << 10))
+    assert why_not_writable(tmp_path / "a.db") == scratch_files.REASONS[errno.EFBIG]
+
+
+async def test_node_that_failed_many_times_waits_a_minute(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    room, began = Room(str(tmp_path / "a.db"), 5_000), trio.current_time()
+    assert room.why.endswith("a.db could not be written a moment ago, and is tried again in 60 s")
+    await room.wait()
+    assert trio.current_time() - began == pytest.approx(60, abs=0.01)

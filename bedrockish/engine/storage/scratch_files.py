@@ -7,6 +7,7 @@ never used for temporary files. A killed node leaves them behind; they are remov
 import errno
 import os
 import re
+import resource
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from bedrockish.errors import UnavailableError
 
 LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
 PROBE_BYTES = 256 << 10  # a node that waits for room goes on once this much can be written: more than most batches
+PROBE_BYTES_MAX = 64 << 20  # the same for a node that then failed again, perhaps at a batch of many entries
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",
@@ -71,19 +73,23 @@ def reserve(room: Mapping[str, int]) -> int:
     return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
 
 
-def why_not_writable(path: str | os.PathLike[str]) -> str:
-    """Return why the disk of a file takes no more bytes now, in words; empty if it does, or fails for another cause.
+def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> str:
+    """Return why the disk of a database takes not so many bytes more now, in words; empty if it does.
 
-    A quota, and a file system that the kernel has made read-only, are noticed only by a write, so the probe writes.
+    It is also empty if a write fails for a cause that is not in ``REASONS``. A quota, and a file system that the kernel
+    has made read-only, are noticed only by a write, so the probe writes.
     """
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and _length(path) + size > most:
+        return REASONS[errno.EFBIG]
     probe = scratch_path(path, PROBE)
     try:
         try:
             file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 written = 0
-                while written < PROBE_BYTES:  # the last bytes that fit are written without an error
-                    written += os.pwrite(file, bytes(PROBE_BYTES - written), written)
+                while written < size:  # the last bytes that fit are written without an error
+                    written += os.pwrite(file, bytes(min(size - written, PROBE_BYTES)), written)
                 os.fsync(file)
             finally:
                 os.close(file)
@@ -92,6 +98,15 @@ def why_not_writable(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         return REASONS.get(error.errno or 0, "")
     return ""
+
+
+def _length(path: str | os.PathLike[str]) -> int:
+    """Return how many bytes a database has that the system tells, or may have after its checkpoint."""
+    length, place = 0, Path(path).resolve()
+    for suffix in ("", "-wal"):
+        with suppress(OSError):
+            length += place.with_name(place.name + suffix).stat().st_size
+    return length
 
 
 def check_room(path: str | os.PathLike[str], size: int = 0) -> None:

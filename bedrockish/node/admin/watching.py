@@ -10,11 +10,18 @@ from typing import Any
 import trio
 
 from bedrockish.core.protocol.health import DISK_FULL, Health, Mode
-from bedrockish.engine.storage.scratch_files import reserve, room_on_disk, why_not_writable
+from bedrockish.engine.storage.scratch_files import (
+    PROBE_BYTES,
+    PROBE_BYTES_MAX,
+    reserve,
+    room_on_disk,
+    why_not_writable,
+)
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
+PAUSE_S_MAX = 60  # before a node that failed again and again looks for room
 FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved for members, SQLite, and the watcher
 
 
@@ -63,15 +70,15 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
         await trio.sleep(LOOK_S)
 
 
-def why_no_room(path: str) -> str:
-    """Return why a file cannot be opened and written now, for people; empty if it can.
+def why_no_room(path: str, size: int = PROBE_BYTES) -> str:
+    """Return why a file cannot be opened and get so many bytes more now, for people; empty if it can.
 
     Less free space than the reserve is not enough, because the node would stop again at once.
     """
     files = open_files()
     if files["open"] >= files["max"]:
         return f"{files['open']} files and connections are open, of {files['max']} that may be"
-    why, room = why_not_writable(path), room_on_disk(path)
+    why, room = why_not_writable(path, size), room_on_disk(path)
     if why or room is None:
         return why or "its folder cannot be read"
     if room["free_bytes"] <= reserve(room):
@@ -82,20 +89,32 @@ def why_no_room(path: str) -> str:
 class Room:
     """A waiting node's check whether its file can be written again.
 
+    A node that found room and soon failed again needs more than the probe has written, such as for a batch of many
+    entries. Each further time it waits longer, and probes for more: a start raises the clock, and lasts a moment in
+    which the node seems to be well.
+
+    Args:
+        path: the database file.
+        failures: how many times in a row the node has soon failed again.
+
     Attributes:
         why: why it cannot, for people.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, failures: int = 0) -> None:
         self._path = path
-        self.why = self._look() or f"{path} could not be written a moment ago"
+        self._size = min(PROBE_BYTES << failures, PROBE_BYTES_MAX)
+        self._pause_s = min(1 << failures, PAUSE_S_MAX) if failures else 0
+        again = f", and is tried again in {self._pause_s} s" if failures else ""
+        self.why = self._look() or f"{path} could not be written a moment ago{again}"
 
     def _look(self) -> str:
-        why = why_no_room(self._path)
+        why = why_no_room(self._path, self._size)
         return f"{self._path} cannot be written: {why}" if why else ""
 
     async def wait(self) -> None:
         """Return when the file can be written."""
+        await trio.sleep(self._pause_s)
         while why := await trio.to_thread.run_sync(self._look):
             if why != self.why:
                 logger.warning("%s", why)

@@ -1,7 +1,8 @@
-"""The command line. Importing it makes a node that starts ignore SIGHUP, before the slow imports of its program.
+"""The command line.
 
-SIGHUP asks a node to read its certificates again. Until the node has read them for the first time there is nothing to
-read again, but the default action of SIGHUP would end the process. ``run_until_signal`` in ``serve`` then takes SIGHUP.
+Importing it makes a node that starts ignore SIGHUP, before the slow imports of its program. SIGHUP asks a node to read
+its certificates again. Until the node has read them for the first time there is nothing to read again, but the default
+action of SIGHUP would end the process. ``run_until_signal`` in ``serve`` then takes SIGHUP.
 """
 
 import signal

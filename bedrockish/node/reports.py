@@ -78,6 +78,7 @@ class Reports:
         told |= {"open_transactions": len(node.transactions), "open_streams": len(node.transactions.streams)}
         told |= {
             "certificates": credentials.ends if credentials is not None else {},
+            "certificate_fault": credentials.fault() if credentials is not None else "",
             "certificates_revoked": len(credentials.revoked) if credentials is not None else 0,
             "wall_s": time.time(),
             **(mesh.describe() if mesh is not None else {}),

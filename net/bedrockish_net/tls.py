@@ -16,6 +16,8 @@ from bedrockish_net.errors import Code, NetError, RefusedError
 if TYPE_CHECKING:
     import trio
 
+FLIGHTS = 3  # turns of both ends that complete a handshake of TLS 1.3
+
 
 class CertificateError(NetError):
     """Raised when certificates or keys cannot be loaded. The text names the files; nothing was started."""
@@ -63,6 +65,29 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     if cert is not None and key is not None:
         _load_chain(context, cert, key)
     return _trusting(context, ca)
+
+
+def why_refused(dial: ssl.SSLContext, listen: ssl.SSLContext, node: str, revoked: AbstractSet[int]) -> str:
+    """Return why a node with the same authority would refuse our certificate, in words; empty if it would not.
+
+    It is tried by a handshake in memory, so the judge is the one of real links: our context for either end.
+    """
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client, server = dial.wrap_bio(down, up), listen.wrap_bio(up, down, server_side=True)
+    for end in (client, server) * FLIGHTS:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        except ssl.SSLError as error:
+            return str(error)
+    certificate: Mapping[str, Any] = server.getpeercert() or {}
+    names = certificate_names(certificate)
+    if node.lower() not in {name.lower() for name in names}:
+        return f"it names {', '.join(sorted(names)) or 'nobody'}, and not {node}"
+    return "it is revoked" if int(certificate["serialNumber"], 16) in revoked else ""
 
 
 def read_revoked(text: str) -> frozenset[int]:

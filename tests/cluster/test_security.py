@@ -257,6 +257,12 @@ def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -
     (certs / "revoked.txt").write_text("nonsense\n")
     hang_up("the certificates stay as they were")
     assert trio.run(status)["certificates_revoked"] == 1
+    (certs / "revoked.txt").unlink()
+    assert program("tls", str(certs / "other"), "A=127.0.0.1").returncode == 0
+    for file in files:
+        (certs / "other" / file.name).replace(file)
+    hang_up("A.pem: unable to get local issuer certificate; the certificates stay as they were")
+    assert days_left() == 10
     trio.run(ready, tls)
 
 

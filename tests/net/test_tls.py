@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from bedrockish_net.tls import (
     dial_context,
     listen_context,
     read_revoked,
+    why_refused,
 )
 from bedrockish_net.x509 import read_certificate
 
@@ -392,3 +393,30 @@ async def test_nothing_goes_to_another_machine_in_clear(monkeypatch: pytest.Monk
     assert "?ca=certs/ca.pem" in str(caught.value)
     assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "LOCALHOST.")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "host1", "10.0.0.1", "localhost.evil")] == [False] * 5
+
+
+def judged(files: Files, node: str = "A", revoked: frozenset[int] = frozenset(), *, optional: bool = False) -> str:
+    paths = (files.ca, files.cert, files.key)
+    return why_refused(dial_context(*paths), listen_context(*paths, optional=optional), node, revoked)
+
+
+def test_own_certificate_is_judged_as_others_judge_it(authority: trustme.CA, tmp_path: Path) -> None:
+    """A certificate of another authority or name, or not valid yet, was noticed at the first link only."""
+    good = issue(authority, tmp_path, "A")
+    serial = read_certificate(Path(good.cert).read_text())[0]
+    assert judged(good) == judged(good, "a") == judged(good, optional=True) == ""
+    assert judged(good, "B") == "it names a, and not B"
+    assert judged(good, revoked=frozenset({serial})) == "it is revoked"
+    other = issue(trustme.CA(), tmp_path, "other")
+    assert "unable to get local issuer" in judged(Files(good.ca, other.cert, other.key), "other")
+
+
+@pytest.mark.parametrize(("first", "last", "says"), [(2, 9, "is not yet valid"), (-9, -2, "has expired")])
+def test_date_of_the_own_certificate_is_judged(
+    first: int, last: int, says: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    files, now = issue(authority, tmp_path, "A"), datetime.now(UTC)
+    leaf = authority.issue_cert("A", not_before=now + timedelta(first), not_after=now + timedelta(last))
+    leaf.cert_chain_pems[0].write_to_path(files.cert)
+    leaf.private_key_pem.write_to_path(files.key)
+    assert judged(files) == f"certificate {says}"

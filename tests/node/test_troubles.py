@@ -83,6 +83,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
     ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
     ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),
+    ("certificate", {"certificate_fault": "a.pem: it names B"}, "^a.pem: it names B$"),
+    ("certificate", {"certificate_fault": "x", "certificates": {"a.pem": 86_400.0}}, "^a.pem has expired$"),
     ("certificate", {"peer_certificates": {"B": 86_400.0}}, "the certificate of B has expired"),
     ("disk_slow", {"sync_ms": 4_990}, "the disk takes 5.0 s for each sync"),
     ("disk_failing", {"disk_errors_recent": 2, "disk_error_last": "at a backup"}, "2 times .* last one: at a backup"),

@@ -296,11 +296,14 @@ def _certificates(status: Status) -> str:
     peers = {f"the certificate of {node}": end for node, end in status.get("peer_certificates", {}).items()}
     ends = {**status.get("certificates", {}), **peers}
     left = {name: (end - status["wall_s"]) / DAY_S for name, end in ends.items()}
-    return _each(
+    told = [
         f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}"
         for name, days in left.items()
         if days < CERTIFICATE_DAYS
-    )
+    ]
+    has_ended = any(end < status["wall_s"] for end in status.get("certificates", {}).values())
+    fault = "" if has_ended else status.get("certificate_fault", "")
+    return _each(filter(None, [fault, *told]))
 
 
 def _memory(status: Status) -> str:
@@ -528,8 +531,9 @@ KINDS = (
     ),
     Kind(
         "certificate",
-        "a certificate is about to expire",
-        "make a new one ('bedrockish tls certs') before that day: after it no link can be opened",
+        "a certificate is about to expire, or is refused",
+        "make a new one with the cluster's authority ('bedrockish tls certs') in time, and send the node SIGHUP: "
+        "without a valid one no link can be opened",
         _certificates,
     ),
     Kind(

@@ -9,6 +9,7 @@ import hmac
 import logging
 import secrets
 import ssl
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,11 +39,13 @@ from bedrockish_net.tls import (
     has_certificate,
     listen_context,
     read_revoked,
+    why_refused,
 )
 from bedrockish_net.x509 import read_certificate
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 30.0  # between two looks at the own certificate
 TRIES_MAX = 10  # wrong passwords of one user from one address in WINDOW_S
 ADDRESS_TRIES_MAX = 100  # wrong passwords of all users from one address in WINDOW_S
 USER_CHARACTERS_MAX = 100
@@ -68,6 +71,7 @@ class Credentials:
     """
 
     def __init__(self, config: Config) -> None:
+        self._node = config.node
         self._files = config.security.files(config.node) if config.security.encrypts else None
         self.takes_passwords = bool(config.users)
         self.revoked: frozenset[int] = frozenset()
@@ -75,13 +79,16 @@ class Credentials:
         self.listen_context: ssl.SSLContext | None = None
         self.reads = 0
         self.ends: dict[str, float] = {}
+        self._fault, self._looked_s = "", 0.0
         self.reload()
 
     def reload(self) -> None:
         """Read the files again; if one of them cannot be used, nothing is changed.
 
+        The first time, a certificate that others would refuse is only logged: a later date or new files may help.
+
         Raises:
-            ConfigError: a file cannot be used.
+            ConfigError: a file cannot be used, or others would refuse this certificate, and not the one before it.
         """
         files = self._files
         if files is None:
@@ -93,8 +100,31 @@ class Credentials:
             ends = {path: _end_of(path) for path in (files.certificate, files.ca)}
         except CertificateError as error:
             raise ConfigError(f"security: {error}") from error
+        fault = self._judge(files, dial, listen, revoked)
+        # A list with this node's own certificate is used, because it protects the others that are on it.
+        if self.reads and not self.fault() and (unfit := self._judge(files, dial, listen, frozenset())):
+            raise ConfigError(f"security: {unfit}")
+        if fault:
+            logger.error("security: %s; without a valid certificate no link can be opened", fault)
+        self._fault, self._looked_s = fault, time.monotonic()
         self.dial_context, self.listen_context = dial, listen
         self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
+
+    def fault(self) -> str:
+        """Return why others refuse this node's certificate, for people; empty if they do not, and without TLS."""
+        files, now_s = self._files, time.monotonic()
+        if files is None or self.dial_context is None or self.listen_context is None:
+            return ""
+        if now_s - self._looked_s > LOOK_S:  # the answer changes with the date
+            self._fault, self._looked_s = (
+                self._judge(files, self.dial_context, self.listen_context, self.revoked),
+                now_s,
+            )
+        return self._fault
+
+    def _judge(self, files: Files, dial: ssl.SSLContext, listen: ssl.SSLContext, revoked: frozenset[int]) -> str:
+        why = why_refused(dial, listen, self._node, revoked)
+        return f"every node that trusts {files.ca} refuses {files.certificate}: {why}" if why else ""
 
     def trust(self, stream: trio.abc.Stream) -> None:
         """Check that the certificate of the other end of a stream is not revoked.

@@ -35,6 +35,7 @@ from bedrockish.errors import (
     ConflictError,
     DeadlineError,
     SqlError,
+    TemporaryLostError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -43,6 +44,7 @@ from bedrockish.local.leased_ids import LEASE, LEASE_MAX, IdsNeededError
 from bedrockish.local.page import socket_path
 from bedrockish.local.place import NodeNeededError
 from bedrockish.local.prepared import encode_prepared
+from bedrockish.local.reads import closed
 from bedrockish.local.transactions import LocalTransaction, LocalTransactions, Logged
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
@@ -52,6 +54,7 @@ APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # also if another thread closes the session
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -89,6 +92,14 @@ class LocalSteps:
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
         """Run a step of a transaction; return the answer. The errors are those of the node."""
+        try:
+            return await self._call(what, timeout_s)
+        except OF_THE_FILE as error:
+            if not self.transactions.is_closed:
+                raise
+            raise closed() from error
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         session = self._session
         if not isinstance(what, Step):
             found = self.transactions.find((what.asked or {}).get("transaction", "")) if isinstance(what, Ask) else None
@@ -255,7 +266,12 @@ class LocalSteps:
         one = self._find(command)
         if one is None:
             return None
-        found = await self._run_all(one, statements, step, timeout_s, begins=False)
+        try:
+            found = await self._run_all(one, statements, step, timeout_s, begins=False)
+        except OF_THE_FILE as error:
+            if not self.transactions.is_closed:
+                raise
+            raise closed() from error
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
     def run_again(self, command: str, sql: str, values: tuple[Any, ...]) -> Result | None:

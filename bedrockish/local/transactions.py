@@ -396,6 +396,7 @@ class LocalTransactions:
 
     Attributes:
         ids: the row ids leased by the node.
+        is_closed: whether the session is closed.
     """
 
     def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
@@ -407,7 +408,7 @@ class LocalTransactions:
         self._temporary_name = ""
         self._schema: FileSchema | None = None
         self.ids = LeasedIds()
-        self._is_closed = False
+        self.is_closed = False
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
         reads.on_tick, reads.on_given = self.end_late, self._give
@@ -440,10 +441,13 @@ class LocalTransactions:
         """Begin a transaction on the newest durable snapshot; return None if it must begin at the node."""
         if request.user != self._reads.user:
             request = replace(request, user=self._reads.user)
-        if self._is_closed:
+        if self.is_closed:
             return None
         with self._beginning:
-            return self._begin(request)
+            made = self._begin(request)
+        if self.is_closed:
+            self._lose_at_close()
+        return made
 
     def _begin(self, request: Request) -> LocalTransaction | None:
         if FORKING:
@@ -465,7 +469,7 @@ class LocalTransactions:
                 self._close(place)
             return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
-        if self._is_closed:  # by another thread, which has not seen this transaction among the open ones
+        if self.is_closed:  # by another thread, which has not seen this transaction among the open ones
             made.end(closed())
         return made
 
@@ -537,11 +541,15 @@ class LocalTransactions:
             UnavailableError: the file was not new enough for the session in time.
             ConflictError: see ``temporary.WithTemporary``.
         """
-        with self._beginning:
-            return self._begin_with_temporary(replace(request, user=self._reads.user), before)
+        try:
+            with self._beginning:
+                return self._begin_with_temporary(replace(request, user=self._reads.user), before)
+        finally:
+            if self.is_closed:
+                self._lose_at_close()
 
     def _begin_with_temporary(self, request: Request, before: LocalTransaction | None) -> bool:
-        published, facts = (None, None) if self._is_closed else self._serving()
+        published, facts = (None, None) if self.is_closed else self._serving()
         place = self._temporary if self.has_temporary(request.temporary) else None
         if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
             self.lose_temporary()
@@ -567,7 +575,7 @@ class LocalTransactions:
         if before is not None:
             before.end()
         self._open[request.command] = made
-        if self._is_closed:
+        if self.is_closed:
             made.end(closed())
         return True
 
@@ -615,7 +623,7 @@ class LocalTransactions:
 
     def close(self) -> None:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""
-        self._is_closed = True
+        self.is_closed = True
         for one in list(self._open.values()):
             one.end(closed())
         self._open.clear()
@@ -623,7 +631,15 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
-        self.lose_temporary()
+        self._lose_at_close()
+
+    def _lose_at_close(self) -> None:
+        """Drop the TEMP objects of a closed session; a thread that is beginning a transaction with them does so."""
+        if self._beginning.acquire(blocking=False):
+            try:
+                self.lose_temporary()
+            finally:
+                self._beginning.release()
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -732,7 +748,7 @@ class LocalTransactions:
         except (BedrockishError, apsw.Error):
             place.workspace.is_broken = True
         with self._lock:
-            if not (self._is_closed or place.workspace.is_broken or len(self._idle) >= IDLE_MAX):
+            if not (self.is_closed or place.workspace.is_broken or len(self._idle) >= IDLE_MAX):
                 self._idle.append(place)
                 return
         self._close(place)

@@ -145,6 +145,57 @@ def test_transaction_that_begins_while_its_session_is_closed_ends(
     assert failures == [bedrockish.ClientClosedError]
 
 
+def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_ends(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``close`` closed the connections that the thread was using, which raised an AttributeError."""
+    closing, is_begun, is_closed = bedrockish.connect(node.database), threading.Event(), threading.Event()
+    closing.execute("CREATE TEMP TABLE t(a)")
+    mine, snapshot, failures = here(closing), LocalTransactions._snapshot, []
+
+    def wait(*arguments: Any) -> Any:
+        moment = snapshot(*arguments)
+        is_begun.set()
+        is_closed.wait(20)
+        return moment
+
+    def count() -> None:
+        try:
+            closing.begin().execute("SELECT count(*) FROM t")
+        except BaseException as error:
+            failures.append(type(error))
+
+    monkeypatch.setattr(LocalTransactions, "_snapshot", wait)
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert is_begun.wait(20)
+    closing.close()
+    is_closed.set()
+    thread.join()
+    assert failures == [bedrockish.ClientClosedError]
+    assert mine._temporary is None, "the file was left open"
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_begin_of_a_transaction_on_a_closed_page_is_told_as_closed(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
+) -> None:
+    """The program was told to start the node of the file."""
+    closing = bedrockish.connect(node.database)
+    if is_temporary:
+        closing.execute("CREATE TEMP TABLE t(a)")
+    serving = LocalTransactions._serving
+
+    def close_first(transactions: LocalTransactions) -> Any:
+        found = serving(transactions)
+        closing.close()
+        return found
+
+    monkeypatch.setattr(LocalTransactions, "_serving", close_first)
+    with pytest.raises(bedrockish.ClientClosedError):
+        closing.begin().execute("SELECT 1")
+
+
 def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connection, table: str) -> None:
     """The thread that closed the session got ConnectionClosedError of SQLite."""
     opened = db.begin()

@@ -76,8 +76,18 @@ class Facts(NamedTuple):
     is_log_ending: int
 
     @property
+    def runs(self) -> bool:
+        """Whether the node's process is there, with or without its file."""
+        return self.since != 0 and self.since == _process_since(self.process)
+
+    @property
     def why_not(self) -> str:
         """Why programs may not read the file now; empty if they may."""
+        if self.mode == STOPPED and self.runs:
+            return (
+                f"its node, process {self.process}, runs and does not serve it now: it begins again or waits, and "
+                "'bedrockish status' with its URL says why"
+            )
         if self.mode > READING:
             return f"its node is {MODES.get(self.mode, 'of another release')}"
         if now_ns() - self.heartbeat > SILENT_NS:
@@ -340,7 +350,7 @@ class Published:
                 _unserved(self.database, "its page was written on another machine, or before a boot")
             )
         if why := facts.why_not:
-            raise UnavailableError(_unserved(self.database, why))
+            raise UnavailableError(_unserved(self.database, why, "") if facts.runs else _unserved(self.database, why))
         try:
             found, page = os.stat(self.database), os.stat(page_path(self.database))
         except OSError as error:
@@ -386,10 +396,10 @@ def _facts_in(page: mmap.mmap) -> Facts | None:
     return Facts._make(_FACTS.unpack_from(data, _FACTS_AT))
 
 
-def _unserved(database: str, why: str) -> str:
+def _unserved(database: str, why: str, advice: str = "start its node with 'bedrockish serve', or ") -> str:
     return (
-        f"{database} cannot be opened as a node's file: {why}; start its node with 'bedrockish serve', or connect to a "
-        "URL such as bedrockish://localhost:7373"
+        f"{database} cannot be opened as a node's file: {why}; {advice}connect to a URL such as "
+        "bedrockish://localhost:7373"
     )
 
 

@@ -24,9 +24,10 @@ from bedrockish.node.admin.status import WAITING
 from bedrockish.node.admin.troubles import CANNOT_WRITE
 from bedrockish.node.admin.watching import Room
 from bedrockish.node.cluster.authentication import Credentials
+from bedrockish.node.published import close_socket, open_socket
 from bedrockish_net.errors import LinkClosedError, NetError, RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.handshake import accept
+from bedrockish_net.handshake import accept, is_local
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
 
@@ -98,7 +99,8 @@ async def answer_links(config: Config, credentials: Credentials, node: WaitingNo
             await trio.aclose_forcefully(stream)
             return
         try:
-            shaken = await accept(stream, hello, welcome, limits, credentials.listen_context, credentials.trust)
+            context = None if is_local(stream) else credentials.listen_context
+            shaken = await accept(stream, hello, welcome, limits, context, credentials.trust)
             link = Link(*shaken, limits)
             link.deliver_to(partial(_reply, link, node))
             await link.run()
@@ -107,12 +109,22 @@ async def answer_links(config: Config, credentials: Credentials, node: WaitingNo
         finally:
             places.release_on_behalf_of(stream)
 
-    while True:
-        try:
-            await trio.serve_tcp(talk, config.listen.port, host=config.listen.host)
-        except OSError as error:
-            logger.warning("the waiting node cannot listen on %s: %s", config.listen, error)
-            await trio.sleep(RETRY_S)
+    async def talk_here() -> None:
+        """Answer programs of this machine, which would take a missing socket for a stopped node."""
+        if (listener := open_socket(config.database)) is not None:
+            try:
+                await trio.serve_listeners(talk, [trio.SocketListener(trio.socket.from_stdlib_socket(listener))])
+            finally:
+                close_socket(config.database)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(talk_here)
+        while True:
+            try:
+                await trio.serve_tcp(talk, config.listen.port, host=config.listen.host)
+            except OSError as error:
+                logger.warning("the waiting node cannot listen on %s: %s", config.listen, error)
+                await trio.sleep(RETRY_S)
 
 
 def _reply(link: Link, node: WaitingNode, payloads: list[bytes]) -> None:

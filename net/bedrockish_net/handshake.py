@@ -23,7 +23,7 @@ from bedrockish_net.errors import (
 )
 from bedrockish_net.events import Event, Goodbye, Hello
 from bedrockish_net.limits import Limits
-from bedrockish_net.link_texts import READ_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
+from bedrockish_net.link_texts import READ_BYTES, WAY_TO_TLS, address_text, broken_off, error_text, not_connected
 from bedrockish_net.local_socket import is_path, short_path
 from bedrockish_net.loopback import is_loopback
 from bedrockish_net.tls import check_certificate
@@ -60,7 +60,7 @@ async def dial(
         try:
             stream: trio.abc.Stream = await _open_stream(host, port)
         except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
-            raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
+            raise not_connected(host, port, error) from error
         if ssl_context is not None:
             stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)
         try:

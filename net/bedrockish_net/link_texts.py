@@ -28,6 +28,14 @@ WAY_TO_TLS = (
 )
 
 
+def not_connected(host: str, port: int, error: Exception) -> DialError:
+    """Return the error for an address that could not be reached."""
+    where = address_text(host, port)
+    if is_path(host) and isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return DialError(f"no node listens at {where} now: it is stopped, or begins again")
+    return DialError(f"cannot connect to {where}: {error_text(error)}")
+
+
 def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLContext | None) -> DialError:
     """Return the error for a link that broke off before the other end had said HELLO."""
     said = error_text(error)

@@ -12,7 +12,15 @@ from bedrockish_net.connection import Connection, Side
 from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
 from bedrockish_net.limits import Limits
-from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
+from bedrockish_net.link_texts import (
+    READ_BYTES,
+    READ_FIRST_BYTES,
+    WAY_TO_TLS,
+    address_text,
+    broken_off,
+    error_text,
+    not_connected,
+)
 from bedrockish_net.local_socket import connect, is_path
 from bedrockish_net.loopback import is_loopback
 
@@ -179,7 +187,7 @@ def dial(
     except TimeoutError as error:
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
     except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
-        raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
+        raise not_connected(host, port, error) from error
     try:
         if is_path(host):
             ssl_context = None  # a Unix socket does not leave the machine

@@ -9,7 +9,7 @@ import trio
 
 import bedrockish
 from bedrockish import open_client
-from bedrockish.errors import OutcomeUnknownError, UnavailableError
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError
 from tests.cluster.story import ready, status_of, until
 from tests.forked import program
 from tests.http.conftest import Asker
@@ -133,3 +133,28 @@ def test_waiting_node_ends_on_sigterm(tmp_path: Path) -> None:
         assert node.process is not None
         node.process.terminate()
         assert node.process.wait(5) == 0
+
+
+def test_program_on_the_file_of_a_waiting_node_is_told_why(tmp_path: Path) -> None:
+    """It was told that there is no such file, which was the socket, and that the node is stopped."""
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(ready, cluster)
+        node = cluster.nodes[0]
+        with bedrockish.connect(node.database) as db:
+            db.execute("CREATE TABLE t(x)")
+            limit_files(node, LIMIT_BYTES)
+            with bedrockish.connect(cluster.url(options="timeout=2")) as other, suppress(BedrockishError):
+                for _ in range(12):
+                    other.execute("INSERT INTO t VALUES (randomblob(20000))")
+            trio.run(until_mode, cluster, "waiting")
+            for text in ("SELECT count(*) FROM t", "INSERT INTO t VALUES (1)"):
+                with pytest.raises(UnavailableError, match=f"node A waits: {REASON}; nothing happened"):
+                    db.execute(text, timeout=1)
+            with pytest.raises(UnavailableError, match=r"runs and does not serve it now: .* 'bedrockish status'"):
+                bedrockish.connect(node.database)
+            limit_files(node, resource.RLIM_INFINITY)
+            trio.run(until_mode, cluster, "serving")
+            db.execute("INSERT INTO t VALUES (1)")
+        cluster.stop()
+        with pytest.raises(UnavailableError, match="its node is stopped; start its node"):
+            bedrockish.connect(node.database)

@@ -104,7 +104,7 @@ def test_reader_never_sees_a_mixture(database: str, page: Page) -> None:
     assert not wrong
 
 
-def test_node_that_does_not_serve_is_refused(database: str, page: Page) -> None:
+def test_node_that_does_not_serve_is_refused(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Published(database)
     page.beat(READING, 0)
     assert not reader.facts().why_not
@@ -112,7 +112,10 @@ def test_node_that_does_not_serve_is_refused(database: str, page: Page) -> None:
     with pytest.raises(UnavailableError, match="not serving"):
         reader.check(reader.facts())
     page.close()
-    with pytest.raises(UnavailableError, match="stopped"):
+    with pytest.raises(UnavailableError, match=r"its node, process \d+, runs and does not serve it now"):
+        reader.check(reader.facts())
+    monkeypatch.setattr("bedrockish.local.page._process_since", lambda _: 0)
+    with pytest.raises(UnavailableError, match="its node is stopped; start its node"):
         reader.check(reader.facts())
     assert reader.facts().mode == STOPPED
 

@@ -19,7 +19,6 @@ from sqlalchemy.testing.suite import *  # noqa: F403
 from sqlalchemy.testing.suite import ComponentReflectionTest as _ReflectionTest
 from sqlalchemy.testing.suite import ComponentReflectionTestExtra as _ReflectionTestExtra
 from sqlalchemy.testing.suite import ServerSideCursorsTest as _ServerSideCursorsTest
-from sqlalchemy.testing.suite import TableViaSelectTest as _TableViaSelectTest
 from sqlalchemy.testing.suite import UnicodeSchemaTest as _UnicodeSchemaTest
 
 from bedrockish.dbapi import StreamingCursor
@@ -36,12 +35,6 @@ if Requirements is Bedrockish:
     class ServerSideCursorsTest(_ServerSideCursorsTest):  # type: ignore[misc]
         def _is_server_side(self, cursor: Any) -> bool:
             return isinstance(cursor, StreamingCursor) and cursor._stream is not None
-
-    class TableViaSelectTest(_TableViaSelectTest):  # type: ignore[misc]
-        @pytest.fixture(autouse=True)
-        def _rows_do_not_come_with_a_schema(self, request: pytest.FixtureRequest) -> None:
-            if request.node.name.startswith("test_without_metadata[plain"):
-                pytest.skip("CTAS: CREATE TABLE AS SELECT is refused; create, then insert")
 
     # These need a second schema without declaring it to the suite.
 

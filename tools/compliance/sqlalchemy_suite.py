@@ -71,7 +71,7 @@ def failures(outcomes: Outcomes) -> dict[str, str]:
 
 def reason_of(text: str) -> str:
     """Return why a test is skipped, without its name: our own words out of the suite's, where there are any."""
-    found = re.search(r"(ATTACH|TEMPORARY|REGEXP|CTAS): .*", text)
+    found = re.search(r"(ATTACH|TEMPORARY|REGEXP): .*", text)
     if found:
         return found[0]
     why = re.sub(r"^'.*?\((?:call|setup)\)' : ", "", text)

@@ -1,8 +1,10 @@
 """The documentation holds together: titles, links, and the parts that are generated from the code."""
 
+import ast
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -85,6 +87,36 @@ def test_generated_pages_are_current(page: str) -> None:
     command = [sys.executable, "-c", f"from tools.docs import render; print(render({page!r}), end='')"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert (ROOT / page).read_text() == done.stdout
+
+
+@cache
+def literals() -> str:
+    """Return the string literals of the code, one on each line, with ``…`` for each inserted value."""
+    found: list[str] = []
+    for path in tracked():
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("bedrockish", "journal"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("page", ["audit", "erasure", "journal", "spark"])
+def test_messages_that_a_page_explains_are_in_the_code(page: str) -> None:
+    """A reader searches the page for the message that a command has printed."""
+    section = (ROOT / "docs" / f"{page}.md").read_text().partition("## What can go wrong\n")[2].partition("\n## ")[0]
+    bold = re.findall(r"^- (.+?): ", section, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
+    own = [said for said in bold if "(Spark's own)" not in said]
+    messages = [one for said in own for one in re.findall(r"\*\*(.+?)\*\*", said)]
+    messages += [one for row in rows for one in row.split(", ")]
+    assert len(messages) >= 3
+    text = literals()
+    parts = [re.split(r"[\s:;]*(?:…|\b(?:[A-E]\d*|17)\b|letter\.txt|No space left)[\s:;]*", one) for one in messages]
+    assert not [part for one in parts for part in one if len(part) > 3 and part.removeprefix("or ") not in text]
 
 
 @pytest.mark.parametrize(

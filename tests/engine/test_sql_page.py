@@ -110,12 +110,10 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     "`journal_mode`, `synchronous`": [
         "PRAGMA journal_mode = DELETE; PRAGMA synchronous = OFF; PRAGMA busy_timeout = 5000; PRAGMA cache_size = -9000",
         "PRAGMA temp_store = 2; PRAGMA mmap_size = 9; PRAGMA wal_checkpoint; PRAGMA secure_delete = 1",
-    ],
-    "`PRAGMA case_sensitive_like`": ["PRAGMA recursive_triggers", "PRAGMA case_sensitive_like = OFF"],
-    "PRAGMAs of memory": [
         "PRAGMA fullfsync = 1; PRAGMA soft_heap_limit = 9; PRAGMA shrink_memory",
         "PRAGMA cell_size_check = 1; PRAGMA max_page_count = 9; PRAGMA incremental_vacuum; PRAGMA analysis_limit = 9",
     ],
+    "`PRAGMA case_sensitive_like`": ["PRAGMA recursive_triggers", "PRAGMA case_sensitive_like = OFF"],
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
     "`random()`": [
         "INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from bedrockish.api.requests import Params, Rows
+from bedrockish.api.url import Address
 from bedrockish.api.wire import NODES, Ask, Told
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.discovery import in_order, members_of
@@ -64,6 +65,11 @@ class Client(Driver, Session):
         if stop is None:
             return await trio.to_thread.run_sync(method, *arguments)
         return await _in_thread(lambda: method(*arguments), stop)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The nodes that may be asked now: those of the URL, and members that were learnt from them."""
+        return self._core.route.addresses
 
     async def _keep_learning(self) -> None:
         """Ask for the members of the cluster at once, then every ``LEARN_S`` if calls were made since."""

@@ -7,16 +7,19 @@ last segment.
 """
 
 import fcntl
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import trio
 
 from bedrockish.api.requests import STALE
+from bedrockish.api.url import Address
 from bedrockish.client.trio_client import Client, open_client
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, TooLargeError, UnavailableError
 from bedrockish.node.cluster.join import back_up
@@ -31,6 +34,7 @@ from bedrockish_journal.verify.beginning import safe_clock
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 
 POLL_S = 1.0
+AGAIN_S = 60.0  # before a snapshot that could not be made is tried again
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
 TRANSACTIONS_MAX = 500  # transactions that are taken at a time
 # The clock up to which entries are taken, at most safe time, and the last tick of each timeline up to this clock.
@@ -89,18 +93,21 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
         DamagedError: the cluster's history differs from that of the directory.
         BedrockishError: no node can be asked; the directory stays as it is, and the next run continues.
     """
-    with _held(folder):
+    with _held(folder) as check_place:
         try:
             async with open_client(url) as client, _opened(url, folder, plan, say) as backup:
-                await _keep_up(client, backup, plan, say)
+                await _keep_up(client, backup, plan, say, check_place)
         except TargetUnwritableError as error:
             raise ConfigError(str(error)) from error
         except JournalError as error:
             raise DamagedError(f"{folder}: {error}; begin a new directory, and keep this one") from error
 
 
-async def _keep_up(client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None]) -> None:
+async def _keep_up(
+    client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None], check_place: Callable[[], None]
+) -> None:
     while True:
+        check_place()
         try:
             more = await backup.step(client)
         except BedrockishError as error:
@@ -109,24 +116,42 @@ async def _keep_up(client: Client, backup: "_Backup", plan: Plan, say: Callable[
             say(f"trying again: {error.message}")
             more = False
         if plan.once and not more:
+            check_place()
+            if backup.late is not None:
+                raise backup.late
             return
         await trio.sleep(0 if more else POLL_S)
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Make the directory, and lock it against other writers."""
+def _held(folder: Path) -> Iterator[Callable[[], None]]:
+    """Make the directory, and lock it against other writers; yield a check that it is still at its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+            yield partial(_check_place, folder, lock)
     except BlockingIOError as error:
         raise ConfigError(
             f"another process continues the backup in {folder}; end that one, or name another directory"
         ) from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; check the disk") from error
+
+
+def _check_place(folder: Path, lock: IO[str]) -> None:
+    """Check that a directory is still the one that was locked: files that are open would go on without it.
+
+    Raises:
+        ConfigError: it was removed, unmounted, or another directory has taken its place.
+    """
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
+            return
+    raise ConfigError(
+        f"{folder} was removed or exchanged while it was written, and may lack the last commits; bring it back, and "
+        "run this command again"
+    )
 
 
 @asynccontextmanager
@@ -140,11 +165,17 @@ async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]
 
 
 class _Backup:
-    """A directory that is kept up to date, and its last segment."""
+    """A directory that is kept up to date, and its last segment.
+
+    Attributes:
+        late: why the snapshot that is due could not be made; None if none is due.
+    """
 
     def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
         self._segment: Segment | None = None
+        self.late: BedrockishError | None = None
+        self._try_at = 0.0
 
     async def open(self) -> None:
         """Continue where the last run ended."""
@@ -165,26 +196,44 @@ class _Backup:
     async def step(self, client: Client) -> bool:
         """Take the entries that have become safe; return whether more may be ready now."""
         try:
-            if self._is_due():
-                await self._snapshot()
+            if time.monotonic() >= self._try_at and self._is_due():
+                await self._renew(client)
             return await self._take(client)
         except GapError as error:
             self._say(f"{error}; making a snapshot")
-            await self._snapshot(leaves_gap=True)
+            await self._snapshot(client.addresses, leaves_gap=True)
             return True
 
-    def _is_due(self) -> bool:
-        newest = numbered(self._folder, SNAPSHOTS)[-1]
-        return time.time() - newest.stat().st_mtime > self._plan.every_s
+    async def _renew(self, client: Client) -> None:
+        """Make the snapshot that is due, or say why not and try again later: the last one is continued until then."""
+        try:
+            path = await self._copy(client.addresses)
+        except BedrockishError as error:
+            self.late, self._try_at = error, time.monotonic() + AGAIN_S
+            self._say(f"no new snapshot, and trying again in {AGAIN_S:g} s: {error.message}")
+        else:
+            self.late = None
+            self._go_on_from(path)
 
-    async def _snapshot(self, *, leaves_gap: bool = False) -> None:
-        """Make a snapshot, begin a new segment, and remove what is too old."""
-        found = numbered(self._folder, SNAPSHOTS)
-        number = int(found[-1].stem[-6:]) + 1 if found else 1
+    def _is_due(self) -> bool:
+        newest = numbered(self._folder, SNAPSHOTS)[-1:]
+        return not newest or time.time() - newest[0].stat().st_mtime > self._plan.every_s
+
+    async def _snapshot(self, others: Iterable[Address] = (), *, leaves_gap: bool = False) -> None:
+        self._go_on_from(await self._copy(others), leaves_gap=leaves_gap)
+
+    async def _copy(self, others: Iterable[Address]) -> Path:
+        """Make a snapshot with a number above those of all files, and return its path."""
+        found = [*numbered(self._folder, SNAPSHOTS), *numbered(self._folder, SEGMENTS)]
+        number = 1 + max((int(path.stem[-6:]) for path in found), default=0)
         path = self._folder / f"snapshot-{number:06}.db"
-        size = await back_up(self._url, path)
+        size = await back_up(self._url, path, others)
         self._say(f"{path.name}: {size} bytes")
-        self._begin(path, leaves_gap=leaves_gap)
+        return path
+
+    def _go_on_from(self, snapshot: Path, *, leaves_gap: bool = False) -> None:
+        """Begin a new segment, and remove what is too old."""
+        self._begin(snapshot, leaves_gap=leaves_gap)
         if self._plan.keep_s is not None:
             for old in too_old(self._folder, time.time() - self._plan.keep_s):
                 old.unlink()

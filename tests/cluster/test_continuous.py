@@ -1,5 +1,6 @@
 """A continuous backup of a real cluster: killed and gone on with, at any node, every moment of it can be restored."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -12,10 +13,12 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.url import parse_address
 from bedrockish.client.feed import Changes
-from bedrockish.errors import ConfigError
+from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.node.cluster import join
-from bedrockish.transfer.continuous import numbered, too_old
+from bedrockish.transfer import continuous
+from bedrockish.transfer.continuous import Plan, follow, numbered, too_old
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 from tests.cluster.story import PATIENT, all_safe, command, ready, until
@@ -126,6 +129,69 @@ async def test_a_copy_that_cannot_be_finished_leaves_nothing(
     with pytest.raises(ConfigError, match="cannot be finished"):
         await join.back_up(cluster.url(), tmp_path / "one.db")
     assert not numbered(tmp_path, "one.db*")
+
+
+async def test_journal_goes_on_while_no_snapshot_can_be_made(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot was due, and nodes without room for a copy refused it: no commit was backed up any more."""
+    await ready(cluster)
+    folder, new, said = tmp_path / "kept", tmp_path / "new.db", list[str]()
+
+    async def refuse(*_: object) -> int:
+        raise UnavailableError("the node has no room for a copy")
+
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+        await all_safe(cluster)
+        await follow(cluster.url(), folder, Plan(0, None, once=True), said.append)
+        with monkeypatch.context() as patch:
+            patch.setattr(continuous, "back_up", refuse)
+            await write(cluster, 0, range(20))
+            await all_safe(cluster)
+            with pytest.raises(UnavailableError, match="no room for a copy"):
+                await follow(cluster.url(), folder, Plan(0, None, once=True), said.append)
+        await all_safe(cluster)
+    assert "no new snapshot, and trying again in 60 s: the node has no room for a copy" in said
+    command("restore", "--from", folder, "--to", new)
+    assert sorted(rows_of(new)) == list(range(20))
+    snapshots = numbered(folder, SNAPSHOTS)
+    for path in snapshots:
+        path.unlink()
+    await follow(cluster.url(), folder, Plan(3_600, None, once=True), said.append)
+    assert numbered(folder, SNAPSHOTS) > snapshots, "the segment of a snapshot that is gone is not written over"
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_directory_that_was_exchanged_is_not_written(
+    is_back: bool, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The open files were written on in the directory that was moved; a directory that was gone was an IndexError."""
+    await ready(cluster)
+    folder, old, said = tmp_path / "kept", tmp_path / "old", list[str]()
+
+    async def run() -> None:
+        with pytest.raises(ConfigError, match="was removed or exchanged while it was written"):
+            await follow(cluster.url(), folder, Plan(3_600, None), said.append)
+        said.append("ended")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await snapshots(folder, 1)
+        await trio.sleep(0.5)
+        folder.rename(old)
+        if is_back:
+            shutil.copytree(old, folder)
+        with trio.fail_after(30):
+            while said[-1] != "ended":  # noqa: ASYNC110
+                await trio.sleep(0.1)
+
+
+async def test_snapshot_is_fetched_from_members_that_the_url_lacks(cluster: LocalCluster, tmp_path: Path) -> None:
+    await ready(cluster)
+    addresses = [parse_address(f"127.0.0.1:{node.port}", where="a test") for node in cluster.nodes]
+    await trio.to_thread.run_sync(cluster.nodes[0].kill)
+    assert await join.back_up(cluster.url(0, only=True), tmp_path / "one.db", addresses) > 0
 
 
 async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -279,8 +279,10 @@ async def download(call: Call, unfinished: Path, check_room: Callable[[int], Non
     return int(size)
 
 
-async def back_up(url: str, path: Path) -> int:
+async def back_up(url: str, path: Path, others: Iterable[Address] = ()) -> int:
     """Write a consistent copy of some node's file to a new file, and return its size in bytes.
+
+    The nodes of the URL are asked first, and then ``others``.
 
     Raises:
         ConfigError: the file is there already or cannot be written.
@@ -292,7 +294,7 @@ async def back_up(url: str, path: Path) -> int:
         raise ConfigError(f"{path} is there already; give another name")
     unfinished = path.with_name(path.name + ".part")
     last = UnavailableError(f"no node can be asked at {hide_password(url)}")
-    for address in target.addresses:
+    for address in dict.fromkeys((*target.addresses, *others)):
         try:
             async with calls(address, Hello(f"backup-{os.getpid()}", target.cluster, "client"), entry) as call:
                 size = await download(call, unfinished)

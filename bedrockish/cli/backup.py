@@ -44,7 +44,7 @@ class BackupGroup(click.Group):
 def backup() -> None:
     """Copy the present file of a node at URL to the new FILE, while clients are served.
 
-    FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database from it, as
+    FILE is a SQLite database with all tables and the node's journal: 'bedrockish restore' makes a database from it, as
     of any moment in the journal. Other commands keep a continuous backup in a directory, or prove that a backup can be
     restored.
     """

@@ -88,7 +88,7 @@ COMMANDS = {
         "Print the clocks of all members, or make them follow the wall clock (on) or only count (off).",
     ),
     "user": ("bedrockish.cli.user", "user", "Show and change the users of the cluster."),
-    "member": ("bedrockish.cli.member", "member", "Show and change the members of the cluster."),
+    "member": ("bedrockish.cli.member", "member", "Change the members of the cluster, and repair nodes."),
     "password": (
         "bedrockish.cli.secure",
         "password",

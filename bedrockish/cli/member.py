@@ -35,7 +35,7 @@ RECORD_S = 30.0  # how long the members may take to restart after the order
 
 @click.group(cls=UrlGroup)
 def member() -> None:
-    """Show and change the members of the cluster.
+    """Change the members of the cluster, and repair nodes.
 
     URL names one or more nodes of the cluster. A node is added as a learner, which has all data and answers reads. A
     promoted node votes, and leads transactions of its own.

@@ -1,5 +1,7 @@
 """A slice of the search for changes that were wrongly declared irrelevant; ``python -m tools.soundness`` runs more."""
 
+from pathlib import Path
+
 import pytest
 
 from tools.soundness.case_search import Tally, broken
@@ -22,6 +24,11 @@ def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:
 def test_a_broken_analysis_is_found(name: str) -> None:
     with broken(FAULTS, name):
         assert search(400, 7, Tally()) is not None
+
+
+def test_the_page_counts_the_faults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conflicts.md").read_text()
+    assert f" of {len(FAULTS)}; `every-stop-counts`" in page
 
 
 @pytest.mark.parametrize("name", sorted(WITNESSES))

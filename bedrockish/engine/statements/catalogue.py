@@ -9,16 +9,11 @@ from bedrockish.access_sets.system_names import PREFIX
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, tokens, with_queries
 
 _OWN = f"NOT GLOB '{PREFIX}*'"  # not LIKE, whose meaning a session may have changed
-_COLUMNS = "SELECT {}type, name, tbl_name, rootpage, sql FROM main."
 _WORD = PREFIX.rstrip("_")
 # A common table expression hides the table of the same name, unless the table's name is qualified.
-_FILTERED = {
-    "sqlite_master": f"sqlite_master AS NOT MATERIALIZED ({_COLUMNS}sqlite_master WHERE tbl_name {_OWN})",
-    "sqlite_schema": f"sqlite_schema AS NOT MATERIALIZED ({_COLUMNS}sqlite_schema WHERE tbl_name {_OWN})",
-    "pragma_table_list": f"""pragma_table_list AS NOT MATERIALIZED
-  (SELECT schema, name, type, ncol, wr, strict FROM main.pragma_table_list WHERE name {_OWN})""",
-}
-_TABLE_LIST = f"SELECT schema, name, type, ncol, wr, strict FROM pragma_table_list WHERE name {_OWN}"
+_LISTED = f"SELECT schema, name, type, ncol, wr, strict FROM {{}}pragma_table_list WHERE name {_OWN}"
+_TEMPORARY = frozenset({"sqlite_temp_master", "sqlite_temp_schema"})
+_FILTERED = frozenset({"sqlite_master", "sqlite_schema", "pragma_table_list", *_TEMPORARY})
 _ROWID = frozenset({"rowid", "oid", "_rowid_"})
 
 
@@ -30,7 +25,9 @@ def with_users_tables(sql: str) -> str:
     single statement that reads is changed.
     """
     lower = sql.lower()
-    if _WORD in lower or not ("sqlite_master" in lower or "sqlite_schema" in lower or "table_list" in lower):
+    if _WORD in lower or not any(
+        part in lower for part in ("sqlite_master", "sqlite_schema", "table_list", "sqlite_t")
+    ):
         return sql
     try:
         found = tokens(sql)
@@ -42,7 +39,10 @@ def with_users_tables(sql: str) -> str:
         return sql
     if found[0].is_word("PRAGMA"):
         names = [(token.name or token.text).lower() for token in found[1:]]
-        return _TABLE_LIST if names in (["table_list"], ["main", ".", "table_list"]) else sql
+        if names not in (["table_list"], ["main", ".", "table_list"], ["temp", ".", "table_list"]):
+            return sql
+        listed = _LISTED.format("")
+        return listed if len(names) == 1 else f"{listed} AND schema = '{names[0]}'"
     if not found[0].is_word("SELECT", "WITH"):
         return sql
     asks_rowid = any((token.name or "").lower() in _ROWID for token in found)
@@ -53,16 +53,29 @@ def with_users_tables(sql: str) -> str:
 def _filtered(sql: str, found: list[Token], rowid: str) -> str:
     """Return a SELECT with the catalogues that it reads filtered, and without the qualifier in front of their names."""
     cuts: list[Cut] = []
-    tables: set[str] = set()
+    schemas: dict[str, str] = {}
     for place, token in enumerate(found):
         name = (token.name or "").lower() if token.kind in ("word", "quoted") else ""
         following = found[place + 1].text if place + 1 < len(found) else ""
         if name not in _FILTERED or (name.startswith("pragma_") and following == "("):
             continue
-        tables.add(name)
-        if place >= 2 and found[place - 1].text == "." and (found[place - 2].name or "").lower() == "main":
-            cuts.append((found[place - 2].start, token.start, ""))
-    if not tables:
+        schema = "temp" if name in _TEMPORARY else "main"
+        if place >= 2 and found[place - 1].text == ".":
+            qualifier = (found[place - 2].name or "").lower()
+            if qualifier in ("main", "temp"):
+                schema = qualifier
+                cuts.append((found[place - 2].start, token.start, ""))
+        if schemas.setdefault(name, schema) != schema:
+            return sql  # one name for the tables of two schemas
+    if not schemas:
         return sql
-    texts = ", ".join(_FILTERED[table].format(rowid) for table in sorted(tables))
+    texts = ", ".join(_filter(name, schemas[name], rowid) for name in sorted(schemas))
     return with_queries(sql, found, texts, cuts)
+
+
+def _filter(name: str, schema: str, rowid: str) -> str:
+    """Return the common table expression that hides a catalogue of a schema."""
+    if name == "pragma_table_list":
+        return f"{name} AS NOT MATERIALIZED ({_LISTED.format('main.')})"
+    columns = f"{rowid}type, name, tbl_name, rootpage, sql"
+    return f"{name} AS NOT MATERIALIZED (SELECT {columns} FROM {schema}.{name} WHERE tbl_name {_OWN})"

@@ -289,3 +289,15 @@ async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: P
         assert done.returncode == 2
         assert "is the file of D, which has served as a cluster of its own" in done.stderr
         assert "move the file and its -wal and -shm away and join again" in done.stderr
+
+
+async def test_repair_of_a_node_that_does_not_answer_ends(tmp_path: Path) -> None:
+    """It had got no order, and the command waited for ever."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        cluster.nodes[0].kill()
+        with trio.fail_after(30):
+            done = await run("member", "repair", cluster.url(1, only=True), "A")
+        assert done.returncode == 3
+        assert "A did not answer the order: no node can be reached at" in done.stderr
+        assert "run the command again when A runs" in done.stderr

@@ -1,8 +1,13 @@
 """A refusal is an answer: at the strict level a majority must confirm its reasons."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from bedrockish.api.requests import SESSION, STRICT, Request, Statement
+from bedrockish.core.coordinator.request import _way_out
 from bedrockish.core.protocol.messages import Check
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.certifier import command_key
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from tests.core.net import Net, add
@@ -82,3 +87,11 @@ def test_a_node_knows_when_it_may_lag() -> None:
     assert not may_lag("z")
     net.cut("A", "C")
     assert may_lag("z")
+
+
+def test_own_earlier_run_is_not_called_the_writes_of_others() -> None:
+    """A change of members without a quorum was advised to run over a range of keys at a time."""
+    read = SimpleNamespace(touched=frozenset(), has_ranges=True, write_points=(), write_ranges=())
+    inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read)
+    assert _way_out(inflight, command_key("c1")) == ""
+    assert "all the time" in _way_out(inflight, command_key("c2"))

@@ -427,7 +427,8 @@ def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> Confli
 def _way_out(inflight: InFlight, key: bytes) -> str:
     """Return advice for a request that lost by a range in which others write all the time; empty for single keys."""
     access_set = inflight.access_set
-    if access_set is None or key in access_set.touched or not access_set.has_ranges:
+    is_own = key == command_key(inflight.request.command)
+    if access_set is None or is_own or key in access_set.touched or not access_set.has_ranges:
         return ""
     way = "run it over a range of keys at a time"
     # If the request writes nothing in this object, only its reads conflict, and a snapshot read avoids that.

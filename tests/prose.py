@@ -31,7 +31,9 @@ RULES = {
     "a fragment": re.compile(r"\A(?:One|Something|Those|These|It|All|The same|Of|That|Whether)\b[^.]{0,40}\.?\Z"),
     "a comma before 'that'": re.compile(r"\w, that (?:is|are|was|were|has|have)\b"),
 }
-TEST_NAME = re.compile(r"test_(?:\w+_)?(?:who|whoever|what)_|test_(?:nobody|somebody)")
+TEST_NAME = re.compile(
+    r"test_(?:\w+_)?(?:(?:who|whoever|what)_|nobody|somebody|everybody|anybody)|test_(?:it|they|those|these|where)_"
+)
 
 
 STRING_OR_COMMENT = re.compile(

@@ -112,7 +112,7 @@ def test_configuration_and_example_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_demo_in_short(tmp_path: Path) -> None:
+def test_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     """The demo keeps every promise, with a node killed and started again, in a few seconds and without Spark."""
     place = str(tmp_path / "demo")
     done = run(
@@ -125,7 +125,7 @@ def test_demo_in_short(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.spark
-def test_demo_in_full(tmp_path: Path) -> None:
+def test_full_demo_keeps_its_promises(tmp_path: Path) -> None:
     """The demo as people see it, with the audit in Spark."""
     done = run(sys.executable, "-m", "tools.demonstration.cluster", "--dir", str(tmp_path / "demo"), limit_s=400)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,7 +134,7 @@ def test_demo_in_full(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_bench_in_short() -> None:
+def test_bench_measures_every_workload() -> None:
     """The benchmark measures every workload, and its counts equal the tables."""
     done = run(sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--clients", "1,6", "--json", limit_s=200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -571,7 +571,7 @@ def test_nothing_is_left_unfinished() -> None:
     assert not [f"{name(p)}: {m[0]}" for p, text in texts() for m in UNFINISHED.finditer(text)]
 
 
-def test_nothing_foreign() -> None:
+def test_tree_has_no_foreign_words() -> None:
     """The tree names no path of the author's machine, and no tool that wrote text."""
     found = [f"{name(p)}: {m[0]}" for p, t in texts() for w in (FOREIGN_WORDS, FOREIGN_PATHS) for m in w.finditer(t)]
     assert not found

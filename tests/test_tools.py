@@ -261,7 +261,7 @@ def test_the_judge_sees_a_lie(books: tuple[sqlite3.Connection, Tally], lie: str,
     assert found in broken(check_file("A", db, tally))
 
 
-def test_quantiles() -> None:
+def test_quantiles_are_interpolated() -> None:
     """The value that a share of all does not exceed."""
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.99) == 4.0

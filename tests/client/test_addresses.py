@@ -11,7 +11,7 @@ from bedrockish.client.credentials import _read_password
 from bedrockish.errors import ConfigError, UnavailableError
 
 
-def test_url_in_full() -> None:
+def test_url_names_addresses_and_options() -> None:
     target = parse_url("bedrockish://a:1,[::1]:2,b/?read=strict&timeout=1.5&connect_timeout=2&cluster=c")
     assert target.addresses == (Address("a", 1), Address("::1", 2), Address("b", 7373))
     assert (target.read, target.timeout_s, target.connect_timeout_s, target.cluster) == ("strict", 1.5, 2.0, "c")
@@ -20,7 +20,7 @@ def test_url_in_full() -> None:
     assert parse_url("bedrockish://a?read=stale").read == "stale"
 
 
-def test_users_and_certificates() -> None:
+def test_url_names_user_password_certificate_and_choice() -> None:
     target = parse_url("bedrockish://ann:s%2Fe%40c:r:et@a:1,b:2/?ca=ca.pem&choice=nearest&discover=no")
     assert (target.user, target.password, target.ca) == ("ann", "s/e@c:r:et", "ca.pem")
     assert (target.choice, target.discover) == ("nearest", False)
@@ -84,7 +84,7 @@ def test_list_of_nodes_in_brackets_survives_url_parsers(hosts: str, bare: str) -
         ("bedrockish://a/?timeout=1&timeout=2", "twice"),
     ],
 )
-def test_mistakes(url: str, says: str) -> None:
+def test_mistakes_in_a_url_are_named(url: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url(url)
     assert says in caught.value.message

@@ -39,7 +39,7 @@ def test_a_certificate_that_is_lost_is_revoked_by_its_name(tmp_path: Path) -> No
     assert "knows no certificate of B; give its serial number" in str(run(tmp_path, "--revoke", "B").exception)
 
 
-def test_of_two_certificates_nobody_guesses_which_one_is_meant(tmp_path: Path) -> None:
+def test_name_with_two_certificates_is_not_revoked(tmp_path: Path) -> None:
     assert run(tmp_path, "--client", "app").exit_code == 0
     old = serial(tmp_path / "app.pem")
     for path in tmp_path.glob("app*.pem"):
@@ -57,7 +57,7 @@ def test_of_two_certificates_nobody_guesses_which_one_is_meant(tmp_path: Path) -
     assert read_revoked((tmp_path / "revoked.txt").read_text()) == {old, new}
 
 
-def test_a_certificate_from_before_there_was_a_list_of_them(tmp_path: Path) -> None:
+def test_certificate_that_is_not_in_issued_txt_can_be_revoked(tmp_path: Path) -> None:
     assert run(tmp_path, "--client", "app").exit_code == 0
     (tmp_path / "issued.txt").unlink()
     assert run(tmp_path, "--revoke", "app").exit_code == 0

@@ -167,7 +167,7 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.stderr.strip()) == (130, "")
 
 
-def test_status_and_nodes() -> None:
+def test_status_and_nodes_print_the_answers_of_the_node() -> None:
     with in_background(ScriptedNode()) as url:
         assert json.loads(run("status", url, "--json").output)["node"] == "A"
         assert "127.0.0.1" in run("nodes", BEDROCKISH_URL=url).output
@@ -195,7 +195,7 @@ def test_explain() -> None:
         ("line", "    s = SELECT 'é'\n    n = \n    f = 1.5\n    b = x'00'\n"),
     ],
 )
-def test_modes(mode: str, printed: str) -> None:
+def test_each_mode_prints_its_form(mode: str, printed: str) -> None:
     with in_background(Table()) as url:
         result = run("sql", url, "--mode", mode, "SELECT 'é'")
     assert (result.stdout_bytes.decode(), result.exit_code) == (printed, 0)

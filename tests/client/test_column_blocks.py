@@ -142,7 +142,7 @@ NUMBERED = b"i" + struct.pack("<ii", 1, -2)
         ([None, "x"], [(None,), ("x",)]),
     ],
 )
-def test_format_of_columns(column: object, rows: list[Any]) -> None:
+def test_columns_in_each_documented_form_are_decoded(column: object, rows: list[Any]) -> None:
     assert exact(decode_results(packed([2, column]))[0].rows) == exact(rows)
     assert decode_results(packed([2, column], [2, column], count=4))[0].rows == rows * 2
 

@@ -21,7 +21,7 @@ def wrong(text: str, **others: dict[str, str]) -> str:
     return caught.value.message
 
 
-def test_defaults_and_sections() -> None:
+def test_keys_that_are_left_out_have_their_defaults() -> None:
     found = build(text=THREE + "[timings]\nheartbeat_ms = 50\n[log]\nlevel = 'debug'\n")
     assert (found.node, found.cluster, found.listen) == ("A", "bedrockish", Address("127.0.0.1", 7373))
     assert found.peers == {"A": Address("127.0.0.1", 1), "B": Address("localhost", 2), "C": Address("::1", 3)}
@@ -100,7 +100,7 @@ def test_this_node_is_always_among_its_peers() -> None:
         (MINIMAL + "listen = '0.0.0.0:7'\n[peers]\nB = 'h:1'", "the others cannot reach A at 0.0.0.0:7"),
     ],
 )
-def test_mistakes_in_the_file(text: str, says: str) -> None:
+def test_mistakes_in_the_file_are_named(text: str, says: str) -> None:
     assert says in wrong(text)
 
 
@@ -137,7 +137,7 @@ TLS = "[security]\ntls = 'certs'\n"
         (MINIMAL + "[security]\ninsecur = true", "did you mean 'insecure'?"),
     ],
 )
-def test_mistakes_in_security(text: str, says: str) -> None:
+def test_mistakes_in_security_are_named_without_secrets(text: str, says: str) -> None:
     said = wrong(text)
     assert says in said
     assert "hunter2" not in said
@@ -163,7 +163,7 @@ def test_users_and_tls_suffice_to_listen_everywhere() -> None:
     assert list(build(text=MINIMAL, environment=environment).users) == ["ann", "bob"]
 
 
-def test_mistakes_elsewhere() -> None:
+def test_mistakes_in_variables_and_flags_are_named() -> None:
     assert "did you mean BEDROCKISH_HEARTBEAT_MS?" in wrong(MINIMAL, environment={"BEDROCKISH_HEARBEAT_MS": "1"})
     assert "BEDROCKISH_LISTEN: 'x' in 'h:x'" in wrong(MINIMAL, environment={"BEDROCKISH_LISTEN": "h:x"})
     assert "--set heartbeat: unknown key" in wrong(MINIMAL, flags={"heartbeat": "1"})

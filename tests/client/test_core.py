@@ -150,7 +150,9 @@ def test_definite_answer_is_final_after_repeated_sends() -> None:
 
 
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
-def test_verdicts(error: BedrockishError, at_first: Verdict, after_loss: Verdict) -> None:
+def test_verdict_on_an_error_depends_on_lost_answers(
+    error: BedrockishError, at_first: Verdict, after_loss: Verdict
+) -> None:
     assert judge(error, lost=0, harmless=False) is at_first
     assert judge(error, lost=1, harmless=False) is after_loss
     if after_loss is Verdict.AGAIN:
@@ -372,7 +374,7 @@ def test_calls_beyond_the_window_wait_for_a_place() -> None:
     assert len(w.sent) == IN_FLIGHT_MAX + 1
 
 
-def test_closing_answers_everybody() -> None:
+def test_closing_answers_every_call() -> None:
     w = wire()
     write = w.call()
     w.open()
@@ -404,7 +406,7 @@ def test_closing_answers_everybody() -> None:
         ("", False),
     ],
 )
-def test_only_reads(sql: str, reads: bool) -> None:
+def test_statements_that_only_read_are_recognised(sql: str, reads: bool) -> None:
     assert only_reads(Request("c", (Statement(sql),))) is reads
 
 
@@ -497,7 +499,7 @@ def end_at_another_cluster(this: Wire, call: int) -> None:
     assert "another cluster" in error.message
 
 
-def test_where_all_addresses_are_of_another_cluster_by_now_a_call_says_so() -> None:
+def test_call_fails_when_all_addresses_belong_to_another_cluster() -> None:
     this = wire("bedrockish://h1:1/?connect_timeout=2")
     this.call()
     this.open("one")

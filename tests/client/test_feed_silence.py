@@ -100,7 +100,7 @@ async def test_a_node_that_is_cut_off_is_left_and_then_the_reader_is_told(
     assert 4 <= nodes.left <= 6
 
 
-async def test_nodes_that_nobody_reaches_are_told_in_the_end(autojump_clock: Clock) -> None:
+async def test_feed_of_unreachable_nodes_fails_after_its_limit(autojump_clock: Clock) -> None:
     assert 20 <= await follow(Nodes(lambda: None), 200, silent_s=20.0) <= 22
 
 

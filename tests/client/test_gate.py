@@ -44,7 +44,7 @@ def test_a_hash_is_read_back_and_fits_its_password_only() -> None:
         hash_password("", bytes(16))
 
 
-async def test_right_and_wrong(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_the_right_password_of_a_user_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     this = gate(ann=CHEAP)
     with caplog.at_level(logging.DEBUG):
         assert await this.judge("ann", "right", "10.0.0.1") == ""

@@ -29,7 +29,7 @@ def test_lines_for_people_name_time_level_and_node() -> None:
     assert line.count("\n") == 1
 
 
-def test_json_lines() -> None:
+def test_json_lines_have_level_node_text_and_trace() -> None:
     out = io.StringIO()
     logs.set_up("debug", "A", as_json=True, stream=out)
     try:

@@ -26,7 +26,7 @@ EDGES = [0, 1, 23, 24, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 6
 
 @pytest.mark.parametrize("rowcount", [-1, 0, 1, 23, 24, 100_000])
 @pytest.mark.parametrize("lastrowid", [None, 1, -7, 2**63 - 1])
-def test_one_statement_without_rows(rowcount: int, lastrowid: int | None) -> None:
+def test_result_without_rows_is_encoded_and_decoded(rowcount: int, lastrowid: int | None) -> None:
     one = Result((), [], rowcount, lastrowid)
     assert encode_results([one]) == cbor2.dumps([[[], [], rowcount, lastrowid]])
     assert decode_results(encode_results([one])) == [one]

@@ -82,7 +82,7 @@ def test_a_node_that_is_in_use_stays_though_it_is_no_member_any_more() -> None:
     assert this.next(0.0) == C
 
 
-def test_a_wrong_password_is_told_when_everybody_was_asked() -> None:
+def test_wrong_password_is_reported_when_all_nodes_were_asked() -> None:
     this = route(A, B)
     this.next(0.0)
     this.failed(A, AuthenticationError("wrong"), 0.0)

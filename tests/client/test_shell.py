@@ -128,7 +128,7 @@ def terminal(node: LocalCluster, db: Connection, tmp_path: Path) -> Iterator[Ter
     opened.child.close(force=True)
 
 
-def test_statements_of_several_lines_modes_and_errors(terminal: Terminal, db: Connection) -> None:
+def test_prompt_takes_statements_of_several_lines_modes_and_errors(terminal: Terminal, db: Connection) -> None:
     terminal.begins("CREATE TABLE fruit(")
     terminal.types("  name TEXT, price);", "done (A")
     terminal.types("INSERT INTO fruit VALUES ('fig', 3);", "1 row changed (A")

@@ -45,7 +45,7 @@ def printed(mode: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]], **
 @pytest.mark.skipif(SQLITE is None, reason="no sqlite3 program here; apt-get install sqlite3")
 @pytest.mark.parametrize("mode", SAME)
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_as_sqlite3_prints_it(mode: str, name: str) -> None:
+def test_modes_print_as_sqlite3_does(mode: str, name: str) -> None:
     if (mode, name) in APART:
         pytest.skip("here it is another on purpose; see the page")
     columns, rows = TABLES[name]
@@ -127,7 +127,7 @@ def test_harmless_keeps_lines() -> None:
     assert harmless("a\n\tb\x1b[0m") == "a\n\tb\\x1b[0m"
 
 
-def test_parameters() -> None:
+def test_parameters_are_expressions_or_texts() -> None:
     values = Parameters()
     assert values.bind("SELECT 1") is None
     values.set(":x", "5")

@@ -87,7 +87,7 @@ def test_messages_pings_and_goodbyes_of_a_link() -> None:
         assert mine.over.code == "shutdown"
 
 
-def test_silence_ends_a_link_unless_nobody_looked() -> None:
+def test_silence_ends_a_link_unless_its_reader_was_late() -> None:
     with link() as (mine, _):
         late = mine.heard + 100
         mine.excuse(late)
@@ -157,7 +157,7 @@ def test_nothing_leaves_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_client_that_nobody_uses_answers_its_node() -> None:
+def test_idle_client_answers_its_node() -> None:
     """An idle client answers the node's pings, so the node keeps the link beyond its limit for silence."""
     with serving() as url, connect(url) as client:
         links = dict(client._client._links)

@@ -180,7 +180,7 @@ def test_a_lost_commit_is_settled_at_another_node(happened: bool) -> None:
         assert outcome.details["command"] == "tx"
 
 
-def test_a_commit_that_nobody_can_tell_of() -> None:
+def test_commit_that_no_node_can_decide_has_an_unknown_outcome() -> None:
     """The node does not know the outcome, and the client's time ends before another node answers."""
     w, link = begun()
     number = step(w, COMMIT, timeout_s=3.0)

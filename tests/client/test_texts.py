@@ -27,7 +27,7 @@ TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELE
         ";SELECT 1",
     ],
 )
-def test_one_statement(sql: str) -> None:
+def test_text_with_one_statement_is_accepted(sql: str) -> None:
     assert check_statement(sql) == sql
 
 
@@ -56,7 +56,7 @@ def test_a_request_with_two_statements_in_a_text_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("sql", [None, 1, "", " \n"])
-def test_no_statement(sql: object) -> None:
+def test_text_without_a_statement_is_refused(sql: object) -> None:
     with pytest.raises(UsageError, match="an SQL text"):
         check_statement(sql)
 

@@ -217,7 +217,7 @@ async def test_token_is_carried_merged_and_handed_on() -> None:
     assert [dict(r.token.vector) for r in node.requests] == [{}, {"A": 1}, {"A": 2}]
 
 
-async def test_status_nodes_and_outcome() -> None:
+async def test_client_returns_status_nodes_and_outcome() -> None:
     node = ScriptedNode()
     async with running(node) as url, open_client(url) as client:
         assert (await client.status())["node"] == "A"

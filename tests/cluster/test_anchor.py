@@ -116,7 +116,7 @@ def test_anchor_reveals_later_changes_of_the_journal(tls: tuple[LocalCluster, Pa
         assert "it or something before it was changed" in done.stdout
 
 
-def test_without_certificates(tmp_path: Path) -> None:
+def test_anchor_without_certificates_is_unsigned(tmp_path: Path) -> None:
     """The anchor is written, says that it is unsigned, and does not fit another cluster."""
     log = tmp_path / "anchors"
     for name in ("one", "other"):

@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         assert all(node.is_running for node in running.nodes)
 
 
-async def test_strangers_at_the_door_harm_nobody(cluster: LocalCluster) -> None:
+async def test_bytes_of_strangers_do_not_affect_clients(cluster: LocalCluster) -> None:
     """Random bytes, half a frame and a frame of 2 GiB: each caller is refused, and clients go on."""
     await ready(cluster)
     port = cluster.nodes[0].port

@@ -128,7 +128,7 @@ def test_a_blob_of_100_megabytes_is_too_large_and_says_so(one: LocalCluster, cli
     assert client.execute("SELECT count(*) FROM value WHERE id = 2").value() == 0
 
 
-def test_a_node_killed_in_the_middle_of_results_costs_nobody_an_answer(tmp_path: Path) -> None:
+def test_results_of_a_killed_node_come_whole_or_fail(tmp_path: Path) -> None:
     """Large results are on their way while their node is killed: they come whole from another, or fail by type."""
     with local_cluster(tmp_path / "cluster") as cluster:
         for index in range(3):

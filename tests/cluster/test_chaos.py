@@ -31,12 +31,12 @@ async def chaos(plan: Plan, directory: Path, operations: int) -> None:
 
 
 @lasting
-async def test_three_nodes_under_all_faults(tmp_path: Path, seconds: float) -> None:
+async def test_reads_of_three_nodes_have_no_anomaly_under_all_faults(tmp_path: Path, seconds: float) -> None:
     await chaos(Plan(nodes=3, seconds=seconds, seed=3), tmp_path, 30)
 
 
 @lasting
-async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path, seconds: float) -> None:
+async def test_programs_on_the_files_of_nodes_have_no_anomaly_under_all_faults(tmp_path: Path, seconds: float) -> None:
     await chaos(Plan(nodes=3, seconds=seconds, seed=4, by_file=True), tmp_path, 30)
 
 
@@ -80,7 +80,7 @@ async def test_programs_on_the_files_of_nodes_that_join_and_leave(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
-async def test_five_nodes_under_all_faults(seed: int, tmp_path: Path) -> None:
+async def test_reads_of_five_nodes_have_no_anomaly_under_all_faults(seed: int, tmp_path: Path) -> None:
     await chaos(Plan(nodes=5, seconds=60, seed=seed), tmp_path, 100)
 
 
@@ -95,5 +95,5 @@ async def test_flipped_bits_are_healed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "pause", "partition"])
-async def test_one_fault_by_itself(fault: str, tmp_path: Path) -> None:
+async def test_reads_have_no_anomaly_under_one_kind_of_fault(fault: str, tmp_path: Path) -> None:
     await chaos(Plan(nodes=3, seconds=60, seed=7, faults=(fault,)), tmp_path, 100)

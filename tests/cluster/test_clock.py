@@ -54,7 +54,7 @@ async def rows(client: Client, sql: str, *params: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await client.execute(sql, params or None)]
 
 
-async def test_the_pattern_of_the_citus_page(cluster: LocalCluster) -> None:
+async def test_tables_of_the_citus_page_order_all_transactions(cluster: LocalCluster) -> None:
     """An application's own tables, in one request and in an open transaction, at any node; and the journal's table."""
     await ready(cluster)
     clients = []
@@ -249,7 +249,7 @@ async def test_a_voter_that_is_gone_or_stands_still_does_not_stop_safe_time(
                 send_signal(cluster.nodes[2], signal.SIGCONT)
 
 
-async def test_the_safety_valve(cluster: LocalCluster) -> None:
+async def test_clock_with_the_safety_valve_only_counts(cluster: LocalCluster) -> None:
     """Off, the clock counts and everything goes on; the switch holds over a restart; on again, it catches up."""
     await ready(cluster)
 

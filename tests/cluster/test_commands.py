@@ -200,7 +200,7 @@ async def test_the_page_works_and_nodes_that_differ_are_noticed(
         assert "plugins differ: C has no bank" in cluster.nodes[0].log.read_text()
 
 
-async def test_functions_and_collations_of_a_plugin(cluster: LocalCluster) -> None:
+async def test_functions_and_collations_of_a_plugin_work_at_every_node(cluster: LocalCluster) -> None:
     """They work in statements, expression indexes and UNIQUE columns, at every node, in transactions and workers."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:

@@ -129,7 +129,7 @@ async def attempt(what: Callable[[], Awaitable[object]], happened: list[int], nu
     happened.append(number)
 
 
-async def test_of_two_that_race_one_wins(cluster: LocalCluster) -> None:
+async def test_only_one_of_two_racing_transactions_commits(cluster: LocalCluster) -> None:
     """In open transactions at two nodes, the second fails if the first has committed; at the same time, at most one
     commits.
     """

@@ -52,7 +52,7 @@ async def snapshots(folder: Path, count: int) -> None:
     await until(f"{count} snapshots", there)
 
 
-async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_every_moment_since_the_backup_began_can_be_restored(cluster: LocalCluster, tmp_path: Path) -> None:
     await ready(cluster)
     folder, new = tmp_path / "kept", tmp_path / "new.db"
     async with open_client(cluster.url(options=PATIENT)) as client:

@@ -148,7 +148,7 @@ async def filled(cluster: LocalCluster, index: int) -> bool:
     return "tables were filled again" in cluster.nodes[index].log.read_text()
 
 
-async def test_a_flipped_bit_that_nobody_meets_is_found_and_heals(cluster: LocalCluster) -> None:
+async def test_flipped_bit_in_an_unused_row_is_found_and_repaired(cluster: LocalCluster) -> None:
     """``verify`` names table, key and node, and the scrub at that node heals it."""
     await fill(cluster)
     await damage(cluster, 2)
@@ -292,7 +292,7 @@ async def all_safe(cluster: LocalCluster) -> None:
     await until("all is safe", is_safe)
 
 
-async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be_repaired(
+async def test_damaged_entry_is_fetched_from_another_node_and_its_node_can_be_repaired(
     cluster: LocalCluster,
 ) -> None:
     """A node that joins by a replay has all; the damaged entry is reported once, and the node goes on."""
@@ -325,7 +325,7 @@ async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be
     judge_files(cluster)
 
 
-async def test_a_damaged_entry_that_nobody_else_has_is_said_where_it_is_wanted(tmp_path: Path) -> None:
+async def test_node_that_wants_a_damaged_entry_of_no_other_node_reports_it(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await all_safe(cluster)

@@ -134,7 +134,7 @@ async def stream(client: Client) -> None:
         pytest.param("t", stream, marks=pytest.mark.slow),
     ],
 )
-async def test_a_node_heals_of_a_page_that_somebody_meets(
+async def test_node_repairs_a_damaged_page_that_a_request_reads(
     cluster: LocalCluster, name: str, ask: Callable[[Client], Awaitable[None]]
 ) -> None:
     await fill(cluster)

@@ -79,7 +79,7 @@ def test_django_on_a_file_needs_no_plugin_of_the_node() -> None:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]
 
 
-def test_the_log_of_queries_asks_nobody() -> None:
+def test_log_of_queries_sends_no_query() -> None:
     """Django quoted parameters by a query. After a node had died, that query failed and hid that the block can be
     retried.
     """

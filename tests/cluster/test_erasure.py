@@ -39,7 +39,7 @@ def end(node: LocalNode) -> None:
 
 
 @pytest.mark.slow  # some thirty commands, each a process
-async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) -> None:
+async def test_no_file_has_bytes_of_an_erased_person(short: LocalCluster, tmp_path: Path) -> None:
     await ready(short)
     nodes, before, after = short.directory, tmp_path / "before", tmp_path / "after"
     async with open_client(short.url(options=PATIENT)) as client:

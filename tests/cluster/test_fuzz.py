@@ -26,7 +26,7 @@ def bench(seconds: int, seed: int) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("seconds", [10, pytest.param(120, marks=pytest.mark.slow)])
-def test_nonsense_at_every_door(seconds: int) -> None:
+def test_nodes_survive_nonsense_at_every_interface(seconds: int) -> None:
     bench(seconds, 1)
 
 

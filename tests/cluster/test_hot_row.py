@@ -19,7 +19,7 @@ WAIT_S = 60.0
 CLIENTS, EACH = 8, 10  # clients of each node; commands of each client
 
 
-async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
+async def test_increments_of_all_clients_in_one_row_are_counted(cluster: LocalCluster) -> None:
     """Waiting commands share transactions; only the journal shows it, with fewer entries."""
     await ready(cluster)
     told: dict[str, int] = {}

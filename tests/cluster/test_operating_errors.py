@@ -74,7 +74,7 @@ async def test_a_second_node_under_a_learners_name(tmp_path: Path) -> None:
             second.kill()
 
 
-async def test_a_node_that_moved_and_told_nobody(tmp_path: Path) -> None:
+async def test_node_at_an_unknown_address_is_reported_by_both_sides(tmp_path: Path) -> None:
     """Both sides report it, also if the others got a wrong address; after the correction all is well."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
@@ -114,7 +114,7 @@ async def test_members_are_changed_through_a_learner(tmp_path: Path) -> None:
         assert "D" not in (await status_of(cluster, 0))["nodes"]
 
 
-async def test_two_processes_on_one_file(tmp_path: Path) -> None:
+async def test_second_process_on_a_file_ends(tmp_path: Path) -> None:
     """The second ends with one line, and the first does not notice."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
@@ -208,7 +208,7 @@ async def test_lost_admin_password_can_be_replaced(tmp_path: Path) -> None:
         assert (told.returncode, "wrong user or password" in told.stderr) == (2, True), told.stderr
 
 
-async def test_a_partition_of_a_day(tmp_path: Path) -> None:
+async def test_node_catches_up_after_a_partition_of_a_day(tmp_path: Path) -> None:
     """C is cut off for a day, by all clocks: it reports that and writes nothing. The others go on and keep the entries
     that it will need; afterwards it catches up by itself. In the middle all nodes restart, because only a restart moves
     their wall clocks.

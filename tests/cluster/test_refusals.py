@@ -83,7 +83,7 @@ def refused(a: Connection, b: Connection) -> Counter[str]:
     return wrong
 
 
-async def test_a_node_that_hears_nobody_does_not_refuse_strictly(tmp_path: Path) -> None:
+async def test_isolated_node_does_not_refuse_strictly(tmp_path: Path) -> None:
     """At other levels the node refuses, and says that the refusal may be outdated."""
     with with_plugins(tmp_path / "cluster") as cluster:
         await ready(cluster)

@@ -69,7 +69,7 @@ async def live(cluster: LocalCluster, early: Path) -> tuple[list[Committed], lis
         return [one async for one in Changes(client, follow=False)], seen
 
 
-async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_restore_returns_the_state_before_the_mistake(cluster: LocalCluster, tmp_path: Path) -> None:
     await ready(cluster)
     early, late, new = tmp_path / "early.db", tmp_path / "late.db", tmp_path / "new.db"
     feed, seen = await live(cluster, early)

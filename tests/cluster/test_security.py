@@ -88,7 +88,7 @@ def refused(url: str) -> str:
     return caught.value.message
 
 
-def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
+def test_tls_admits_clients_with_a_password_or_a_certificate(tls: LocalCluster, certs: Path) -> None:
     """Nodes admit clients with a password or a certificate; others get one line that names the missing login."""
     hosts = ",".join(f"127.0.0.1:{node.port}" for node in tls.nodes)
     ca = f"ca={certs / 'ca.pem'}"
@@ -121,7 +121,7 @@ async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -
         await Link.dial("127.0.0.1", node.port, Hello("B", "bedrockish", to="A"), ssl_context=context)
 
 
-def test_https_with_a_password(tls: LocalCluster, certs: Path) -> None:
+def test_https_asks_for_a_password_and_shows_all_nodes(tls: LocalCluster, certs: Path) -> None:
     """HTTP uses TLS, too, and shows the other nodes, which ask this node for its certificate."""
     context = ssl.create_default_context(cafile=str(certs / "ca.pem"))
     login = "Basic " + base64.b64encode(b"ann:s/e@cret").decode()
@@ -292,7 +292,7 @@ def test_a_wrong_password_is_one_line_at_every_face(plain: LocalCluster) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_line_for_a_new_user() -> None:
+def test_password_prints_a_line_with_the_hash() -> None:
     done = program("password", "ann", stdin="hunter2\n")
     assert done.returncode == 0
     assert done.stdout.startswith('ann = "scrypt:14:8:1:')

@@ -74,7 +74,7 @@ async def no_streams(cluster: LocalCluster, node: int) -> None:
     await until("all streams over", none)
 
 
-async def test_a_result_larger_than_the_memory_of_the_node(cluster: LocalCluster) -> None:
+async def test_node_streams_a_result_larger_than_its_memory(cluster: LocalCluster) -> None:
     """With 160 MiB of address space left, a node streams 400 MB and stays alive.
 
     The same query as a call raises an error that names ``stream``.
@@ -100,7 +100,7 @@ async def test_a_result_larger_than_the_memory_of_the_node(cluster: LocalCluster
         assert (await client.execute("SELECT 1")).value() == 1
 
 
-async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) -> None:
+async def test_stream_of_a_killed_node_fails_and_can_be_read_again(cluster: LocalCluster) -> None:
     """The error has the number of received rows; the same client reads again, at another node, and gets all rows."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:
@@ -120,7 +120,7 @@ async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) ->
             assert [row[0] async for row in rows] == [*range(1, 2001)]
 
 
-async def test_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> None:
+async def test_stream_has_the_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> None:
     """The stream lacks later commits. The writers see them, and so does a new stream."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:

@@ -248,7 +248,7 @@ async def _stand_still(node: LocalNode) -> None:
     send_signal(node, signal.SIGCONT)
 
 
-async def test_transactions_in_sql_on_a_blocking_connection(cluster: LocalCluster) -> None:
+async def test_blocking_connection_takes_transactions_in_sql(cluster: LocalCluster) -> None:
     """BEGIN, COMMIT, ROLLBACK and savepoints as in SQLite, and the blocking twins of the rest."""
     await ready(cluster)
     await trio.to_thread.run_sync(_use_connection, cluster)

@@ -20,7 +20,7 @@ async def insert(cluster: LocalCluster, node: int, value: int) -> None:
         await client.execute("INSERT INTO t VALUES (?)", [value])
 
 
-async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
+async def test_wrong_address_of_another_cluster_affects_no_other_link(tmp_path: Path) -> None:
     """In the second cluster B's address is that of the first cluster's B, which refuses the link; nothing else changes.
 
     Both clusters go on, also after restarts. The second reports the fault, and is healthy again after the

@@ -103,7 +103,7 @@ def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster)
         assert db.execute(asked, read="strict").value() == "bob"
 
 
-def test_a_client_cannot_say_that_it_is_somebody_else(cluster: LocalCluster) -> None:
+def test_user_name_in_a_call_is_ignored(cluster: LocalCluster) -> None:
     """A user name in a call is ignored: the door's login counts."""
     call = encode_call(Execute(1, Request("forged", (Statement("INSERT INTO came(door) VALUES ('forged')"),))))
     forged = cbor2.dumps({**cbor2.loads(call), "user": "ann"})

@@ -302,7 +302,9 @@ async def customers(shop: Shop) -> AsyncIterator[None]:
         shop.stopping = True
 
 
-async def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_cluster_keeps_every_order_through_a_whole_life(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "last").mkdir()
     life = founded(tmp_path / "shop", unpack_last_release(tmp_path / "last"))
     shop = Shop(life.own)

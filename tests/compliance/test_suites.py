@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 CPYTHON_PART = ("dbapi.CursorTests.test_execute", "dump.", "transactions.IsolationLevel", "dbapi.ClosedC")
 
 
-def test_a_part_of_cpythons_tests(tmp_path: Path) -> None:
+def test_part_of_cpythons_tests_has_the_expected_outcomes(tmp_path: Path) -> None:
     """Our DB-API where they expect sqlite3."""
     if why := cpython_suite.missing():
         pytest.skip(why)
@@ -32,7 +32,7 @@ def test_nine_of_ten_of_cpythons_tests_pass() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
-def test_a_whole_suite(name: str, tmp_path: Path) -> None:
+def test_whole_suite_has_the_expected_outcomes(name: str, tmp_path: Path) -> None:
     suite = SUITES[name]
     if why := suite.missing():
         pytest.skip(why)

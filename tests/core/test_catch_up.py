@@ -98,7 +98,7 @@ def test_read_of_a_quiet_cluster_takes_one_question() -> None:
     assert len(checks(net, "A")) == 1
 
 
-def test_sole_voter_asks_nobody() -> None:
+def test_sole_voter_asks_no_other_node() -> None:
     net = Net("A")
     net.ask("A", journal("j"))
     assert net.told("A") == {"j": "read"}

@@ -25,7 +25,7 @@ MOMENTS = st.integers(0, WALL_MS_MAX + (1 << 31))
 COUNTER_MAX = (1 << COUNTER_BITS) - 1
 
 
-def test_the_layout() -> None:
+def test_clock_has_the_documented_layout() -> None:
     """Until July 2037 milliseconds and 22 bits of counter; then 12 bits, to the year 4197."""
     assert pack(BEND_MS - 1, COUNTER_MAX) == (BEND_MS << 22) - 1 == pack(BEND_MS) - 1
     assert datetime.fromtimestamp(BEND_MS / 1000, UTC).year == 2037
@@ -81,7 +81,7 @@ def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
 @given(
     st.lists(st.one_of(MOMENTS.map(lambda ms: ("tick", ms)), MOMENTS.map(lambda ms: ("hear", pack(ms)))), max_size=40)
 )
-def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
+def test_clock_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
     """The wall clock moves forwards and backwards, by hours; and a restart begins at the ceiling."""
     clock = begun()
     last = 0

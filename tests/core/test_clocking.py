@@ -101,7 +101,7 @@ def test_a_question_is_repeated_until_a_majority_has_answered() -> None:
     assert len(repeated) == 2
 
 
-def test_alone_nobody_is_asked() -> None:
+def test_sole_voter_asks_no_other_node_for_a_clock() -> None:
     one = Two("B")
     effects = wanted(one)
     assert [each for each in effects if isinstance(each, Execute) and each.clock]

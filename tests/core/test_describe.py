@@ -134,17 +134,17 @@ EVENTS: list[tuple[on.Event, str]] = [
 
 
 @pytest.mark.parametrize(("message", "text"), MESSAGES, ids=[text for _, text in MESSAGES])
-def test_messages(message: say.Message, text: str) -> None:
+def test_messages_are_printed_as_in_the_logs(message: say.Message, text: str) -> None:
     assert PRINTER.message(message) == text
 
 
 @pytest.mark.parametrize(("effect", "text"), EFFECTS, ids=[text for _, text in EFFECTS])
-def test_effects(effect: do.Effect, text: str) -> None:
+def test_effects_are_printed_as_in_the_logs(effect: do.Effect, text: str) -> None:
     assert PRINTER.effect(effect) == text
 
 
 @pytest.mark.parametrize(("event", "text"), EVENTS, ids=[text for _, text in EVENTS])
-def test_events(event: on.Event, text: str) -> None:
+def test_events_are_printed_as_in_the_logs(event: on.Event, text: str) -> None:
     assert PRINTER.event(event) == text
 
 

@@ -85,7 +85,7 @@ def test_window_keeps_settled_commits_for_a_whole_window() -> None:
         assert not state.commit_window.floor
 
 
-def test_a_sole_voter_needs_nobody_for_a_strict_read() -> None:
+def test_sole_voter_answers_a_strict_read_alone() -> None:
     """The node's tables have every acknowledged commit, even if the window has dropped it."""
     net = Net("A")
     net.run(1.0)

@@ -58,7 +58,7 @@ def test_request_names_the_missing_clocks_when_it_times_out() -> None:
     assert net.told("A")["one"] == "did not happen"
 
 
-def test_one_voter_has_nobody_to_ask() -> None:
+def test_sole_voter_begins_without_other_clocks() -> None:
     net = Walls("A")
     net.ask("A", add("one", "k"))
     net.run(1.0)

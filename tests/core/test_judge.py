@@ -389,7 +389,7 @@ def test_five_voters_are_misled_by_a_leader_that_has_forgotten_its_own_begin() -
 
 
 @pytest.mark.parametrize("voters", range(1, 10))
-def test_up_to_four_voters_nobody_can_be_counted_out(voters: int) -> None:
+def test_exclusion_changes_a_verdict_only_if_a_voter_may_be_excluded(voters: int) -> None:
     """Without J6's exclusion the verdict is the same, for answers that hold X, or are blocked."""
     leader, others = NAMES[0], NAMES[1:voters]
     given = [Answer(Standing.HELD), BLOCKED_BY_Y, BLOCKED_BY_C, Answer(Standing.BLOCKED)]
@@ -398,7 +398,7 @@ def test_up_to_four_voters_nobody_can_be_counted_out(voters: int) -> None:
         for told in itertools.combinations_with_replacement(given, count):
             answers = dict(zip(reversed(others), told, strict=False))
             verdict = judge(leader, answers, NAMES[:voters], approvals_needed(voters))
-            with in_force(fault("", (judging, "judge", *RULES["somebody is counted out"]))):
+            with in_force(fault("", (judging, "judge", *RULES["a voter is counted out"]))):
                 found = judging.judge(leader, answers, NAMES[:voters], approvals_needed(voters))
             differs = differs or found != verdict
     assert differs == may_count_out(voters)
@@ -456,7 +456,7 @@ CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
 @pytest.mark.parametrize(
     ("voters", "answers", "verdict"), [one[1:] for one in CLAUSES], ids=[one[0] for one in CLAUSES]
 )
-def test_each_clause(voters: int, answers: dict[str, Answer], verdict: Verdict) -> None:
+def test_each_clause_gives_its_verdict(voters: int, answers: dict[str, Answer], verdict: Verdict) -> None:
     """The rows of the table in docs/protocol.md."""
     assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
 
@@ -500,7 +500,7 @@ RULES = {
         "if False and any(answer.standing == Standing.NEVER",
     ),
     "its leader among them": ("if leader in answers:", "if False:"),
-    "somebody is counted out": (" - bound)", ")"),
+    "a voter is counted out": (" - bound)", ")"),
     "not if somebody knows the end": ("blockers - ended", "blockers"),
     "not if somebody may have forgotten the end": (" if blocker.clock > forgotten", ""),
     "what is as old as the forgotten is forgotten": ("blocker.clock > forgotten", "blocker.clock >= forgotten"),

@@ -142,7 +142,7 @@ def test_the_level_is_raised_when_all_have_it() -> None:
         ({"A": LEVEL + 1, "B": LEVEL}, f"the release level is {LEVEL}, and B cannot do more"),
     ],
 )
-def test_the_level_is_not_raised_over_anybodys_head(levels: dict[str, int], why: str) -> None:
+def test_level_is_not_raised_above_that_of_a_member(levels: dict[str, int], why: str) -> None:
     with pytest.raises(MembershipError, match=why):
         change_members(MEMBERS, MemberChange(RAISE, "A"), facts(**levels))
 

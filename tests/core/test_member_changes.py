@@ -295,7 +295,7 @@ def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
     assert not one.node.state.roster.barred
 
 
-def test_the_word_of_a_removed_voter_lets_nobody_in() -> None:
+def test_removed_voter_is_not_admitted_any_more() -> None:
     """Another file may come under its name, which has seen nothing of this node."""
     one = One(membership(0, "ABCD"))
     assert one.node.state.roster.let_in == set("ABCD")

@@ -179,7 +179,7 @@ def test_conflicting_commit_outside_the_base_ends_an_open_transaction() -> None:
     assert error.details["key"] == b"x".hex()
 
 
-def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
+def test_prepared_transaction_waits_for_a_pending_one_and_then_loses_or_goes_on() -> None:
     """Another leader's transaction on the same key is pending: its commit ends ours, its rollback does not."""
     world = Trio()
     base = world.base("A")
@@ -207,7 +207,7 @@ def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
     assert isinstance(world.answers[number], Answer)
 
 
-def test_those_that_come_together_share_a_transaction() -> None:
+def test_prepared_transactions_that_come_together_share_one() -> None:
     """Each with the answer of its own, and on the newest commits, though their snapshots differ."""
     world = Trio()
     old = world.base("A")
@@ -325,7 +325,7 @@ def test_no_end_is_told_before_every_attempt_has_ended() -> None:
     assert not world.nodes["A"].coordinator.attempts.open
 
 
-def test_without_a_majority_nobody_can_tell() -> None:
+def test_outcome_is_unknown_without_a_majority() -> None:
     """The transaction has begun and its node is cut off: the outcome is unknown, never "did not happen"."""
     world = Trio()
     number = world.submit("A", prepared(world.base("A"), writes="y"))

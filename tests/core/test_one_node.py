@@ -56,7 +56,7 @@ def but(made: Transaction, **changes: Any) -> Transaction:
 # -- votes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
+def test_begin_carries_no_rollback_of_another_leader() -> None:
     """Only the leader of a transaction can give it up."""
     for message in (Begin, lambda body: Recover(body, 2, CLOCK)):
         one = One(ABC)

@@ -194,7 +194,7 @@ def test_large_transaction_that_read_changed_rows_is_executed_again() -> None:
     assert [one.commands for one in journal(net)].count(("large",)) == 1
 
 
-def test_where_nobody_holds_back_it_does_not() -> None:
+def test_large_statement_fails_if_no_leader_holds_back() -> None:
     """The same load without holding back fails, as reservations prevent."""
     net = Busy(settings=NEVER, took_s=0.08)
     net.go_on(0.1)
@@ -270,7 +270,7 @@ def test_reservation_of_a_vanished_request_is_dropped(how: str) -> None:
     assert net.held("B") is None
 
 
-def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> None:
+def test_expired_reservation_may_be_made_again_and_holds_others_back_no_longer() -> None:
     """If the remaining time is too short for the statement, no leader holds back for it."""
     settings = Settings(reserve_ms=300)
     net = Busy(settings=settings, took_s=0.28)
@@ -384,7 +384,7 @@ def test_reservation_message_is_short_and_covers_the_access_set() -> None:
     assert without_names(claim(few, ("one", "two"), ROWS, 77)) == few
 
 
-def test_it_is_told_in_gossip_and_an_older_release_tells_none() -> None:
+def test_gossip_announces_a_reservation_and_that_of_an_older_release_none() -> None:
     said = Gossip({}, 0, 0, 1, "s", 1, 2, reserved=(5, 100, cbor2.dumps(TABLE.pack())))
     assert decode(encode(said)) == said
     packed = cbor2.loads(encode(said))
@@ -496,7 +496,7 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
     assert 0 < held_s < settings.reserve_ms / 1000 + reservations.SHARE * steps * step_s + 0.1
 
 
-def test_it_is_told_at_once_and_so_is_its_end() -> None:
+def test_reservation_and_its_end_are_announced_at_once() -> None:
     """A heartbeat would be too late: transactions of other leaders in between would be lost."""
     net = Net("ABC")
     net.play("A", "wake")

@@ -106,7 +106,7 @@ def test_catching_up_keeps_little_in_memory(behind: Behind) -> None:
     assert behind.state.commit_window.floor == {"A": LAST}  # a base without them is refused
 
 
-def test_it_remembers_all_as_long_as_a_majority_has_not_told(behind: Behind) -> None:
+def test_node_remembers_all_entries_until_a_majority_has_reported(behind: Behind) -> None:
     """One node's cut is not enough, because another node may still decide a transaction there."""
     behind.are_ahead("A")
     for page in list(pages())[:-1]:

@@ -35,7 +35,7 @@ def begins(net: Net) -> int:
     return sum(isinstance(message, Begin) for _, _, message in net.said)
 
 
-def test_they_share_one_round_of_votes_and_each_has_its_answer() -> None:
+def test_commands_share_one_round_of_votes_and_each_has_its_answer() -> None:
     net = Net("ABC")
     net.ask_together("A", *some(5))
     net.run(1.0)
@@ -45,7 +45,7 @@ def test_they_share_one_round_of_votes_and_each_has_its_answer() -> None:
     assert begins(net) == 2
 
 
-def test_one_that_comes_alone_is_alone() -> None:
+def test_commands_that_come_one_by_one_share_no_transaction() -> None:
     net = Net("ABC")
     for request in some(3):
         net.ask("A", request)
@@ -114,7 +114,7 @@ def test_more_than_a_group_takes_are_several() -> None:
     assert sorted(map(len, commands(net))) == [1, 2, 2]
 
 
-def test_one_that_fails_is_told_its_own_error() -> None:
+def test_failing_command_gets_its_own_error() -> None:
     net = Net("ABC")
     poor = Request("poor", (Statement("move", ["x", "y", 9]),))
     one, two, three, four = some(4)
@@ -133,7 +133,7 @@ def test_the_first_that_fails_lets_the_others_share() -> None:
     assert commands(net) == [("c0", "c1", "c2")]
 
 
-def test_a_command_too_old_to_be_looked_up_keeps_nobody() -> None:
+def test_command_too_old_to_be_looked_up_does_not_delay_its_group() -> None:
     """The command's id is older than the journal's reach; the other commands are led at once."""
     for where in range(3):
         _among_others(where)
@@ -173,7 +173,7 @@ def test_other_isolation_is_another_transaction() -> None:
     assert set(commands(net)) == {("c0", "c2"), ("c1",)}
 
 
-def test_one_whose_session_has_seen_more_waits_alone() -> None:
+def test_command_whose_session_has_seen_more_waits_alone() -> None:
     net = Net("ABC")
     one, two, three = some(3)
     net.cut("A", "B")
@@ -185,7 +185,7 @@ def test_one_whose_session_has_seen_more_waits_alone() -> None:
     assert net.told("A")["c0"] == "did not happen"
 
 
-def test_one_that_is_executed_in_a_worker_keeps_nobody() -> None:
+def test_command_in_a_worker_does_not_delay_its_group() -> None:
     """The driver finds that the first command takes long; the others that came with it go on."""
     net = Net("ABC")
     place = net.places["A"]
@@ -204,7 +204,7 @@ def test_one_that_is_executed_in_a_worker_keeps_nobody() -> None:
     assert sorted(commands(net)) == [("c1",), ("c2",)]
 
 
-def test_a_client_whose_time_is_over_before_they_are_led_takes_nobody_along() -> None:
+def test_client_whose_time_is_over_does_not_fail_its_group() -> None:
     net = Net("ABC")
     net.cut("A", "B")
     net.cut("A", "C")

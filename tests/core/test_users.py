@@ -72,7 +72,7 @@ def test_removed_user_stays_known_and_may_return() -> None:
     )
 
 
-def test_there_is_always_an_admin_unless_somebody_insists() -> None:
+def test_change_that_leaves_no_admin_needs_force() -> None:
     nobody = replace(ONE, users={})
     assert refused(nobody, USER_ADD, "ann", "owner", secret=HASH) == "last"
     assert refused(nobody, USER_REMOVE, "ann") == "last"
@@ -121,7 +121,7 @@ def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     assert "scrypt" not in repr(both)
 
 
-def test_roles_for_single_tables() -> None:
+def test_roles_for_single_tables_are_granted_and_revoked() -> None:
     users = change(ONE, USER_ADD, "ann", secret=HASH)
 
     def at(old: Membership, action: str, role: str, table: str) -> Membership:

@@ -27,7 +27,7 @@ def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -
             use()
 
 
-def test_commit_and_rollback(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_rows_are_seen_by_others_after_commit_only(connection: db.Connection, table: str, other: db.Connection) -> None:
     """Autocommit is off at first: nothing is seen by others before commit, and rollback rolls it back."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     assert count(other, table) == 0
@@ -106,7 +106,7 @@ def test_isolation_level_none_leaves_transactions_to_sql(
             connection.execute(sql)
 
 
-def test_savepoints(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_savepoints_are_released_and_rolled_back(connection: db.Connection, table: str, other: db.Connection) -> None:
     connection.isolation_level = None
     connection.execute("SAVEPOINT a")
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
@@ -122,7 +122,9 @@ def test_savepoints(connection: db.Connection, table: str, other: db.Connection)
     assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
 
 
-def test_autocommit_true_and_false(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_autocommit_decides_when_a_transaction_begins(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
     connection.autocommit = True
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     assert count(other, table) == 1

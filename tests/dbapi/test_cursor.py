@@ -31,7 +31,7 @@ def test_description_is_none_without_a_result(connection: db.Connection, table: 
     assert cursor.description is None
 
 
-def test_rowcount(connection: db.Connection, table: str) -> None:
+def test_rowcount_is_that_of_the_last_statement(connection: db.Connection, table: str) -> None:
     """The count is -1 before a statement and if it is unknown; otherwise it is that of the last statement."""
     cursor = connection.cursor()
     assert cursor.rowcount == -1
@@ -120,7 +120,7 @@ def test_integer_of_5000_digits_is_a_data_error(connection: db.Connection) -> No
         connection.execute("SELECT ?", (10**5_000,))
 
 
-def test_executemany(connection: db.Connection, table: str) -> None:
+def test_executemany_takes_any_iterable_and_has_no_result(connection: db.Connection, table: str) -> None:
     """It accepts any sequence or iterator of parameters, has no result, and does nothing for an empty sequence."""
     cursor = connection.cursor()
     cursor.executemany(f"INSERT INTO {table}(id) VALUES (?)", ((number,) for number in range(2500)))
@@ -146,14 +146,14 @@ def test_executemany_without_transactions_is_all_or_nothing(connection: db.Conne
     assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (1500,)
 
 
-def test_fetchone(connection: db.Connection, table: str) -> None:
+def test_fetchone_returns_one_row_and_then_none(connection: db.Connection, table: str) -> None:
     """One row after the other, then None, for ever."""
     fill(connection, table, 2)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     assert [cursor.fetchone() for _ in range(4)] == [(1,), (2,), None, None]
 
 
-def test_fetchmany(connection: db.Connection, table: str) -> None:
+def test_fetchmany_returns_as_many_rows_as_requested(connection: db.Connection, table: str) -> None:
     """It returns as many rows as requested, by default ``arraysize`` (1 at first); at the end fewer, then none."""
     fill(connection, table)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
@@ -167,7 +167,7 @@ def test_fetchmany(connection: db.Connection, table: str) -> None:
         cursor.fetchmany(-1)
 
 
-def test_fetchall(connection: db.Connection, table: str) -> None:
+def test_fetchall_returns_the_rest_of_the_rows(connection: db.Connection, table: str) -> None:
     """The rest of the rows; then an empty sequence."""
     fill(connection, table, 3)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
@@ -188,7 +188,7 @@ def test_fetched_result_survives_delete_and_rollback(
     assert [first, *cursor.fetchall()] == [(1,), (2,), (3,), (4,), (5,)]
 
 
-def test_iteration_and_rownumber(connection: db.Connection, table: str) -> None:
+def test_cursor_is_its_own_iterator_and_has_a_rownumber(connection: db.Connection, table: str) -> None:
     """Optional extensions of PEP 249: a cursor is its own iterator, and has the number of its row."""
     fill(connection, table, 3)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
@@ -209,11 +209,11 @@ def test_sizes_are_accepted(connection: db.Connection) -> None:
     assert cursor.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_connection_attribute(connection: db.Connection) -> None:
+def test_cursor_has_its_connection(connection: db.Connection) -> None:
     assert connection.cursor().connection is connection
 
 
-def test_lastrowid(connection: db.Connection, table: str) -> None:
+def test_lastrowid_is_that_of_the_last_insert(connection: db.Connection, table: str) -> None:
     """Optional extension of PEP 249: the last row that this cursor's execute inserted; other statements do not change
     it.
     """
@@ -245,7 +245,7 @@ def test_lastrowid_of_an_upsert_that_updates_is_the_connections(connection: db.C
     assert connection.execute(f"INSERT OR IGNORE INTO {table}(name) VALUES ('z')").lastrowid == given
 
 
-def test_one_statement_at_a_time(connection: db.Connection, table: str) -> None:
+def test_execute_refuses_several_statements(connection: db.Connection, table: str) -> None:
     connection.execute("SELECT ';' -- ; no\n ; ").fetchall()
     with pytest.raises(db.ProgrammingError, match="executescript"):
         connection.execute("SELECT 1; SELECT 2")
@@ -254,7 +254,9 @@ def test_one_statement_at_a_time(connection: db.Connection, table: str) -> None:
         connection.execute(5)  # type: ignore[arg-type]
 
 
-def test_executescript(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_executescript_commits_and_runs_each_statement(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
     """The script commits the open transaction first, then each statement alone; an error keeps earlier statements."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.executescript(
@@ -284,7 +286,7 @@ def test_executescript_rejects_an_unencodable_script_whole(
     assert connection.execute(f"SELECT count(*) FROM {table} WHERE id = 7").fetchone() == (0,)
 
 
-def test_row_factories(connection: db.Connection) -> None:
+def test_row_factory_makes_the_rows(connection: db.Connection) -> None:
     cursor = connection.cursor()
     connection.row_factory = db.Row
     row = connection.execute("SELECT 1 AS one, 2 AS Two").fetchone()
@@ -301,7 +303,7 @@ def test_row_factories(connection: db.Connection) -> None:
     assert cursor.execute("SELECT 5 AS five").fetchall() == [{"five": 5}]
 
 
-def test_text_factory(connection: db.Connection) -> None:
+def test_text_factory_converts_texts(connection: db.Connection) -> None:
     connection.text_factory = bytes
     assert connection.execute("SELECT 'é', 1").fetchone() == ("é".encode(), 1)
     connection.text_factory = lambda data: data.decode().upper()

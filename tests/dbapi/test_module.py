@@ -193,7 +193,7 @@ def test_null_is_none(connection: db.Connection) -> None:
     assert connection.execute("SELECT NULL, ?", (None,)).fetchone() == (None, None)
 
 
-def test_adapters_and_converters_as_in_sqlite3(url: str) -> None:
+def test_adapters_and_converters_work_as_in_sqlite3(url: str) -> None:
     class Point:
         def __init__(self, x: int, y: int) -> None:
             self.x, self.y = x, y

@@ -53,7 +53,7 @@ def test_a_first_statement_whose_node_is_gone_begins_again_elsewhere() -> None:
     assert one.in_transaction
 
 
-def test_it_gives_up_in_the_end() -> None:
+def test_session_gives_up_after_its_tries() -> None:
     one, link = session(*[UnavailableError("gone")] * FIRST_TRIES)
     with pytest.raises(UnavailableError):
         one.run("INSERT INTO t VALUES (1)", None, WRITE)
@@ -93,12 +93,12 @@ def test_a_later_statement_is_never_done_again() -> None:
         ("", OTHER),
     ],
 )
-def test_kinds(sql: str, kind: str) -> None:
+def test_kinds_of_statements_are_recognised(sql: str, kind: str) -> None:
     assert kind_of(sql) == kind
     assert inserts(sql) is ("insert" in sql)
 
 
-def test_scripts() -> None:
+def test_scripts_are_split_at_the_ends_of_statements() -> None:
     script = "SELECT ';' ; -- a; b\n; CREATE TRIGGER r AFTER INSERT ON t BEGIN SELECT 1; SELECT 2; END; SELECT 3"
     assert [piece.split()[0] for piece in split(script)] == ["SELECT", "CREATE", "SELECT"]
     assert is_single("SELECT 1;;  ")

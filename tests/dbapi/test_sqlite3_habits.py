@@ -475,7 +475,7 @@ def test_derived_connection_gets_the_arguments_of_connect(url: str) -> None:
         assert type(plain) is db.Connection
 
 
-def test_parameters_of_a_map_that_makes_them(connection: db.Connection) -> None:
+def test_parameters_come_from_the_missing_method_of_a_map(connection: db.Connection) -> None:
     class Made(dict[str, str]):
         def __missing__(self, name: str) -> str:
             return name * 2

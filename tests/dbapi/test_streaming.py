@@ -38,7 +38,7 @@ def test_rows_come_as_they_are_fetched(cursor: db.Cursor) -> None:
         cursor.fetchmany(-1)
 
 
-def test_it_is_a_cursor_like_any_other_in_all_else(cursor: db.Cursor, connection: db.Connection, table: str) -> None:
+def test_streaming_cursor_is_otherwise_like_any_other(cursor: db.Cursor, connection: db.Connection, table: str) -> None:
     """Writes, open transactions with their own changes, factories, errors, and results that are not read completely."""
     cursor.execute(f"INSERT INTO {table}(name) VALUES ('a'), ('b')")
     assert connection.in_transaction

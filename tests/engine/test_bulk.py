@@ -68,7 +68,7 @@ def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
         ("INSERT INTO t(a, b, c) SELECT a || 'y', b, c FROM t", {"i:plain"}),
     ],
 )
-def test_where_others_write_an_index_and_are_not_in_its_way(
+def test_bulk_statement_does_not_conflict_at_indexes_that_it_does_not_write(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, statement: str, spans: set[str]
 ) -> None:
     """Two rows may have the same value in a UNIQUE index, so the statement must write none; the columns show that."""

@@ -52,7 +52,7 @@ def test_each_change_is_a_row_in_the_order_of_the_clock(shop: TestNode) -> None:
     ]
 
 
-def test_images_statements_and_places(shop: TestNode) -> None:
+def test_changes_have_images_statements_and_places(shop: TestNode) -> None:
     before, after = shop.rows(
         "SELECT row_before, row_after FROM bedrockish_changes WHERE op = 'UPDATE' AND row_key = 7"
     )[0]
@@ -138,7 +138,7 @@ def test_the_order_of_the_clock_needs_no_sorting(shop: TestNode) -> None:
     assert clocks == sorted(clocks, reverse=True)
 
 
-def test_it_can_be_joined_grouped_and_left_early(shop: TestNode) -> None:
+def test_table_of_changes_can_be_joined_grouped_and_limited(shop: TestNode) -> None:
     found = shop.rows(
         "SELECT i.id, count(*) FROM item AS i JOIN bedrockish_changes AS c "
         "ON c.table_name = 'item' AND c.row_key = i.id GROUP BY i.id"
@@ -150,7 +150,7 @@ def test_it_can_be_joined_grouped_and_left_early(shop: TestNode) -> None:
     assert shop.rows("SELECT count(*) FROM bedrockish_changes WHERE transaction_id = 'A6'") == [(5,)]
 
 
-def test_it_is_in_nobodys_schema_and_cannot_be_written(shop: TestNode) -> None:
+def test_table_of_changes_is_not_in_the_schema_and_cannot_be_written(shop: TestNode) -> None:
     shop.rows("SELECT * FROM bedrockish_changes")
     assert not shop.rows("SELECT * FROM sqlite_schema WHERE name = 'bedrockish_changes'")
     with pytest.raises(Exception, match=r"can only be read|may not be modified"):

@@ -50,7 +50,7 @@ def test_a_transactions_clock_has_to_be_asked_for_and_is_one(one: TestNode) -> N
     assert execute(one, "SELECT 1", clock=77)[0].clock == 0, "nobody called it"
 
 
-def test_they_stand_in_defaults_triggers_and_views(one: TestNode) -> None:
+def test_clock_functions_work_in_defaults_triggers_and_views(one: TestNode) -> None:
     one.run(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, a, c INTEGER DEFAULT (cluster_clock()), x DEFAULT (transaction_id()))",
         "CREATE TABLE log(id, at, who)",

@@ -125,7 +125,7 @@ def test_refused_compaction_leaves_the_file_unchanged(file: Path, tmp_path: Path
     assert (answer.exit_code, answer.output.count("\n")) == (2, 1)
 
 
-def test_one_that_is_killed_leaves_the_old_file(file: Path) -> None:
+def test_killed_compaction_leaves_the_old_file(file: Path) -> None:
     before = held(file)
     program = (
         "import os, signal; from pathlib import Path; from bedrockish.engine.storage import compact as it;"

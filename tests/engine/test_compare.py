@@ -142,7 +142,7 @@ async def test_equal_nodes_differ_in_nothing(three: Three) -> None:
         ("UPDATE plain SET x = '3' WHERE x = 3", "plain", ""),
     ],
 )
-async def test_a_row_that_nobody_wrote_is_found(three: Three, sql: str, table: str, key: str) -> None:
+async def test_row_that_no_commit_wrote_is_found(three: Three, sql: str, table: str, key: str) -> None:
     """The report has table, key and the node in the minority; every other row is equal."""
     three.damage("B", sql)
     report = await three.compare()
@@ -308,7 +308,7 @@ def test_a_key_with_another_number_of_columns_cannot_be_compared(three: Three) -
     db.close()
 
 
-def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three) -> None:
+def test_long_values_are_read_one_row_at_a_time(three: Three) -> None:
     """Encoding several long values at once would block the interpreter; a range keeps only their digests."""
     sizes = (row_digests.LONG_BYTES - 1, row_digests.LONG_BYTES, 300_000)
     values = [value for size in sizes for value in (b"x" * size, "ä" * size)]

@@ -230,9 +230,7 @@ def test_a_change_that_was_rolled_back_leaves_nothing_known_of_it(node: TestNode
     assert table_facts(node.engine.tables) == table_facts(Tables(node.engine._db))
 
 
-def test_with_many_tables_a_change_is_tried_where_it_holds_up_nobody(
-    node: TestNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_among_many_tables_is_tried_in_a_worker(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback in the loop would make SQLite read the whole schema again there."""
     in_loop, db = node.engine._limits.budget_s, node.engine._db
     create = request("CREATE TABLE t(id INTEGER PRIMARY KEY)")

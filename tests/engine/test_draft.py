@@ -222,7 +222,7 @@ async def test_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
 
 
-async def test_it_can_be_ended_while_it_is_at_work(desk: Desk) -> None:
+async def test_draft_can_be_ended_while_a_statement_runs(desk: Desk) -> None:
     session = Session(serializable=True)
     await desk.run(session, "CREATE TABLE u(x)")
     ends: list[BedrockishError] = []

@@ -27,7 +27,7 @@ def told(node: TestNode, sql: str, *params: Any) -> dict[str, Any]:
     return found
 
 
-def test_an_insert(shop: TestNode) -> None:
+def test_explain_lists_the_keys_of_an_insert(shop: TestNode) -> None:
     assert told(shop, "INSERT INTO child VALUES (?, 5)", 7) == {
         "sql": "INSERT INTO child VALUES (?, 5)",
         "kind": "write",
@@ -97,7 +97,7 @@ def test_a_statement_that_fails_says_so_and_ends_the_text(shop: TestNode) -> Non
     assert shop.rows("SELECT count(*) FROM parent") == [(1,)]
 
 
-def test_several_statements_and_many_keys(shop: TestNode) -> None:
+def test_explain_shortens_long_lists_of_keys(shop: TestNode) -> None:
     many = "INSERT INTO parent(n) WITH RECURSIVE k(i) AS (SELECT 1 UNION SELECT i + 1 FROM k LIMIT 300) SELECT i FROM k"
     first, second = shop.engine.explain(Statement(f"SELECT ?; {many}", (1,)))
     assert (first["sql"], first["reads"], second["ids"]) == ("SELECT ?;", [], True)

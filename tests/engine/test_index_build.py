@@ -207,7 +207,7 @@ def test_an_index_is_moved_and_not_built_again(node: TestNode, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("loaded", "slices_max", "is_finished"), [(30, 250, False), (45, 250, True), (45, 4, False), (60, 0, True)]
 )
-def test_one_that_is_not_ready_when_its_time_comes(
+def test_late_build_is_finished_or_given_up(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, loaded: int, slices_max: int, is_finished: bool
 ) -> None:
     """A build that has most rows of its snapshot is finished then, if the others fit into memory; otherwise it is given
@@ -296,7 +296,7 @@ def test_an_index_of_another_table_than_it_was_is_built_anew(node: TestNode) -> 
 
 
 @pytest.mark.parametrize("text", [b"\xff", "x" * 300_000])
-def test_rows_that_cannot_be_read_here_or_are_large(node: TestNode, text: bytes | str) -> None:
+def test_build_takes_large_rows_and_fails_at_unreadable_ones(node: TestNode, text: bytes | str) -> None:
     """A text that is not UTF-8 comes from another program; then the index is built by SQLite alone."""
     node.run(PLAIN, ("INSERT INTO t(id, v) VALUES (1, 'a'), (2, ?), (3, 'c'), (4, 'd')", ("x" * 300_000,)))
     if isinstance(text, bytes):
@@ -309,7 +309,7 @@ def test_rows_that_cannot_be_read_here_or_are_large(node: TestNode, text: bytes 
     sound(node)
 
 
-def test_one_that_was_given_up_is_forgotten_before_the_next_one(make_node: MakeNode) -> None:
+def test_abandoned_build_is_forgotten_before_the_next_one(make_node: MakeNode) -> None:
     """The writer caches the stand-in under two names, and must drop both before its root page belongs to another table.
 
     This matters only at a follower: a leader tries the change, after which SQLite reads its schema again.
@@ -454,7 +454,7 @@ def test_other_changes_are_tried_meanwhile(node: TestNode) -> None:
     assert build.phase is Phase.READY
 
 
-def test_a_node_that_ends_waits_for_nobody(node: TestNode) -> None:
+def test_node_that_ends_does_not_wait_for_a_build(node: TestNode) -> None:
     filled(node, "plain", Changes(5, "plain"))
     build = begin(node, decide(node, INDEXES["several"]))
     build.fetch()

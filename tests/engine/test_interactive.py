@@ -545,7 +545,9 @@ def test_uncommitted_changes_are_invisible(desk: Desk) -> None:
         desk.interactive.end(session)
 
 
-def test_it_stays_swapped_in_until_somebody_needs_the_writer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_keeps_the_writer_until_another_request_needs_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand inserts in a row are executed once each, without repeats."""
     plain(desk)
     redone: list[int] = []
@@ -585,7 +587,7 @@ def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
     desk.close()
 
 
-def test_or_rollback_ends_it_and_harms_nobody_else(desk: Desk) -> None:
+def test_or_rollback_ends_its_own_transaction_only(desk: Desk) -> None:
     """SQLite then rolls back the whole batch; the engine writes the decided entries again."""
     plain(desk)
     desk.node.run("UPDATE account SET v = 77 WHERE id = 3")

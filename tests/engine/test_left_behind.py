@@ -32,7 +32,7 @@ def run(transactions: Interactive, session: Session, sql: str) -> list[tuple[obj
     return rows
 
 
-def test_a_stream_that_is_stopped_as_its_batch_ends_interrupts_nobody_on_its_connection(make_node: MakeNode) -> None:
+def test_late_stop_of_a_stream_does_not_interrupt_the_next_user_of_its_connection(make_node: MakeNode) -> None:
     """The client left while the batch was encoded; then a large transaction is compared on that connection, and the
     node stopped.
     """
@@ -56,7 +56,7 @@ def test_a_stream_that_is_stopped_as_its_batch_ends_interrupts_nobody_on_its_con
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_write_that_was_too_large_is_nobody_elses_error(make_node: MakeNode, in_transaction: bool) -> None:
+def test_error_of_a_write_that_was_too_large_is_raised_once(make_node: MakeNode, in_transaction: bool) -> None:
     node = make_node(limits=Limits(changes_bytes=2_000))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", "CREATE TABLE u(v)", "INSERT INTO u VALUES (1)")
     transactions = interactive(node)

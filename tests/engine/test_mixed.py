@@ -128,7 +128,7 @@ def test_a_row_that_does_not_fit_is_the_datas_fault_not_the_nodes(shop: TestNode
     assert force(shop, entry).endswith("fails: datatype mismatch")
 
 
-def test_a_row_whose_parent_is_lost(shop: TestNode) -> None:
+def test_change_that_orphans_a_row_fails(shop: TestNode) -> None:
     with pytest.raises(ConstraintError, match="FOREIGN KEY"):
         shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE item ADD COLUMN x", "DELETE FROM item WHERE id = 1")
     entry = decide(shop, "PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD x", "DELETE FROM item WHERE id = 7")

@@ -272,7 +272,7 @@ def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytes
     bench.end()
 
 
-def test_it_leaves_the_file_and_its_locks_alone(bench: Bench, tmp_path: Path) -> None:
+def test_overlay_does_not_change_the_file_and_its_locks(bench: Bench, tmp_path: Path) -> None:
     """No file is created or written, and SQLite's locks outlive the overlay."""
     before = bench.path.read_bytes(), sorted(tmp_path.iterdir())
     db = bench.look(bench.begin())

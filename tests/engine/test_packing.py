@@ -231,7 +231,9 @@ def upkeep(engine: Engine, core: Core) -> Upkeep:
     ],
     ids=["old", "young", "no time", "no room", "some"],
 )
-def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_packs_entries_that_are_old_enough(
+    old: TestNode, core: Core, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The clocks here are 1, 2, 3, …, so all entries are of the first millisecond."""
     monkeypatch.setattr(retention, "PACK_REST", 0.0)
     assert not trio.run(upkeep(old.engine, core).pack)

@@ -110,7 +110,7 @@ def test_rows_that_no_index_would_take_are_no_whole_table(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_it_is_not_done_under_a_node_nor_without_room_nor_when_that_is_to_end(
+def test_rebuild_is_refused_under_a_node_without_room_and_when_the_node_ends(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = facts(path)

@@ -88,7 +88,7 @@ def test_optimize_is_a_hint_that_only_an_owner_gives(node: TestNode) -> None:
         writes("ANALYZE", "writer")
 
 
-def test_without_users_everybody_may_everything(node: TestNode) -> None:
+def test_cluster_without_users_has_no_limits_of_rights(node: TestNode) -> None:
     node.run("CREATE TABLE t(x)")
     assert node.engine.access.of("") is None
     node.run("INSERT INTO t VALUES (1)")
@@ -236,7 +236,7 @@ def ledger(node: TestNode) -> TestNode:
         ("CREATE TABLE more(x)", "schema"),
     ],
 )
-def test_roles_for_single_tables(ledger: TestNode, sql: str, lacks: str) -> None:
+def test_roles_for_single_tables_limit_every_access(ledger: TestNode, sql: str, lacks: str) -> None:
     """Every access counts, also by views, triggers and foreign keys: they run with the rights of the caller."""
     for _ in range(2):
         if not lacks:

@@ -76,7 +76,7 @@ def test_each_open_transaction_gets_its_own_job_and_all_commit(desk: Desk) -> No
     assert desk.node.rows(NEXT) == [(5,)]
 
 
-def test_without_it_they_all_want_the_first_and_one_commits(desk: Desk) -> None:
+def test_workers_without_skip_locked_conflict_on_the_first_job(desk: Desk) -> None:
     query = NEXT.replace(" AND skip_locked('jobs', id)", "")
     workers = [desk.begin() for _ in range(2)]
     for worker in workers:
@@ -143,7 +143,7 @@ def test_a_table_that_is_not_named_in_the_text_is_read_as_ever(desk: Desk) -> No
     assert conflict(desk.node.prepare("INSERT INTO jobs VALUES (0, 'new', 1)").access_set, named) is not None
 
 
-def test_a_key_of_several_columns(desk: Desk) -> None:
+def test_skip_locked_takes_a_key_of_several_columns(desk: Desk) -> None:
     query = "SELECT number FROM parts WHERE state = 'new' AND skip_locked('parts', machine, number) LIMIT 1"
     sessions = [desk.begin(), desk.begin(), desk.begin()]
     for number, session in enumerate(sessions):

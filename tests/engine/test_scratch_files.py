@@ -97,7 +97,7 @@ def test_a_comparison_ends_before_it_has_taken_the_last_room(node: TestNode, mon
 def test_a_copy_is_of_one_moment_and_can_be_ended(
     node: TestNode, make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits go on between its steps; SQLite would begin again after each."""
+    """The node commits between the steps of the copy. SQLite's own backup would begin again after each commit."""
     large(node)
     before = node.digest()
     monkeypatch.setattr(wal, "COPY_PAGES", 8)

@@ -214,7 +214,7 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("slices_max", "is_finished"), [(1, False), (250, True)])
-def test_one_that_is_not_ready_when_its_time_comes(
+def test_late_build_is_finished_or_given_up(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, slices_max: int, is_finished: bool
 ) -> None:
     """A build is finished then, unless the rest is too large for memory; in that case it is given up, and leaves

@@ -212,7 +212,7 @@ def test_every_line_of_the_page_is_run() -> None:
         assert any(line.startswith(begin) for line in lines), begin
 
 
-def test_ids_of_the_page(pair: tuple[TestNode, TestNode]) -> None:
+def test_ids_are_those_of_the_page(pair: tuple[TestNode, TestNode]) -> None:
     first, _ = pair
     ids = [first.run("INSERT INTO a(x) VALUES (1)")[0].lastrowid for _ in range(3)]
     assert ids == [1, 17, 33]
@@ -239,7 +239,7 @@ def test_the_system_tables_can_be_read(pair: tuple[TestNode, TestNode]) -> None:
     assert pair[0].rows("SELECT count(*) FROM bedrockish_journal") == [(2,)]
 
 
-def test_null_in_other_primary_keys(pair: tuple[TestNode, TestNode]) -> None:
+def test_strict_and_without_rowid_tables_refuse_null_keys(pair: tuple[TestNode, TestNode]) -> None:
     first, _ = pair
     first.run("CREATE TABLE u(x TEXT PRIMARY KEY) STRICT; CREATE TABLE v(x TEXT PRIMARY KEY) WITHOUT ROWID")
     for table in ("u", "v"):

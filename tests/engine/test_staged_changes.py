@@ -201,7 +201,7 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_a_long_one_that_nobody_has_unpacked_ahead_is_unpacked_when_it_is_applied(
+def test_long_entry_that_was_not_unpacked_ahead_is_unpacked_when_it_is_applied(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
     """A learner, a node that catches up, and one that was too slow to vote have not unpacked it."""
@@ -225,7 +225,7 @@ def test_a_long_one_that_nobody_has_unpacked_ahead_is_unpacked_when_it_is_applie
 
 
 @pytest.mark.parametrize("is_table", [False, True])
-def test_those_of_another_schema_are_not_taken(
+def test_unpacked_rows_of_another_schema_are_not_used(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, is_table: bool
 ) -> None:
     first, second = pair

@@ -34,7 +34,7 @@ def texts(sql: str) -> list[str]:
         ),
     ],
 )
-def test_one_token(sql: str, kind: str) -> None:
+def test_text_of_one_token_is_one_token(sql: str, kind: str) -> None:
     (token,) = tokens(f" {sql} ")
     assert (token.kind, token.text, token.start, token.end) == (kind, sql, 1, 1 + len(sql))
 
@@ -68,7 +68,7 @@ def test_one_token(sql: str, kind: str) -> None:
         ("VALUES(?,?)", ["VALUES", "(", "?", ",", "?", ")"]),
     ],
 )
-def test_where_tokens_end(sql: str, found: list[str]) -> None:
+def test_tokens_end_where_sqlite_ends_them(sql: str, found: list[str]) -> None:
     assert texts(sql) == found
 
 

@@ -69,7 +69,7 @@ def test_constraint_failure_at_activation_changes_nothing_but_the_version(shop: 
     assert made.digest == digest(shop.path)
 
 
-def test_a_restart_between_decision_and_activation(shop: TestNode) -> None:
+def test_scheduled_change_survives_a_restart(shop: TestNode) -> None:
     entry = decide(shop, "CREATE INDEX by_name ON item(name)")
     shop.engine.flush()
     shop.engine.close()

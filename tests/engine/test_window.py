@@ -50,7 +50,7 @@ def asked(node: TestNode, row: int, base: Vector) -> Transaction:
     return Transaction(Txid(99, "B"), base, 0, 1, 0, "mine", "serializable", ROWS, access_set, b"", b"")
 
 
-def test_so_many_settled_entries_are_read_and_all_that_are_not_settled(node: TestNode) -> None:
+def test_start_reads_settled_entries_up_to_its_limit_and_all_others(node: TestNode) -> None:
     state = start(node, COUNT).state
     assert len(state.commit_window.known) == KEPT
     assert state.commit_window.floor == {"A": COUNT - KEPT}
@@ -59,7 +59,7 @@ def test_so_many_settled_entries_are_read_and_all_that_are_not_settled(node: Tes
     assert state.commit_window.floor == {"A": 10}
 
 
-def test_so_many_bytes_are_read(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_reads_bytes_up_to_its_limit(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     size = max(len(entry.label) + len(entry.transaction.body) for entry in node.entries)
     monkeypatch.setattr(journal_tables, "WINDOW_BYTES_MAX", 2 * size)
     assert start(node, COUNT).state.commit_window.floor == {"A": COUNT - 2}

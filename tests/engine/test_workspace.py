@@ -140,7 +140,9 @@ def test_worker_returns_the_same_as_the_loop(
     assert not workspace.is_broken
 
 
-def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, workspace: Workspace) -> None:
+def test_workspace_sees_its_snapshot_while_others_commit_and_the_wal_restarts(
+    node: TestNode, workspace: Workspace
+) -> None:
     """Both connections show the snapshot of ``begin``, however the file changes."""
     draw = random.Random(5)
     engine = node.engine

@@ -54,7 +54,7 @@ def check(shop: Shop, buyers: Buyers) -> None:
         assert line.revenue == line.sold * PRODUCTS[line.sku][1]
 
 
-def test_shop_on_plain_sqlite(tmp_path: Path) -> None:
+def test_shop_runs_on_plain_sqlite(tmp_path: Path) -> None:
     shop = Shop(f"sqlite:///{tmp_path / 'shop.db'}")
     shop.open(PRODUCTS)
     ann = shop.sign_up("ann@example.org", "Ann")

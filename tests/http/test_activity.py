@@ -57,7 +57,7 @@ def test_the_memory_of_an_hour_is_bounded() -> None:
     assert held < 300_000
 
 
-def test_quantiles() -> None:
+def test_quantiles_are_taken_from_the_histogram() -> None:
     assert quantile([0] * (len(BOUNDS_S) + 1), 0.5) is None
     assert quantile([10, *[0] * len(BOUNDS_S)], 0.5) == BOUNDS_S[0] / 2
     assert quantile([*[0] * len(BOUNDS_S), 3], 0.99) == BOUNDS_S[-1]

@@ -117,7 +117,7 @@ def test_wrong_options_of_the_feed_are_named(shop: Asker, options: str, text: st
     assert text in reply.json["message"]
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(shop: Asker) -> None:
+def test_reader_that_does_not_read_delays_no_other(shop: Asker) -> None:
     """Back-pressure: the node writes until the connection is full, waits, and goes on when the reader does."""
     big = "x" * 100_000
     for number in range(60):

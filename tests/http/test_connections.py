@@ -184,7 +184,7 @@ async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyP
         nursery.cancel_scope.cancel()
 
 
-async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> None:
+async def test_unread_body_is_not_kept_during_a_streamed_reply() -> None:
     """A client may send gigabytes while it receives an answer."""
     asked: list[Request] = []
     seen, goes_on = trio.Event(), trio.Event()

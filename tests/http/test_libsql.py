@@ -363,13 +363,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("program", javascript.PROGRAMS)
-def test_a_javascript_client(node: Asker, modules: Path, program: str) -> None:
+def test_javascript_clients_work(node: Asker, modules: Path, program: str) -> None:
     """``@libsql/client``, and libraries on top of it: Drizzle, an ORM, and Kysely."""
     assert javascript.run(modules, program, f"http://127.0.0.1:{node.port}") == (0, "done\n")
 
 
 @pytest.mark.slow
-def test_prisma(node: Asker, tmp_path: Path) -> None:
+def test_prisma_works_with_its_adapter(node: Asker, tmp_path: Path) -> None:
     """Prisma runs with its adapter, which needs many packages."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here")
@@ -384,7 +384,7 @@ def test_a_javascript_client_that_fails_is_told(node: Asker, modules: Path) -> N
     assert "Error" in said
 
 
-def test_the_python_client(node: Asker) -> None:
+def test_libsql_from_pypi_works(node: Asker) -> None:
     """``libsql`` (PyPI) is the Rust client."""
     connection = libsql.connect(database=f"http://127.0.0.1:{node.port}", auth_token="")
     connection.execute("CREATE TABLE IF NOT EXISTS py(id INTEGER PRIMARY KEY, x)")
@@ -394,7 +394,7 @@ def test_the_python_client(node: Asker) -> None:
 
 
 @pytest.mark.skipif(find_spec("sqlalchemy_libsql") is None, reason="it is for Python 3.13 and older")
-def test_its_sqlalchemy_dialect(node: Asker) -> None:
+def test_sqlalchemy_libsql_works(node: Asker) -> None:
     """``sqlalchemy-libsql`` uses an older build of the client."""
     engine = create_engine(f"sqlite+libsql://127.0.0.1:{node.port}", connect_args={"auth_token": ""})
     with engine.begin() as opened:

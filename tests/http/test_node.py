@@ -28,7 +28,7 @@ def asker(cluster: LocalCluster, index: int = 0) -> Asker:
 
 
 @cluster_test
-def test_status_and_nodes(node: Asker) -> None:
+def test_node_serves_status_members_probes_and_the_page(node: Asker) -> None:
     status = node("/status").json
     assert status["node"] == "A"
     assert node("/nodes").json.keys() == status["nodes"].keys() == {"A"}
@@ -89,7 +89,7 @@ def test_metrics_are_in_the_format_and_move(node: Asker) -> None:
 
 
 @cluster_test
-def test_events_are_noted_while_somebody_asks(node: Asker) -> None:
+def test_events_are_recorded_while_a_client_asks(node: Asker) -> None:
     last = node("/events").json["last"]
     assert node.sql("CREATE TABLE noted(a)").status == 200
     events = node(f"/events?after={last}").json

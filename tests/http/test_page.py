@@ -122,7 +122,7 @@ def pointer(browser: Browser) -> None:
     browser.run("document.querySelector('#pause').click()")
 
 
-def test_on_a_phone_in_the_dark(browser: Browser, three: LocalCluster) -> None:
+def test_page_fits_a_phone_in_the_dark(browser: Browser, three: LocalCluster) -> None:
     """All elements fit the screen, texts have contrast, and buttons are large enough."""
     browser.resize(360, 740, dark=True)
     open_page(browser, three)

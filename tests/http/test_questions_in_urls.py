@@ -97,7 +97,7 @@ def test_two_ids_that_are_no_text_do_not_become_one(node: Asker) -> None:
         assert (reply.status, "not UTF-8" in reply.json["message"]) == (400, True)
 
 
-def test_rows_as_objects(node: Asker) -> None:
+def test_every_call_can_return_rows_as_objects(node: Asker) -> None:
     """Every call can return them; a repeated name gets a number, so that no value is lost."""
     sql = "SELECT id, name, 7 AS id, x'00' AS 'id:2' FROM pet"
     row = {"id": 1, "name": "Rex", "id:2": 7, "id:2:2": {"base64": "AA=="}}

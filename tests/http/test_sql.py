@@ -172,7 +172,7 @@ def test_arguments_of_a_command_that_are_nested_too_deeply_are_refused(node: Ask
             assert "nested" in reply.json["message"]
 
 
-def test_other_kinds_of_bodies_and_methods(node: Asker) -> None:
+def test_other_kinds_of_bodies_and_methods_are_refused(node: Asker) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert node("/db/execute", b'["DELETE FROM t"]', Content_Type=kind).status == 415
     coded = node("/db/execute", b'["DELETE FROM t"]', Content_Encoding="gzip")
@@ -193,7 +193,7 @@ def test_a_huge_body_is_refused_before_it_is_read(node: Asker) -> None:
     assert node("/livez").status == 200
 
 
-def test_a_large_blob_and_a_large_result(node: Asker) -> None:
+def test_large_blobs_and_results_are_served(node: Asker) -> None:
     blob = {"base64": base64.b64encode(bytes(3 << 20)).decode()}
     assert node.sql(["INSERT INTO t(v) VALUES (?)", blob]).status == 200
     assert value(node, "SELECT v FROM t WHERE length(v) = ?", 3 << 20) == blob

@@ -31,7 +31,7 @@ def test_another_version_s_status_is_printed_all_the_same() -> None:
 
 
 @pytest.mark.cluster
-def test_of_a_real_node(node: Asker) -> None:
+def test_status_of_a_real_node_is_printed(node: Asker) -> None:
     out = io.StringIO()
     print_status(node("/status").json, out)
     assert out.getvalue().startswith("Nothing is wrong: 1 of 1 nodes answer.\n")

@@ -52,7 +52,7 @@ def test_an_event_is_told_once_with_the_printer_s_line() -> None:
     assert len(watch.read(found["last"] + 100)["events"]) == 2  # the number is from an earlier process
 
 
-def test_it_ends_when_nobody_looks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_ends_when_no_client_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, watch = Clock(monkeypatch), make()
     watch.read(0)
     watch.note(do.Send("B", Approve(txid(1), 1, 1)))

@@ -81,7 +81,7 @@ def test_no_line_is_removed_changed_or_added_in_the_middle(one: Anchor, tmp_path
         read_anchors(write(file, one, Anchor(foreign.text(), foreign)))
 
 
-def test_hostile_files(one: Anchor, tmp_path: Path) -> None:
+def test_hostile_anchor_files_are_refused(one: Anchor, tmp_path: Path) -> None:
     file = tmp_path / "anchors"
     line = one.line()
     said = json.loads(one.text)
@@ -180,7 +180,7 @@ def test_lagging_node_passes_and_a_lost_end_is_found(sound: list[Path]) -> None:
     assert all("the end of the timeline is gone" in one.text for one in told.findings)
 
 
-def test_the_commands(sound: list[Path], one: Anchor, authority: Path, tmp_path: Path) -> None:
+def test_commands_compare_files_with_anchors(sound: list[Path], one: Anchor, authority: Path, tmp_path: Path) -> None:
     [true] = anchored(sound)
     good = str(write(tmp_path / "good", true))
     bad = replace(true.statement, founders="0" * 64)

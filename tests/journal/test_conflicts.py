@@ -132,7 +132,7 @@ def test_conflicts_up_to_the_horizon_are_left_out() -> None:
     assert found(story.entries, last) == []
 
 
-def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surplus_conflicts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conflicts, "SHOWN_MAX", 2)
     written = AccessSet(write_points=frozenset(KEYS[:1]))
     entries = [
@@ -149,7 +149,7 @@ def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatc
     assert [one.text for one in found(entries)][2:] == ["there are more conflicts than these 2"]
 
 
-def test_two_files_of_which_each_has_one_of_them(tmp_path: Path) -> None:
+def test_conflict_of_two_files_names_the_row(tmp_path: Path) -> None:
     """Each file is consistent by itself; the report names the row that both wrote."""
     world = honest(60)
     paths = world.write(tmp_path / "sound")

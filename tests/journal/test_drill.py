@@ -75,7 +75,7 @@ def test_a_damaged_page_is_found(lived: Lived) -> None:
     assert all(fault.startswith("pages: ") for fault in faults), faults
 
 
-def test_one_whose_journal_is_short_is_proven_by_an_older_one(lived: Lived, tmp_path: Path) -> None:
+def test_backup_with_a_short_journal_is_proven_by_an_older_backup(lived: Lived, tmp_path: Path) -> None:
     short = copy(lived.path("B"), tmp_path / "short.db")
     prune(short, min(entry.txid.clock for entry in lived.entries.values()) + 3)
     assert "was removed" in drill(short).unproven

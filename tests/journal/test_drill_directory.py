@@ -97,7 +97,7 @@ def test_a_good_one_is_proven(kept: Kept) -> None:
     assert (data["good"], data["gaps"], data["digest"]) == (True, [], found.digest)
 
 
-def test_it_is_also_one_while_it_is_kept_up(tmp_path: Path) -> None:
+def test_continuous_backup_is_proven_while_it_grows(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.live()
     kept.snapshot()
@@ -199,7 +199,7 @@ def test_the_first_snapshot_of_a_short_journal_is_proven_by_an_older_backup(tmp_
     assert proven.exit_code == 0, proven.output
 
 
-def test_one_that_has_just_begun_is_restored_as_it_is(tmp_path: Path) -> None:
+def test_new_continuous_backup_is_restored_as_it_is(tmp_path: Path) -> None:
     """Its one snapshot is later than its complete part, and its journal may have lost its beginning."""
     kept = Kept(tmp_path)
     kept.live()

@@ -56,7 +56,7 @@ def test_environment_names_a_path(node: LocalNode, monkeypatch: pytest.MonkeyPat
         assert db.read_here("SELECT 1", None, "session") is not None
 
 
-def test_sqlalchemy(node: LocalNode, table: str) -> None:
+def test_sqlalchemy_opens_a_file(node: LocalNode, table: str) -> None:
     engine = create_engine(f"bedrockish:///{node.database}")
     with engine.begin() as db:
         db.execute(text(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)"))
@@ -73,7 +73,7 @@ def test_sqlalchemy(node: LocalNode, table: str) -> None:
         client_url(make_url("bedrockish://h:1/").set(database="x"), {})
 
 
-def test_sqlalchemy_on_asyncio(node: LocalNode, table: str) -> None:
+def test_sqlalchemy_on_asyncio_opens_a_file(node: LocalNode, table: str) -> None:
     import asyncio
 
     async def work() -> None:
@@ -85,7 +85,7 @@ def test_sqlalchemy_on_asyncio(node: LocalNode, table: str) -> None:
     asyncio.run(work())
 
 
-def test_django(node: LocalNode, table: str) -> None:
+def test_django_opens_a_file(node: LocalNode, table: str) -> None:
     code = f"""
 import pathlib, django
 from django.conf import settings
@@ -105,7 +105,7 @@ with connection.cursor() as cursor:
     assert told.stdout == "one\n", told.stderr
 
 
-def test_shell(node: LocalNode) -> None:
+def test_shell_opens_a_file(node: LocalNode) -> None:
     told = program("sql", node.database, "SELECT 4 / 2, 'it'")
     assert told.stdout.splitlines()[-1].split() == ["2", "it"], (told.stdout, told.stderr)
 

@@ -145,7 +145,7 @@ class Running:
         return self.total
 
 
-def test_window_function_of_the_program(db: Any, table: str) -> None:
+def test_window_function_of_the_program_works_in_reads_and_writes(db: Any, table: str) -> None:
     db.create_window_function("running", 1, Running)
     sql = f"SELECT running(id) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM {table}"
     assert db.execute(sql).fetchall() == [(1,), (3,), (5,)]

@@ -202,7 +202,7 @@ def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytes
     assert bench.rows() == [(1,)]
 
 
-def test_other_modes_of_a_node(bench: Bench) -> None:
+def test_program_reads_a_file_only_while_its_node_serves(bench: Bench) -> None:
     assert bench.rows() == []
     bench.page.beat(READING, 0)
     assert bench.rows() == []
@@ -416,7 +416,7 @@ def test_changed_schema_is_seen(db: Connection, alone: LocalCluster, table: str)
     assert was_read_here(db, select)
 
 
-def test_snapshot_of_a_connection(db: Connection, table: str) -> None:
+def test_snapshot_block_sees_one_moment(db: Connection, table: str) -> None:
     count = f"SELECT count(*) FROM {table}"
     with db.snapshot():
         assert db.execute(count).value() == 100
@@ -597,7 +597,7 @@ def test_boot_that_cannot_be_identified_is_a_reason(node: LocalNode, monkeypatch
         bedrockish.connect(node.database)
 
 
-def test_pool_of_a_file(db: Connection, node: LocalNode, table: str) -> None:
+def test_pool_of_a_file_reads_in_the_program(db: Connection, node: LocalNode, table: str) -> None:
     with bedrockish.connect_pool(str(node.database), size=2) as pool, pool.connection() as mine:
         assert was_read_here(mine, f"SELECT count(*) FROM {table}")
 

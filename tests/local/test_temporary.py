@@ -98,7 +98,7 @@ def test_lost_transaction_takes_its_temporary_rows_back(db: Connection, alone: L
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
-def test_first_temporary_object_in_the_midst_of_a_transaction(
+def test_transaction_goes_on_after_its_first_temporary_object(
     db: Connection, alone: LocalCluster, table: str, *, is_overtaken: bool
 ) -> None:
     """The transaction goes on in the session's workspace, at its own moment, or as if it had begun there."""

@@ -158,7 +158,7 @@ def test_run_transaction_runs_again(db: Connection, other: Connection, table: st
     assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 31
 
 
-def test_savepoints(db: Connection, table: str) -> None:
+def test_savepoints_roll_back_a_part_of_a_transaction(db: Connection, table: str) -> None:
     with db.transaction() as tx:
         tx.execute(f"INSERT INTO {table} VALUES (3, 'three', 3)")
         with pytest.raises(ConstraintError), tx.savepoint():
@@ -170,7 +170,9 @@ def test_savepoints(db: Connection, table: str) -> None:
     assert db.execute(f"SELECT id FROM {table} ORDER BY id").rows == [(1,), (2,), (3,)]
 
 
-def test_triggers_foreign_keys_generated_columns_and_returning(db: Connection, other: Connection, table: str) -> None:
+def test_triggers_foreign_keys_generated_columns_and_returning_work(
+    db: Connection, other: Connection, table: str
+) -> None:
     for sql in (
         f"CREATE TABLE {table}p(id INTEGER PRIMARY KEY, n INTEGER, twice AS (2 * n), s AS (n + 1) STORED)",
         f"CREATE TABLE {table}c(id INTEGER PRIMARY KEY, p REFERENCES {table}p ON DELETE CASCADE DEFERRABLE INITIALLY "

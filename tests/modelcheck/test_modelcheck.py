@@ -166,7 +166,7 @@ def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", SEEN)
-def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
+def test_fault_is_detected_in_its_scope(fault: str) -> None:
     """``SEEN`` names a scope in which this search detects the fault."""
     assert hunt(fault, (SEEN[fault],), 600) is not None
 
@@ -229,7 +229,7 @@ def test_a_law_that_breaks_in_the_prefix_is_told(monkeypatch: pytest.MonkeyPatch
     assert found.way == prefix[: len(found.way)]
 
 
-def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_lists_scopes_and_shows_faults(capsys: pytest.CaptureFixture[str]) -> None:
     """It lists scopes, tells the way to a fault, and says so with its exit status."""
     assert main(["--list"]) == 0
     assert "orphans-7" in capsys.readouterr().out

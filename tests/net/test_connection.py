@@ -86,7 +86,7 @@ def in_state(state: State, side: Side = Side.DIALLER) -> Connection:
     return connection
 
 
-def test_a_whole_conversation() -> None:
+def test_both_ends_follow_a_whole_conversation() -> None:
     """HELLO both ways, messages, a ping, a goodbye, the end."""
     pair = Pair().open()
     assert pair.a.remote == B
@@ -194,7 +194,7 @@ def test_every_way_of_cutting_the_wire_gives_the_same_events(data: st.DataObject
     assert seen + take(pair.b, b"", as_messages=as_messages) == [*events, Closed()]
 
 
-def test_byte_by_byte() -> None:
+def test_frame_that_arrives_byte_by_byte_is_read() -> None:
     pair = Pair()
     seen = []
     for byte in _bytes_of(A):

@@ -172,7 +172,7 @@ async def test_a_port_that_is_taken_is_said_clearly() -> None:
             await node.mesh.run()
 
 
-async def test_strangers_are_answered_and_harm_nobody() -> None:
+async def test_strangers_are_answered_and_do_not_affect_links() -> None:
     ports = {"A": free_port(), "B": free_port()}
     a, b = Node("A", ports, limits=QUICK), Node("B", ports)
     async with running(a, b):
@@ -262,7 +262,7 @@ async def test_no_answer_is_a_dial_error() -> None:
             await Link.dial(HOST, sock.getsockname()[1], Hello("B", "shop"), timeout=0.05)
 
 
-async def test_ipv6() -> None:
+async def test_mesh_listens_on_ipv6() -> None:
     a = Node("A", {"A": 0, "B": 1}, host="::1")
     async with running(a):
         link = await Link.dial("::1", a.mesh.addresses[0][1], Hello("B", "shop"))

@@ -66,7 +66,7 @@ async def test_a_reader_that_another_one_removes_is_not_called(
     assert len(called) == 1
 
 
-async def test_a_reader_that_fails_costs_nobody_else(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+async def test_failing_reader_does_not_affect_others(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
     faults: list[tuple[str, Exception]] = []
     got: list[bytes] = []
     loop = ReadLoop(lambda what, error: faults.append((what, error)))

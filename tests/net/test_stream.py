@@ -157,7 +157,7 @@ async def test_pings_keep_an_idle_link(autojump_clock: trio.testing.MockClock) -
         assert b.closed is None
 
 
-async def test_a_full_inbox_stops_reading_and_nobody_is_blamed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_full_inbox_stops_reading_without_ending_the_link(autojump_clock: trio.testing.MockClock) -> None:
     async with half_link(Limits(inbox_bytes_max=1000)) as (a, stream):
         with trio.move_on_after(100) as scope:
             for _ in range(20):

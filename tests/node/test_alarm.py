@@ -24,7 +24,7 @@ class Sleeper:
         self.alarm.look()
 
 
-async def test_it_rings_in_time_when_the_time_moves(autojump_clock: trio.testing.MockClock) -> None:
+async def test_alarm_rings_in_time_when_its_time_changes(autojump_clock: trio.testing.MockClock) -> None:
     sleeper = Sleeper()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sleeper.alarm.run)

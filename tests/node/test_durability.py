@@ -470,7 +470,7 @@ async def test_the_loop_of_the_links_calls_back_in_one_reading_with_them() -> No
     assert found == [(True, type(None)), (True, OSError)]
 
 
-async def test_the_error_of_a_sync_that_nobody_was_told_is_raised_at_the_end() -> None:
+async def test_unreported_error_of_a_sync_is_raised_at_the_end() -> None:
     def sync() -> None:
         raise OSError("no")
 

@@ -194,7 +194,7 @@ async def test_a_bug_in_a_background_worker_is_one_requests_answer(
             nursery.cancel_scope.cancel()
 
 
-async def test_a_caller_that_cannot_be_told_keeps_nobody_from_being_told(runtime: Runtime) -> None:
+async def test_failing_callback_of_a_caller_does_not_stop_other_answers(runtime: Runtime) -> None:
     told: list[object] = []
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -475,7 +475,7 @@ async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_ther
 
 
 @pytest.mark.parametrize("what", ["http", "listen"])
-async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
+async def test_node_waits_for_an_address_that_another_program_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     """After a failure of the node's program, the node would not come back by itself."""

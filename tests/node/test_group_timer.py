@@ -37,14 +37,14 @@ def test_a_lone_writer_never_waits() -> None:
         scene.timer.answered(1, 0)
 
 
-def test_those_that_were_answered_together_are_waited_for() -> None:
+def test_timer_waits_for_as_many_requests_as_were_answered_together() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(5, 0)
     assert [scene.timer.is_due(waiting) for waiting in range(1, 6)] == [False, False, False, False, True]
 
 
-def test_waiting_requests_count_with_the_answered_ones() -> None:
+def test_timer_counts_waiting_requests_and_answered_ones() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(3, 2)
@@ -108,7 +108,7 @@ async def test_a_node_waits_for_as_many_as_it_has_answered(tmp_path: Path, monke
     answers: list[Answer | BedrockishError] = []
 
     async def round_of(first: int, *, apart: bool) -> int:
-        """Have two writers ask, and return in how many transactions that ended."""
+        """Begin the INSERTs of two writers; return how many transactions the node led for them."""
         commits, answered = runtime.counts["commits_led"], len(answers)
         runtime.begin(insert(first), answers.append)
         if apart:

@@ -57,7 +57,7 @@ class Door:
 
 
 @pytest.mark.parametrize("method", ["apply", "flush"])
-async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_half_of_it(
+async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Writes, statements of open transactions and questions wait, and are then answered; a read need not wait."""
@@ -221,7 +221,7 @@ async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeyp
     again.close()
 
 
-async def test_the_thread_runs_before_anybody_else_can_wait_for_it(
+async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiter for the writer blocks the loop, so the thread must start without a turn of the loop."""

@@ -117,7 +117,7 @@ def test_each_trouble_is_seen_and_told_after_its_time(code: str, changes: dict[s
         {"applied": {"A": 5}, "nodes": {**WELL["nodes"], "B": {**NODE, "applied": {"A": 5000}}}},
     ],
 )
-def test_where_a_node_itself_holds_up_its_safe_time_nobody_is_told_to_remove_voters(changes: dict[str, Any]) -> None:
+def test_node_that_delays_its_own_safe_time_does_not_advise_to_remove_voters(changes: dict[str, Any]) -> None:
     stands = WELL | {"safe_lag_ms": 20_000}
     assert "safe_time" in lasting(stands)
     assert "safe_time" not in lasting(stands | changes)

@@ -117,7 +117,7 @@ def test_honest_journals_without_their_beginning_are_silent(paths: list[Path]) -
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.filterwarnings(PANDAS)
-def test_they_are_silent_in_spark(spark: SparkSession, paths: list[Path]) -> None:
+def test_spark_finds_no_fault_in_pruned_journals(spark: SparkSession, paths: list[Path]) -> None:
     assert both(spark, paths) == []
 
 

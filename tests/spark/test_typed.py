@@ -154,7 +154,7 @@ def test_types_are_those_of_the_schema_history(tmp_path: Path) -> None:
         assert rows(path, "T") == [first, second]
 
 
-def test_a_schema_history_that_somebody_made_up_does_nothing(tmp_path: Path) -> None:
+def test_forged_schema_history_does_nothing(tmp_path: Path) -> None:
     world = World()
     victim = tmp_path / "victim"
     schema(

@@ -62,7 +62,7 @@ def on_asyncio(cluster: LocalCluster, work: Callable[[AsyncEngine], Coroutine[An
     asyncio.run(run())
 
 
-def test_the_orm_on_asyncio(cluster: LocalCluster) -> None:
+def test_orm_works_on_asyncio(cluster: LocalCluster) -> None:
     """Objects are stored and loaded with relations, a failed block is rolled back, and errors have their classes."""
 
     async def work(engine: AsyncEngine) -> None:

@@ -103,7 +103,7 @@ def test_transactions_are_serializable_from_their_first_read(engine: Engine) -> 
 
 
 @pytest.mark.cluster
-def test_isolation_levels(engine: Engine) -> None:
+def test_isolation_levels_can_be_chosen(engine: Engine) -> None:
     for level in ("SNAPSHOT", "AUTOCOMMIT", "SERIALIZABLE"):
         with engine.connect().execution_options(isolation_level=level) as connection:
             assert connection.get_isolation_level() == level
@@ -115,7 +115,7 @@ def test_isolation_levels(engine: Engine) -> None:
 
 
 @pytest.mark.cluster
-def test_savepoints(engine: Engine) -> None:
+def test_failed_savepoint_keeps_the_transaction(engine: Engine) -> None:
     table = Table("s", MetaData(), Column("id", Integer, primary_key=True))
     with engine.begin() as connection:
         table.create(connection)
@@ -129,7 +129,7 @@ def test_savepoints(engine: Engine) -> None:
 
 
 @pytest.mark.cluster
-def test_errors_and_the_nodes_own_tables(engine: Engine) -> None:
+def test_errors_have_their_class_and_own_tables_are_hidden(engine: Engine) -> None:
     with engine.connect() as connection:
         with pytest.raises(OperationalError, match="no such table"):
             connection.exec_driver_sql("SELECT * FROM nowhere")

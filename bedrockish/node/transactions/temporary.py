@@ -47,7 +47,7 @@ class _Held:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the session's transaction was ended while its statement runs, which was told to stop."""
+        """Whether the session's transaction was ended while a statement of it still runs."""
         running = self.workspace.transaction
         return running is not None and running.session.ended
 

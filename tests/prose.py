@@ -23,7 +23,7 @@ RULES = {
     "'there is no' for an action": re.compile(
         r"(?:^|[.:;] )There (?:is|are) (?:no|nothing|nobody|something)\b", re.MULTILINE
     ),
-    "an actor without a name": re.compile(r"\b(?:[Nn]obody|[Ss]omebody|everybody|one another)\b"),
+    "an actor without a name": re.compile(r"\b(?:[Nn]obody|[Ss]omebody|[Ee]verybody|[Aa]nybody|one another)\b"),
     "an old word": re.compile(
         r"\b(?:anew|amid|meanwhile|by then|thereby|whereby|beside(?! the point)|astray|in vain|to be had)\b"
     ),

@@ -64,7 +64,7 @@ def test_dockerfile_passes_hadolint() -> None:
     run(script("hadolint"), DEPLOY / "Dockerfile")
 
 
-def test_the_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_configuration(tmp_path: Path) -> None:
     """The page has the configuration with its rules; promtool reads it, if it is installed."""
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "deploying.md").read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["scrape_configs"]
@@ -86,7 +86,7 @@ def test_image_gets_exactly_the_files_of_the_wheel() -> None:
     assert all((ROOT / name).exists() for name in taken)
 
 
-def test_the_compose_file_is_one() -> None:
+def test_compose_file_fits_its_schema() -> None:
     run(script("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
 
 

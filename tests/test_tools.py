@@ -230,7 +230,7 @@ def broken(checks: list[Check]) -> set[str]:
     return {check.promise for check in checks if not check.kept}
 
 
-def test_the_judge_finds_nothing_wrong_with_true_books(books: tuple[sqlite3.Connection, Tally]) -> None:
+def test_demo_check_passes_for_a_sound_ledger(books: tuple[sqlite3.Connection, Tally]) -> None:
     """The check passes for a sound result; a transfer without an answer may or may not have happened."""
     db, tally = books
     assert broken(check_file("A", db, tally)) == set()

@@ -376,9 +376,9 @@ class _Reader:
         return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
 
     def _is_looked_into(self, cursor: int) -> bool:
-        """Return whether the program also positions this cursor elsewhere.
+        """Return whether an instruction other than a test for an empty table positions this cursor.
 
-        Then the test for an empty table adds no read: it only skips lookups that are recorded, and would find nothing.
+        Then the test adds no read. It only lets the program skip the lookups, whose reads are recorded in any case.
         """
         return any(
             (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)

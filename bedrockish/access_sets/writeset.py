@@ -90,7 +90,7 @@ class WriteKeys:
                 read_ranges.update(ranges)
 
     def whole(self, table: str) -> list[Range]:
-        """Return ranges with all keys that rows of a table can write, for changes with only a known net effect."""
+        """Return ranges with all keys that rows of a table can write, if only the net effect of changes is known."""
         return self._of(table).whole()
 
     def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:

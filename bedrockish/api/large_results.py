@@ -1,7 +1,7 @@
 """The encoding of large results in short steps.
 
-CBOR's encoder holds the interpreter's lock for a whole result: a result of 30 MB would block the event loop of a node,
-in another thread, for 0.1 s. The steps here are short, so that the event loop can run in between.
+CBOR's encoder holds the interpreter's lock for a whole result. If a thread encodes 30 MB, the event loop of its node
+stands still for 0.1 s. The steps here are short, so that the event loop can run in between.
 """
 
 from collections.abc import Iterator, Sequence

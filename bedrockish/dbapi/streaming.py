@@ -56,7 +56,7 @@ class StreamingCursor(Cursor):
         self._stream = self._connection._run(lambda session: session.stream(sql, params))
         self._next_batch()
         assert self._columns
-        _ = self.description  # computed now, while the first rows are here
+        _ = self.description  # cached now: it depends on the first rows, which the next batch replaces
         return self
 
     def _next_batch(self) -> None:

@@ -343,7 +343,7 @@ def test_conflict_after_a_part_of_the_time_is_run_again_at_the_same_node() -> No
     assert isinstance(w.finished[number], ConflictError)
 
 
-def test_garbage_and_complaints_about_the_link_end_it() -> None:
+def test_garbage_and_complaints_end_a_link() -> None:
     for payload in (b"", b"\xff", encode_reply(Told(0, {})), encode_reply(Failed(0, SqlError("x")))):
         w = wire()
         number = w.call()

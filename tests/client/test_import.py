@@ -100,7 +100,7 @@ def test_a_killed_import_of_a_csv_goes_on_and_each_row_is_there_once(
     assert db.execute("SELECT count(*) FROM big").value() == 2 * ROWS
 
 
-def test_rows_of_a_csv_go_into_a_table_that_is_there(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+def test_rows_of_a_csv_are_added_to_an_existing_table(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     """Values take the types of the columns; rows that are too short or too long are counted."""
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, price REAL, note TEXT, twice AS (id * 2))")
     (tmp_path / "t.tsv").write_text("1\t2.50\tfig\n\n2\t3\n3\t4\tx\ty\n")

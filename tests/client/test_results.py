@@ -58,7 +58,7 @@ def test_a_token_is_encoded_as_it_is(clock: int) -> None:
         assert decode_token(made) == Token(vector, clock)
 
 
-def test_a_token_of_another_vector_is_another_one() -> None:
+def test_tokens_of_different_vectors_differ() -> None:
     vector = {"A": 1}
     first = Token(vector, 7).encode()
     vector["A"] = 2

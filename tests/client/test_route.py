@@ -176,7 +176,7 @@ async def test_nearest_prefers_the_first_node_to_answer() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_random_order_has_all_of_them() -> None:
+async def test_random_order_has_all_addresses() -> None:
     target = parse_url("bedrockish://a,b,c,d,e,f,g,h/?choice=random")
     orders = {await in_order(target, entry_of(target)) for _ in range(20)}
     assert len(orders) > 1

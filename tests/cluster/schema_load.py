@@ -27,7 +27,7 @@ class Load:
         phase: what is measured at the moment.
         took: seconds of each transaction, by phase.
         attempts: how often each that writes was executed, by phase.
-        apart: each client has accounts of its own, so that nothing but the changes can make anybody run again.
+        apart: each client has accounts of its own, so that only the changes of the schema can cause repetitions.
         failures: what transactions of clients failed with.
     """
 

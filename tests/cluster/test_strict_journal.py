@@ -1,4 +1,4 @@
-"""Strict reads of the journal at a node that others tell late of their commits."""
+"""Strict reads of the journal at a node that receives the commits of others late."""
 
 import json
 import urllib.request

@@ -157,7 +157,7 @@ async def test_commands_that_share_a_transaction_are_each_of_its_user(cluster: L
     assert {key: seen[key] for key in made} == made
 
 
-def test_the_command_line_and_http_print_it(cluster: LocalCluster) -> None:
+def test_command_line_and_http_print_the_user(cluster: LocalCluster) -> None:
     with connect(caller(cluster, "bob").url) as db:
         db.execute("INSERT INTO came(door) VALUES ('printed')", command="printed-1")
     done = program("changes", cluster.url(), "--table", "came", "--json")

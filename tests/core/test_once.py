@@ -287,7 +287,7 @@ def test_a_rejected_one_begins_again_as_it_is() -> None:
         assert isinstance(outcomes[number], ConflictError)
 
 
-def test_an_empty_transaction_with_the_same_command_settles_it() -> None:
+def test_empty_transaction_settles_its_command() -> None:
     """If the empty transaction commits first, the original can no longer commit; otherwise the empty one finds the
     original.
     """

@@ -184,7 +184,7 @@ def test_dropped_commits_of_a_retired_timeline_end_an_open_transaction_that_lack
 
 
 @pytest.mark.parametrize("number", [1, SEGMENT + 1])
-def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
+def test_window_forgets_the_commits_of_a_retired_timeline(number: int) -> None:
     """In loose and in packed commits, with and without another label, and in dropped ones."""
     window = CommitWindow()
     access_set = AccessSet(write_points=frozenset({b"t:x\0"}))
@@ -203,7 +203,7 @@ def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
     assert window.floor == {"A": 1}
 
 
-def test_a_node_that_starts_again_knows_them() -> None:
+def test_restarted_node_knows_retired_timelines() -> None:
     """The window of its file has commits of timelines that are retired, and names none of them."""
     state = retired().node.state
     assert state.timelines.retirement == {"A": 1}

@@ -87,7 +87,7 @@ def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
     assert net.seconds - began < 0.5
 
 
-def test_leaders_go_back_to_their_turns_after_the_pause_of_one() -> None:
+def test_few_transactions_are_rejected_although_one_leader_pauses() -> None:
     """Random pauses after rejects once were too short for one of them to commit, and grew for the others."""
     net = Net("ABC")
     order = contend(net, 2_000, with_pauses=True)

@@ -189,7 +189,7 @@ async def test_ids_that_cannot_be_kept_are_refused(desk: Desk) -> None:
     desk.interactive.end(session)
 
 
-async def test_another_change_of_the_schema_ends_it(desk: Desk) -> None:
+async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
     session = Session(serializable=True)
     await desk.run(session, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")

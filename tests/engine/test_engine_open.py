@@ -121,7 +121,7 @@ def test_a_file_without_permission_is_refused(tmp_path: Path) -> None:
         Engine.open(path, founding=FOUNDING)
 
 
-def test_a_full_disk_is_said_so(make_node: MakeNode) -> None:
+def test_full_disk_is_reported(make_node: MakeNode) -> None:
     node = make_node()
     node.run(SCHEMA)
     node.save()

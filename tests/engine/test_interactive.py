@@ -507,7 +507,7 @@ def _draw(luck: Random) -> Step:
 
 
 def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
-    """Until it writes, it sees its first snapshot, also at serializable."""
+    """A transaction sees its first snapshot until it writes, also at serializable."""
     plain(desk)
     session = desk.begin()
     assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]

@@ -53,7 +53,7 @@ def names(prepared: Prepared) -> list[str]:
     return [command for command, _ in prepared.joined]
 
 
-def test_one_transaction_has_the_keys_changes_and_results_of_all() -> None:
+def test_merged_transaction_has_the_keys_changes_and_results_of_all() -> None:
     found = merged(part("ab", "a"), part("bc", "cd", read_ranges=((b"x", b"y"),)), part(writes="e"))
     assert names(found) == ["c1", "c2"]
     assert found.access_set == AccessSet(keys("abc"), ((b"x", b"y"),), keys("acde"), ())
@@ -137,7 +137,7 @@ def test_a_transaction_that_is_refused_goes_alone() -> None:
     assert names(merge((asked("c0"), part(writes="a")), others, lambda _, one: one, join)) == ["c2"]
 
 
-def test_one_command_is_in_it_once() -> None:
+def test_merged_transaction_has_each_command_once() -> None:
     others = [(asked("c0"), lambda: part(writes="b")), (asked("c2"), lambda: part(writes="c"))]
     assert names(merge((asked("c0"), part(writes="a")), others, lambda _, one: one, join)) == ["c2"]
 

@@ -52,7 +52,7 @@ def packed(node: TestNode) -> int:
     return int(node.engine._db.execute("SELECT count(*) FROM main.bedrockish_journal WHERE body = x''").get)
 
 
-def test_statements_see_all_of_it(old: TestNode) -> None:
+def test_statements_see_packed_entries_as_written(old: TestNode) -> None:
     before, changes, limited = old.rows(ALL), old.rows(CHANGES), old.engine._db.execute(opened(ALL)).fetchall()
     assert pack(old.engine) == 2
     assert packed(old) == 2 * ENTRIES_MAX
@@ -109,7 +109,7 @@ def test_packing_is_done_again_when_a_request_takes_the_batch_with_it(old: TestN
         ["ALTER TABLE t RENAME TO bedrockless"],
     ],
 )
-def test_the_schema_can_be_changed_beside_it(old: TestNode, change: list[str]) -> None:
+def test_schema_can_be_changed_after_packing(old: TestNode, change: list[str]) -> None:
     """SQLite reads all definitions again then, those of the journal's indexes included."""
     pack(old.engine)
     before = old.rows(ALL)
@@ -193,7 +193,7 @@ def test_changes_of_a_damaged_pack_are_asked_of_another_node(old: TestNode) -> N
 
 
 @pytest.mark.parametrize("sql", ["CREATE TRIGGER x INSTEAD OF INSERT ON bedrockish_journal BEGIN SELECT 1; END"])
-def test_nothing_can_be_hung_on_it(node: TestNode, sql: str) -> None:
+def test_triggers_and_indexes_on_the_journal_are_refused(node: TestNode, sql: str) -> None:
     with pytest.raises((UnsupportedError, SqlError)):
         node.run(sql)
     with pytest.raises((UnsupportedError, SqlError)):

@@ -153,7 +153,7 @@ def test_an_index_on_an_expression_is_read_by_value(db: apsw.Connection) -> None
     assert reads(db, "SELECT id FROM accounts WHERE balance / 2 BETWEEN ? AND ?", 3, 7) == ([], [(low, high + HIGH)])
 
 
-def test_a_virtual_column_is_read_by_value_and_up_to_a_collation_of_ones_own() -> None:
+def test_index_is_read_by_values_up_to_a_column_with_an_application_s_collation() -> None:
     db = apsw.Connection(":memory:")
     db.create_collation("backwards", lambda a, b: (a[::-1] > b[::-1]) - (a[::-1] < b[::-1]))
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, twice INTEGER AS (n * 2) VIRTUAL, name TEXT)")

@@ -130,7 +130,7 @@ def test_a_copy_that_lacks_a_commit_is_not_taken(pair: Pair) -> None:
     assert Path(pair.copy).exists()
 
 
-def test_a_copy_whose_tables_are_not_its_journals_proves_nothing(pair: Pair) -> None:
+def test_copy_whose_tables_differ_from_its_journal_is_refused(pair: Pair) -> None:
     pair.fetch()
     with apsw.Connection(str(pair.copy)) as db:
         db.execute("UPDATE t SET v = 'wrong' WHERE id = 1")

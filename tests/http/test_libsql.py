@@ -53,7 +53,7 @@ def left(node: Asker) -> str:
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-def test_each_version_says_that_it_is_there(node: Asker) -> None:
+def test_each_version_is_announced(node: Asker) -> None:
     """Clients ask for versions before they choose; without Protobuf ``@libsql/client`` uses JSON."""
     assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 404, 404]
 

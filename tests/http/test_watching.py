@@ -61,7 +61,7 @@ def test_watch_ends_when_no_client_asks(monkeypatch: pytest.MonkeyPatch) -> None
     assert not watch.is_on
 
 
-def test_a_busy_node_notes_a_part_and_all_nodes_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_nodes_record_the_same_part_of_the_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     kept = []
     for node in "AB":

@@ -44,7 +44,7 @@ def asked(paths: list[Path], laws: frozenset[str] = frozenset(QUERIES)) -> tuple
     return found, {law for one in answers if isinstance(one, Unseen) for law in one.laws}
 
 
-def test_sound_journals_obey_all_of_them(sound: Path) -> None:
+def test_sound_journals_obey_all_laws(sound: Path) -> None:
     paths = sorted(sound.glob("*.db"))
     assert told(paths, "tables") == set()
     assert told(paths[:1], "tables") == set()
@@ -53,7 +53,7 @@ def test_sound_journals_obey_all_of_them(sound: Path) -> None:
 
 
 @pytest.mark.parametrize("what", SEEN)
-def test_the_walk_and_the_audit_find_it(sound: Path, tmp_path: Path, what: str) -> None:
+def test_verify_and_audit_find_each_manipulation(sound: Path, tmp_path: Path, what: str) -> None:
     law, deed = SEEN[what]
     with tampered(sound, tmp_path, deed) as paths:
         assert law in told(paths, law)

@@ -187,7 +187,9 @@ def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str,
 
 
 @pytest.mark.parametrize("begin", ["", "BEGIN", "CREATE TEMP TABLE own(a)"])
-def test_handler_that_closes_its_connection_ends_it(node: LocalNode, table: str, db: Any, begin: str) -> None:
+def test_handler_that_closes_its_connection_ends_the_statement(
+    node: LocalNode, table: str, db: Any, begin: str
+) -> None:
     gc.collect()
     opened = sum(connections._open.values())
     mine = dbapi.connect(node.database, isolation_level=None)

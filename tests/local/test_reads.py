@@ -641,7 +641,7 @@ print("both")
     assert told.stdout == "both\n", told.stderr
 
 
-def test_a_thousand_opens_leave_nothing(node: LocalNode) -> None:
+def test_thousand_opens_leave_no_file_or_thread_open(node: LocalNode) -> None:
     bedrockish.connect(node.database).close()
     before = sorted(os.listdir("/proc/self/fd"))
     threads = threading.active_count()

@@ -379,7 +379,7 @@ async def test_graceful_shutdown_finishes_the_current_turn(tmp_path: Path, monke
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         with trio.fail_after(30):
-            while not runtime._loop._is_waiting:  # noqa: ASYNC110  a busy machine syncs late what was there before
+            while not runtime._loop._is_waiting:  # noqa: ASYNC110  earlier writes must be synced first
                 await trio.sleep(0.01)
         monkeypatch.setattr(runtime, "_is_long", lambda effect: isinstance(effect, Keep) and effect.name == "long")
         monkeypatch.setattr(runtime._loop, "_waits", lambda: False)

@@ -35,7 +35,7 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
         if call.request.command in talked and call.answer is not None and call.answer.place is None:
             continue  # an open transaction's clock is checked at its commit
         clock = _clock(call, told)
-        # A command that was asked about again may be an old one, with an old clock.
+        # A command that was sent again may have happened at its first attempt, with an earlier clock.
         if clock and wants_clock(call.request) and not call.again and call.request.command not in talked:
             count += 1
             if clock <= before[number]:

@@ -71,8 +71,8 @@ def judge(
         silent: the other members that do not answer.
         agrees: whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
         agree_why: the reason for ``agrees``, for people.
-        leads: whether this node led the entry. A leader applies an entry before anybody learns of its commit, and so
-            does not know it to be decided before another member says so.
+        leads: whether this node led the entry. A leader applies its entry before it sends COMMIT. So until another
+            member reports the outcome, the entry may be undecided.
     """
     if agrees is False:
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")

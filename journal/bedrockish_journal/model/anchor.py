@@ -198,7 +198,7 @@ def read_signature(packed: object) -> Signature:
         raise ValueError("a signature should be an object")
     certificates, signature = packed.get("certificates"), packed.get("signature")
     if not isinstance(certificates, str) or not isinstance(signature, str):
-        raise ValueError("a signature should have certificates and a signature")
+        raise ValueError("a signature should have the texts 'certificates' and 'signature'")
     bytes.fromhex(signature)
     return Signature(certificates, signature)
 

@@ -24,6 +24,7 @@ from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
 from bedrockish.client.credentials import Entry
 from bedrockish.client.request_builder import new_command, with_settings_of
+from bedrockish.client.sansio.retry import only_reads
 from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
@@ -344,21 +345,22 @@ class Handlers:
         statements, pairs = read_question(_pairs(request))
         objects, pairs = read_shape(pairs)
         asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
-        return _by(request.user, asked), objects
+        return _by(request, asked), objects
 
     def _request(
         self, request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
     ) -> Command:
         key = request.headers.get(KEY)
         asked = read_request(work, pairs, key, new_command(), self._cluster_id, read_only=read_only)
-        return _by(request.user, asked)
+        return _by(request, asked)
 
 
-def _by(user: str, command: Command) -> Command:
+def _by(request: Request, command: Command) -> Command:
     """Return a command with its settings and its user; at a node without logins, a command has no user."""
+    request.ends_with_caller = only_reads(command)
     statements = with_settings_of(command.statements, SessionValues())
-    if user or statements is not command.statements:
-        command = replace(command, user=user, statements=statements)
+    if request.user or statements is not command.statements:
+        command = replace(command, user=request.user, statements=statements)
     return command
 
 

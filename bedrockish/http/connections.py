@@ -7,6 +7,7 @@ A connection lasts as long as its caller likes.
 import logging
 import math
 import os
+import select
 import socket
 import ssl
 import struct
@@ -68,12 +69,14 @@ class Connection:
         self._is_answered = self._is_last = False
         self._since = 0.0  # when the head of this request had arrived
         self.until = trio.current_time() + IDLE_S
+        self._serving = trio.CancelScope()
 
     async def run(self) -> None:
         """Serve the caller until it leaves or is disconnected."""
         try:
-            while await self._answer_next():
-                pass
+            with self._serving:
+                while await self._answer_next():
+                    pass
         except (*BROKEN, CallerGoneError) as gone:
             logger.debug("an HTTP client has disconnected: %r", gone)
 
@@ -248,6 +251,17 @@ class Connection:
         """The time for which a write has been waiting for the caller, in seconds."""
         return max(0.0, trio.current_time() - self._waits_since)
 
+    def leave_if_alone(self) -> None:
+        """Give up a read or a call of libSQL that takes long and whose caller has gone."""
+        request, fd = self._request, self._plain.socket.fileno()
+        if request is None or self._is_answered or not (request.is_whole and request.ends_with_caller) or fd < 0:
+            return
+        if trio.current_time() - self._since > LOOK_S:
+            poll = select.poll()
+            poll.register(fd, select.POLLRDHUP)
+            if poll.poll(0):
+                self._serving.cancel()
+
     def cut(self) -> None:
         """End the connection at once and wake its tasks; bytes that the caller has not read are thrown away."""
         if self._waits_since < math.inf:
@@ -334,6 +348,8 @@ async def serve_connections(
                     one.cut()
                 elif now > one.until:
                     one.cut()
+                else:
+                    one.leave_if_alone()
 
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
     listeners = [plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)]

@@ -52,6 +52,7 @@ class Request:
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
         is_upgrade: whether the caller offers another protocol for this connection.
         is_kept_alive: whether the caller wants to send another request on this connection.
+        ends_with_caller: whether it is given up when its caller has gone; a write goes on, as it may be half done.
     """
 
     purse: Purse
@@ -59,7 +60,7 @@ class Request:
     name = user = ""
     came_bytes = 0
     is_upgrade = False
-    is_whole = is_old = is_kept_alive = False
+    is_whole = is_old = is_kept_alive = ends_with_caller = False
 
     def __init__(
         self, method: str, target: bytes, headers: dict[str, str], address: str, more: Callable[[], Awaitable[None]]

@@ -22,6 +22,7 @@ from typing import Any, assert_never
 import trio
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement, as_part_of_trace
+from bedrockish.client.sansio.retry import only_reads
 from bedrockish.config.config import Config
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import (
@@ -279,7 +280,12 @@ class Runtime:
 
         self.begin(request, done, prepare, once=once, shares=shares, base=base)
         if not found:  # a read may be answered already; no checkpoint is needed, because its caller waits for its link
-            await over.wait()
+            try:
+                await over.wait()
+            except trio.Cancelled:
+                if only_reads(request):  # a write may be asked for again by its id
+                    self.workers.leave(request.command)
+                raise
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]

@@ -4,11 +4,13 @@ import json
 import select
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bedrockish.http.connections import LOOK_S
 from tests.http.conftest import Asker, node_with_limits
 
 pytestmark = pytest.mark.cluster
@@ -53,3 +55,47 @@ def test_stuck_reader_does_not_delay_shutdown(strict: Asker) -> None:
         assert process is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Asker]:
+    with node_with_limits(tmp_path / "node") as asker:
+        yield asker
+
+
+def long_read(path: str) -> dict[str, object] | list[str]:
+    """Return a body with a read that takes minutes; at libSQL's path, in an open transaction."""
+    sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    if path.startswith("/db"):
+        return [sql]
+    return {
+        "requests": [{"type": "execute", "stmt": {"sql": text}} for text in ("BEGIN", "INSERT INTO t VALUES (1)", sql)]
+    }
+
+
+@pytest.mark.parametrize("path", ["/db/query?timeout=60", "/db/execute?timeout=60", "/v2/pipeline"])
+def test_read_whose_caller_has_gone_ends_with_its_transaction(node: Asker, path: str) -> None:
+    """It ran until its timeout, and the transaction was kept for ten seconds after that."""
+
+    def work() -> tuple[int, int]:
+        told = node("/status").json
+        return told["workers"]["running"], told["open_transactions"]
+
+    node.sql("CREATE TABLE t(x)")
+    body = json.dumps(long_read(path)).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    is_open = int(path == "/v2/pipeline")
+    with socket.create_connection(("127.0.0.1", node.port), timeout=BOUND_S) as caller:
+        caller.sendall(head.encode() + body)
+        wait_until(lambda: is_open == work()[1] and (is_open or work()[0]))
+        time.sleep(2 * LOOK_S)
+        assert work()[1] == is_open, "the caller is still there"
+    wait_until(lambda: work() == (0, 0), 6.0)
+    assert node.sql("SELECT count(*) FROM t", to="query").json["results"][0]["rows"] == [[0]]
+
+
+def wait_until(test: Callable[[], object], within_s: float = BOUND_S) -> None:
+    until = time.monotonic() + within_s
+    while not test():
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -147,6 +147,7 @@ class Pipelines:
         return session
 
     async def _read(self, request: Request) -> dict[str, Any]:
+        request.ends_with_caller = True
         found = read_json(await self._body(request))
         if not isinstance(found, dict):
             raise UsageError("the body should be a JSON object")

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from bedrockish.api.requests import STALE
+from bedrockish.api.requests import SESSION, STALE
 from bedrockish.client.blocking import Connection, SocketClient
 from bedrockish.client.in_thread import run
 from bedrockish.client.trio_client import Client
@@ -18,6 +18,7 @@ from bedrockish.errors import (
     DamagedError,
     OutcomeUnknownError,
     PrunedError,
+    TooLargeError,
     UnavailableError,
     UsageError,
 )
@@ -180,9 +181,8 @@ class Changes:
 
     async def _ask(self) -> None:
         await self._keep_journal()
-        sql, params = self._feed.question(PAGE_ROWS)
         try:
-            rows = (await self._client.execute(sql, params, read=STALE)).rows
+            rows = await self._rows()
         except BedrockishError as error:
             if not (self._follow and may_pass(error)):
                 raise
@@ -193,6 +193,17 @@ class Changes:
         self._page.extend(_take(self._feed, rows))
         self._progress.page(self._feed)
         self._wait = self._feed.is_last
+
+    async def _rows(self) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of the next page, or of the next transaction alone if the page would be too large."""
+        try:
+            return (await self._client.execute(*self._feed.question(PAGE_ROWS), read=STALE)).rows
+        except TooLargeError:
+            place = (await self._client.execute(*self._feed.question_of_one(), read=STALE)).rows
+        if (question := self._feed.question_of_body(place)) is None:
+            return place
+        # Not stale: another node may have to answer, and it may lack the entry.
+        return self._feed.filled(place, (await self._client.execute(*question, read=SESSION)).rows)
 
     async def _keep_journal(self) -> None:
         """Report this reader's cursor to the nodes; a reader that follows continues if no node accepts the report."""

@@ -119,11 +119,21 @@ async def changes(node: Runtime, request: Request) -> Reply:
 
 
 async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
-    sql, params = feed.question(PAGE_ROWS)
-    command = Command(new_command(), (Statement(sql, params),), STALE, user=user)
+    async def ask(sql: str, params: tuple[Any, ...]) -> bytes:
+        answer = await node.submit(Command(new_command(), (Statement(sql, params),), STALE, user=user))
+        return answer.results
+
+    def filled(place: bytes, body: bytes) -> list[Committed]:
+        return feed.take(feed.filled(decode_results(place)[0].rows, decode_results(body)[0].rows))
+
     try:
-        answer = await node.submit(command)
-        return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
+        try:
+            page = await ask(*feed.question(PAGE_ROWS))
+        except TooLargeError:
+            page = await ask(*feed.question_of_one())
+            if (question := feed.question_of_body(decode_results(page)[0].rows)) is not None:
+                return await trio.to_thread.run_sync(filled, page, await ask(*question))
+        return await trio.to_thread.run_sync(lambda: feed.take(decode_results(page)[0].rows))
     except FeedPrunedError as error:
         raise PrunedError(str(error)) from error
     except FeedUnreadableError as error:

@@ -259,3 +259,23 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
         await _page(cast(Any, Node()), feed, "")
     journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (row(20, "B", "u")[4],))
     assert read(journal, feed) == ["20.B", "30.B"]
+
+
+def test_each_transaction_alone_is_that_of_a_page(journal: sqlite3.Connection) -> None:
+    journal.execute("UPDATE bedrockish_journal SET tick = seq")
+    journal.execute("INSERT INTO bedrockish_schema VALUES (5, 'A', 25, '')")  # its entry was removed
+    page, alone = Feed(), Feed()
+    for _ in range(3):
+        place = journal.execute(*alone.question_of_one()).fetchall()
+        question = alone.question_of_body(place)
+        assert question is not None
+        taken = alone.take(alone.filled(place, journal.execute(*question).fetchall()))
+        assert taken == page.take(journal.execute(*page.question(1)).fetchall())
+        assert not alone.is_last
+    place = journal.execute(*alone.question_of_one()).fetchall()
+    assert alone.question_of_body(place) is None
+    with pytest.raises(FeedPrunedError):
+        alone.take(place)
+    place = journal.execute(*Feed().question_of_one()).fetchall()
+    with pytest.raises(FeedPrunedError):
+        Feed().take(Feed().filled(place, []))

@@ -26,7 +26,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # statement reads all of it in one snapshot. A schema change is placed where it came into force, not where it was
 # committed: between the transactions on the old schema and those on the new one. Bodies are read one after the other
 # until the page is full, because reading more of them only for their length would unpack packed or read large bodies.
-PAGE = """
+_NEXT = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
   next AS (SELECT seq, clock AS at, origin, '' AS failure FROM bedrockish_journal AS j
@@ -38,18 +38,28 @@ WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE ke
       FROM bedrockish_schema AS s LEFT JOIN bedrockish_journal AS j
         ON j.clock = s.clock AND j.origin = s.leader AND j.repeat = 0
       WHERE (s.activates, s.leader) > (?1, ?2) AND s.activates <= (SELECT clock FROM safe)
-    ORDER BY 2, 3 LIMIT ?3),
+    ORDER BY 2, 3 LIMIT ?3)"""
+_HEAD = """SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
+  (SELECT clock FROM safe), x'', ''"""
+PAGE = f"""{_NEXT},
   numbered AS MATERIALIZED (SELECT row_number() OVER (ORDER BY at, origin) AS number, * FROM next),
   page(number, clock, origin, leader, tick, body, failure, size) AS (
     SELECT 0, 0, '', '', 0, x'', '', 0
     UNION ALL SELECT u.number, u.at, u.origin, j.leader, j.tick, j.body, u.failure, size + coalesce(length(j.body), 0)
       FROM page JOIN numbered AS u ON u.number = page.number + 1
         LEFT JOIN bedrockish_journal AS j ON j.seq = u.seq WHERE size < ?4)
-SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
-  (SELECT clock FROM safe), x'', ''
+{_HEAD}
 UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page WHERE number > 0
 ORDER BY 1, 2, 3
 """
+# For a transaction that is too long for PAGE, which copies a body dozens of times: its place, and then its body.
+PLACE = f"""{_NEXT}
+{_HEAD}
+UNION ALL SELECT 1, at, next.origin, j.leader, j.tick, iif(j.seq IS NULL, NULL, x''), failure
+  FROM next LEFT JOIN bedrockish_journal AS j ON j.seq = next.seq
+ORDER BY 1
+"""
+BODY = "SELECT body FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 
 
 class CursorError(JournalError):
@@ -199,6 +209,20 @@ class Feed:
         """Return the query and its parameters for the next transactions, at most ``limit``."""
         self._limit = limit
         return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
+
+    def question_of_one(self) -> tuple[str, tuple[Any, ...]]:
+        """Return the query for the place of the next transaction, if the answer to ``question`` would be too large."""
+        self._limit = 1
+        return PLACE, (self.cursor.clock, self.cursor.leader, 1)
+
+    def question_of_body(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]] | None:
+        """Return the query for the body that an answer to ``question_of_one`` lacks; None if it lacks none."""
+        return (BODY, tuple(rows[1][3:5])) if len(rows) > 1 and rows[1][5] is not None else None
+
+    def filled(self, rows: Sequence[tuple[Any, ...]], bodies: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return the rows for ``take`` of an answer to ``question_of_one``, and of the one to ``question_of_body``."""
+        body = bodies[0][0] if bodies else None  # None: it was removed in the meantime
+        return [rows[0], (*rows[1][:5], body, *rows[1][6:])]
 
     def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         """Return the transactions of a page, and move the cursor after the page, including transactions left out.

@@ -1,6 +1,7 @@
 """Reads of committed batches on connections of their own, in helper threads, while the engine writes."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -35,6 +36,8 @@ class BackgroundReads:
 
     def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:
         self._file, self._prepare, self._limits = file, prepare, limits
+        self._idle: deque[apsw.Connection] = deque()  # at most one, for ``reader``
+        self._is_closed = False
 
     def open_reader(self) -> apsw.Connection:
         """Return a new connection that only reads, with the functions of plugins."""
@@ -46,17 +49,46 @@ class BackgroundReads:
         return reader
 
     @contextmanager
-    def _reader(self) -> Iterator[apsw.Connection]:
+    def reader(self) -> Iterator[apsw.Connection]:
+        """Lend a connection that only reads, for a brief use outside of a transaction.
+
+        The connection is kept for the next use, because a new one first parses all definitions: a tenth of a second
+        with some thousand tables. It keeps no pages, so each use sees the bytes of the file.
+
+        Raises:
+            apsw.Error: the file cannot be opened once more.
+        """
         try:
+            reader = self._idle.pop()
+        except IndexError:
             reader = self.open_reader()
-        except apsw.Error as error:
-            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
         try:
             yield reader
-        except apsw.Error as error:
-            raise broken(error) from error
-        finally:
+            reader.release_memory()
+        except BaseException:
             reader.close()
+            raise
+        self._idle.append(reader)
+        while len(self._idle) > (0 if self._is_closed else 1):
+            self._idle.pop().close()
+
+    def close(self) -> None:
+        """Close the kept connection, and soon those that are lent."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.popleft().close()
+
+    @contextmanager
+    def _reader(self) -> Iterator[apsw.Connection]:
+        is_open = False
+        try:
+            with self.reader() as reader:
+                is_open = True
+                yield reader
+        except apsw.Error as error:
+            if is_open:
+                raise broken(error) from error
+            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
 
     @contextmanager
     def entries(self) -> Iterator[Callable[[str, int, int], list[Entry]]]:
@@ -101,5 +133,5 @@ class BackgroundReads:
         """Return the digest of the tables as of the last flush: equal on nodes that have applied the same entries."""
         from bedrockish_journal.verify.replay import digest
 
-        with closing(self.open_reader()) as reader:
+        with self.reader() as reader:
             return digest(reader)

@@ -505,6 +505,7 @@ class Engine:
         self.builds.interrupt()
         self.batch.close()
         self.builds.close()
+        self.background.close()
         self.batch.discard()
         self.entries.staged.close()
         self._wal.close()

@@ -6,7 +6,7 @@ check finds a row that an index lacks or has under another key; it does not find
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,8 +30,7 @@ _TABLES = """SELECT DISTINCT listed.name FROM pragma_table_list AS listed
   ORDER BY listed.name"""
 _TABLE = "SELECT wr FROM pragma_table_list(?) WHERE schema = 'main' AND type = 'table'"
 _COLUMNS = "SELECT name, pk FROM pragma_table_xinfo(?, 'main') ORDER BY pk"
-_INDEXES = """SELECT one.name, kept.sql FROM pragma_index_list(?1, 'main') AS one
-  JOIN main.sqlite_schema AS kept ON kept.type = 'index' AND kept.name = one.name WHERE one.origin <> 'pk' OR NOT ?2"""
+_INDEXES = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'index' AND tbl_name = ?"
 _TERMS = "SELECT cid, name, coll FROM pragma_index_xinfo(?, 'main') WHERE key ORDER BY seqno"
 _EXPRESSION = -2  # the column number that SQLite lists for an expression
 ROW = "bedrockish_row"  # no user's table has such a name
@@ -52,15 +51,15 @@ class Looked:
     lacks: str = ""
 
 
-def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T:
-    """Run an action on a new connection that only reads, and return its result.
+def on_reader(lend: Callable[[], AbstractContextManager[Reader]], action: Callable[[Reader], T]) -> T:
+    """Run an action on a lent connection that only reads, and return its result.
 
     Raises:
         DamagedError: a page cannot be read.
         UnavailableError: the file cannot be opened once more, or read.
     """
     try:
-        with closing(connect()) as reader:
+        with lend() as reader:
             return action(reader)
     except apsw.CorruptError as error:
         raise damaged_page(error) from error
@@ -99,7 +98,7 @@ def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looke
         if not keys:
             return Looked()
         found = _range(db, name, keys, after, limit)
-        indexes: Any = db.execute(_INDEXES, (name, listed[0])).fetchall()
+        indexes: Any = db.execute(_INDEXES, (name,)).fetchall()
         for index, sql in indexes:
             lacking = _first_lacking(db, name, keys, str(index), sql, after, found.last)
             if lacking is not None:

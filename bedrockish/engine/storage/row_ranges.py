@@ -1,7 +1,7 @@
 """Digests of ranges of a table's rows (``row_digests``), for comparison between nodes, on a reading connection."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager
 
 import apsw
 
@@ -10,12 +10,14 @@ from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.verify import row_digests
 from bedrockish_journal.verify.row_digests import Range, RangeDigest
 
+Lend = Callable[[], AbstractContextManager[apsw.Connection]]
 
-def digest_range(connect: Callable[[], apsw.Connection], asked: Range, beyond: Vector | None) -> RangeDigest:
+
+def digest_range(lend: Lend, asked: Range, beyond: Vector | None) -> RangeDigest:
     """Return the digest of a range of a table as of the last flush; may run in a helper thread.
 
     Args:
-        connect: opens a connection that only reads.
+        lend: lends a connection that only reads.
         asked: the range.
         beyond: as for ``row_digests.digest_range``.
 
@@ -24,7 +26,7 @@ def digest_range(connect: Callable[[], apsw.Connection], asked: Range, beyond: V
         UnavailableError: the file cannot be read.
     """
     try:
-        with closing(connect()) as reader:
+        with lend() as reader:
             return row_digests.digest_range(reader, asked, beyond)
     except apsw.SQLError as error:
         raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error

@@ -18,7 +18,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.index_check import Key, Reader, corrupt_indexes, look, on_reader, tables_with_indexes
 from bedrockish.errors import DamagedError, UnavailableError
-from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS
+from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, Pace
 from bedrockish_journal.verify.replay import Prepare
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class IndexScrubber:
                 await self._wake.wait()
             is_hurried, self._wake = self._wake.is_set(), trio.Event()
             began = trio.current_time()
-            rows, lacks = await self._look_through(0 if is_hurried else told.scrub_rows_per_second)
+            rows, lacks = await self._look_through(None if is_hurried else Pace(told.scrub_rows_per_second))
             if lacks is not None and await self._is_damaged(lacks):
                 return
             passes = self._last["passes"] + 1
@@ -69,7 +69,7 @@ class IndexScrubber:
             next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
-    async def _look_through(self, rows_per_second: int) -> tuple[int, DamagedError | None]:
+    async def _look_through(self, pace: Pace | None) -> tuple[int, DamagedError | None]:
         """Check all tables; return the number of rows that were read, and the error if an index lacks a row."""
         rows = 0
         try:
@@ -80,11 +80,11 @@ class IndexScrubber:
                     rows += found.count
                     if found.lacks:
                         return rows, DamagedError(found.lacks, table="", page=found.lacks)
+                    if pace is not None and not self._wake.is_set():
+                        await pace.rest(found.count)
                     if found.last is None:
                         break
                     after = found.last
-                    if rows_per_second and not self._wake.is_set():
-                        await trio.sleep(found.count / rows_per_second)
             corrupt = await self._in_thread(corrupt_indexes)
             if corrupt and not self._engine.is_away:  # otherwise the next pass rebuilds them
                 logger.error("the node rebuilds the corrupt index %s from its table", ", ".join(corrupt))
@@ -96,7 +96,7 @@ class IndexScrubber:
         return rows, None
 
     async def _in_thread(self, action: Callable[[Reader], Any]) -> Any:
-        reading = partial(on_reader, self._engine.background.open_reader, action)
+        reading = partial(on_reader, self._engine.background.reader, action)
         return await trio.to_thread.run_sync(reading, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:

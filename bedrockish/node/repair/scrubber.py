@@ -41,6 +41,7 @@ AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
 DOUBT_S = 1.0  # between two checks whether this voter has received a transaction with other before-images
 ORDER_S = 5.0  # the least time between two comparisons by order
+REST = 4  # times the time that a range took, before the next one; small tables cost more than their rows
 Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
@@ -72,6 +73,23 @@ def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Call:
         raise UnavailableError(f"{node} does not answer")
 
     return ask
+
+
+class Pace:
+    """The pace of a scrub: at most so many rows per second, and at most a fifth of the time at work.
+
+    A range takes longer while the node or its disk is busy with requests, so the scrub rests longer then.
+    """
+
+    def __init__(self, rows_per_second: int) -> None:
+        self._rows_per_second = rows_per_second
+        self._rested_at = trio.current_time()
+
+    async def rest(self, rows: int) -> None:
+        """Rest after a range with this number of rows."""
+        took = trio.current_time() - self._rested_at
+        await trio.sleep(max(rows / self._rows_per_second, REST * took))
+        self._rested_at = trio.current_time()
 
 
 def ask_range(call: Call) -> AskRange:
@@ -137,7 +155,7 @@ class Scrubber:
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return the digest of this node's rows in a range, as of its last batch."""
-        read = partial(digest_range, self._engine.background.open_reader, asked, beyond)
+        read = partial(digest_range, self._engine.background.reader, asked, beyond)
         return await trio.to_thread.run_sync(read, limiter=self._limiter)
 
     async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +182,8 @@ class Scrubber:
             hurried, self._wake = self._wake.is_set() or state.doubts > doubts, trio.Event()
             began = trio.current_time()
             try:
-                report = await self.compare(self._serving(), **({} if hurried else {"pause": self._pause}))
+                paced = {} if hurried else {"pause": Pace(told.scrub_rows_per_second).rest}
+                report = await self.compare(self._serving(), **paced)
                 await self._judge(report, trio.current_time() - began)
             except BedrockishError as error:
                 logger.info("the tables could not be compared: %s", error.message)
@@ -180,9 +199,6 @@ class Scrubber:
             while self._core.state.doubts == doubts and not self._wake.is_set():
                 with trio.move_on_after(DOUBT_S):
                     await self._wake.wait()
-
-    async def _pause(self, rows: int) -> None:
-        await trio.sleep(rows / self._config.repair.scrub_rows_per_second)
 
     def _serving(self) -> list[str]:
         return [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]

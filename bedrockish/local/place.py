@@ -1,13 +1,10 @@
 """A place where one transaction of a program runs: an engine's workspace on a node's file."""
 
 import os
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import apsw
 
-from bedrockish.core.protocol.records import Membership
-from bedrockish.engine.execution.executor import Known
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
@@ -17,6 +14,7 @@ from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.errors import UsageError
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
+from bedrockish.local.file_schema import FileSchema
 from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import Facts, Published
 
@@ -29,26 +27,16 @@ class NodeNeededError(UsageError):
     code = "node_needed"
 
 
-@dataclass(slots=True, eq=False)
-class FileSchema:
-    """The schema and membership of one file, shared by all its workspaces."""
-
-    known: Known
-    membership: Membership
-    version: int
-    members: int
-    is_learner: bool = False
-    access: Access = field(default_factory=Access)
-
-
 class Owner(Protocol):
     """The transactions of the session that has the place.
 
     Attributes:
         ids: the row ids leased by the node.
+        access: the rights of the cluster's users.
     """
 
     ids: LeasedIds
+    access: Access
 
     @property
     def attached(self) -> Attached:
@@ -57,7 +45,7 @@ class Owner(Protocol):
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
 
-    def schema(self, db: apsw.Connection, version: int, members: int = -1) -> FileSchema:
+    def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot."""
 
 
@@ -74,7 +62,7 @@ class Place:
         try:
             reader.execute("ROLLBACK")
             self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-            self.schema = owner.schema(reader, -1)
+            self.schema = owner.schema(reader, facts, -1)
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
             beside = Beside(
@@ -85,7 +73,7 @@ class Place:
                 Limits(),
                 locks,
                 lambda: self.schema.known,
-                self.schema.access,
+                owner.access,
             )
             if has_temporary:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)

@@ -17,20 +17,16 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.analysis import Analysis
-from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
 from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
-from bedrockish.core.protocol.records import Prepared, decode_membership
-from bedrockish.engine.execution.executor import Known
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.workspace import Work
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
-from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import (
@@ -44,9 +40,10 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
+from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
-from bedrockish.local.place import FileSchema, NodeNeededError, Place
+from bedrockish.local.place import NodeNeededError, Place
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import may_see, seen_by
@@ -407,6 +404,7 @@ class LocalTransactions:
         self._temporary: Place | None = None
         self._temporary_name = ""
         self._schema: FileSchema | None = None
+        self.access = Access()
         self.ids = LeasedIds()
         self.is_closed = False
         self._open: dict[str, LocalTransaction] = {}
@@ -687,7 +685,7 @@ class LocalTransactions:
                     return None
                 time.sleep(PAUSE_S)
                 continue
-            place.schema = self.schema(place.reader, moment.schema, moment.members)
+            place.schema = self.schema(place.reader, place.facts, moment.schema, moment.members)
             workspace.move_to(
                 moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
             )
@@ -697,34 +695,19 @@ class LocalTransactions:
         with self._reads.lock:
             return published.facts().durable
 
-    def schema(self, db: apsw.Connection, version: int, members: int = -1) -> FileSchema:
+    def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
 
         ``version`` -1 accepts any cached schema.
         """
         known = self._schema
-        if known is not None and known.version == version and known.members == members:
+        if known is not None and (version < 0 or (known.version, known.membership.version) == (version, members)):
             return known
-        if version < 0 and known is not None:
-            return known
-        membership = decode_membership(system.get_meta(db, "membership"))
-        found = int(system.get_meta(db, "schema_version"))
-        if known is None or known.version != found:
-            tables = Tables(db, known.known.tables if known is not None else None)
-            before = known.known.schema if known is not None else None
-            schema = Analysis(db, lambda _db: None, before, tables.definitions).schema
-            expansion = Expansion(tables.definitions, known.known.expansion if known is not None else None)
-            made = FileSchema(Known(tables, schema, expansion), membership, found, membership.version)
-            if known is not None:
-                made.access = known.access
-                self.ids.forget_leases()
-        else:
-            made = FileSchema(known.known, membership, found, membership.version, access=known.access)
-        made.access.learn(membership.users, membership.nodes, membership.version)
-        node = system.get_meta(db, "node")
-        made.is_learner = node in membership.nodes and not membership.members[node].voter
-        self.ids.use_members(node, membership)
-        self._schema = made
+        made = self._schema = FILE_SCHEMAS.read(db, facts)
+        if known is not None and known.version != made.version:
+            self.ids.forget_leases()
+        self.access.learn(made.membership.users, made.membership.nodes, made.membership.version)
+        self.ids.use_members(made.node, made.membership)
         return made
 
     def check_generation(self, facts: Facts) -> None:

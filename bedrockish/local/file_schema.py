@@ -1,0 +1,91 @@
+"""The schemas of nodes' files, as this program has read them: one for all sessions, because reading takes long.
+
+Reading the definitions of 2,000 tables takes half a second. A program may open a connection for each request.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import apsw
+
+from bedrockish.access_sets.analysis import Analysis
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.common.forks import watch_forks
+from bedrockish.core.protocol.records import Membership, decode_membership
+from bedrockish.engine.execution.executor import Known
+from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.local.page import Facts
+
+FILES_MAX = 4  # files whose schemas are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileSchema:
+    """The schema and membership of one snapshot of a file.
+
+    Attributes:
+        known: the schema, for all connections to the file.
+        membership: the cluster's members and users.
+        version: the version of the schema.
+        node: the name of the file's node.
+    """
+
+    known: Known
+    membership: Membership
+    version: int
+    node: str
+
+    @property
+    def is_learner(self) -> bool:
+        """Return whether the file's node is a learner."""
+        member = self.membership.members.get(self.node)
+        return member is not None and not member.voter
+
+
+class _FileSchemas:
+    """The newest schema of each file and node process. After a crash, a version may stand for another schema."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: OrderedDict[tuple[int, ...], FileSchema] = OrderedDict()
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, because another thread of the parent may have held it."""
+        self._lock = threading.Lock()
+
+    def read(self, db: apsw.Connection, facts: Facts) -> FileSchema:
+        """Return the schema and the membership of a connection's snapshot.
+
+        Args:
+            db: the connection.
+            facts: the facts of the node's page under which the connection was opened.
+        """
+        key = facts.device, facts.inode, facts.generation, facts.since
+        version, node = int(system.get_meta(db, "schema_version")), str(system.get_meta(db, "node"))
+        membership = decode_membership(system.get_meta(db, "membership"))
+        with self._lock:
+            newest = self._newest.get(key)
+            if newest is not None and newest.version == version:
+                known = newest.known
+            else:
+                known = _read(db, newest.known if newest is not None else None)
+            made = FileSchema(known, membership, version, node)
+            if newest is None or newest.version <= version:
+                self._newest[key] = made
+                self._newest.move_to_end(key)
+            while len(self._newest) > FILES_MAX:
+                self._newest.popitem(last=False)
+        return made
+
+
+def _read(db: apsw.Connection, before: Known | None) -> Known:
+    """Read a schema; definitions that are the same as ``before`` are not read again."""
+    tables = Tables(db, before.tables if before is not None else None)
+    schema = Analysis(db, lambda _db: None, before.schema if before is not None else None, tables.definitions).schema
+    return Known(tables, schema, Expansion(tables.definitions, before.expansion if before is not None else None))
+
+
+FILE_SCHEMAS = _FileSchemas()

@@ -21,7 +21,7 @@ def test_the_example_of_a_moment_has_its_form() -> None:
 
 
 @pytest.mark.parametrize("block", range(2))
-def test_the_statements_run(tmp_path: Path, block: int) -> None:
+def test_statements_of_the_clock_page_run(tmp_path: Path, block: int) -> None:
     node = TestNode(tmp_path / "a.db")
     node.engine.scope.tick = lambda: 5
     try:

@@ -345,7 +345,7 @@ def test_rooms_look_down() -> None:
     assert not wrong
 
 
-def test_there_is_no_circle() -> None:
+def test_imports_form_no_circle() -> None:
     """The import graph of files has no circle: each file can be read, and tested, without its users.
 
     The files of the simulator still know each other's types, and count as one.

@@ -254,7 +254,7 @@ def test_demo_check_passes_for_a_sound_ledger(books: tuple[sqlite3.Connection, T
         ("DELETE FROM bedrockish_joined", "the journal has each promise once"),
     ],
 )
-def test_the_judge_sees_a_lie(books: tuple[sqlite3.Connection, Tally], lie: str, found: str) -> None:
+def test_demo_check_detects_each_false_result(books: tuple[sqlite3.Connection, Tally], lie: str, found: str) -> None:
     """A lost, doubled, altered or invented transfer, and money from nowhere, are all found."""
     db, tally = books
     db.execute(lie)
@@ -323,7 +323,7 @@ def running(directory: Path) -> list[int]:
     return found
 
 
-def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
+def test_clients_of_the_benchmark_write_rows_of_their_own() -> None:
     """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
     clients = [Draw("insert", number, 64) for number in range(64)]
     ids = [each()[0][1][0] for each in clients for _ in range(50)]

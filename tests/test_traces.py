@@ -14,7 +14,7 @@ TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_trace(path: Path, request: pytest.FixtureRequest) -> None:
+def test_trace_plays_as_written(path: Path, request: pytest.FixtureRequest) -> None:
     """The output of each trace equals its file."""
     happens = play(path.read_text())
     if request.config.getoption("--rewrite"):

@@ -20,7 +20,7 @@ def test_a_token_is_read_back_and_is_of_its_secret_and_cluster() -> None:
     assert not is_signed(token, "", "")
 
 
-def test_no_character_of_it_can_be_another() -> None:
+def test_token_with_a_changed_character_is_refused() -> None:
     token = make_token(SAID, "secret", "id")
     for place in range(len(PREFIX), len(token)):
         changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
@@ -28,7 +28,7 @@ def test_no_character_of_it_can_be_another() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", PREFIX, f"{PREFIX}.", f"{PREFIX}a.b", f"{PREFIX}gA.gA", f"{PREFIX}Ä.Ä"])
-def test_nonsense_is_no_token(text: str) -> None:
+def test_malformed_token_is_refused(text: str) -> None:
     assert read_token(text) is None
     assert not is_signed(text, "secret", "id")
 

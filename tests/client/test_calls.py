@@ -37,7 +37,7 @@ def deep(levels: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("args", [[], [1, "a", None, 0.5, b"x", True], {"a": [1, {"b": None}]}])
-def test_a_call_travels(args: Any) -> None:
+def test_call_survives_encoding(args: Any) -> None:
     request = make_call("c1", "transfer", args, SESSION, SERIALIZABLE, 5.0)
     call = decode_call(encode_call(Execute(7, request)))
     assert call == Execute(7, request)
@@ -48,9 +48,7 @@ def test_a_call_travels(args: Any) -> None:
 @pytest.mark.parametrize("longest_s", [0.0, 28.5])
 @pytest.mark.parametrize("trace", ["", f"00-{'a' * 32}-{'b' * 16}-01"])
 @pytest.mark.parametrize("token", [Token(), Token({"A": 7}, 1 << 60)])
-def test_a_call_is_encoded_as_the_map_that_it_is(
-    call: Named | None, longest_s: float, trace: str, token: Token
-) -> None:
+def test_call_has_the_encoding_of_its_map(call: Named | None, longest_s: float, trace: str, token: Token) -> None:
     """The client assembles the bytes by hand; compare them with the encoder's bytes of the same map."""
     many = tuple(Statement(f"SELECT {number}") for number in range(24))
     for statements in (

@@ -93,7 +93,7 @@ def test_without_room_there_is_no_empty_key(tmp_path: Path) -> None:
     assert (tmp_path / made).stat().st_size > 60
 
 
-def test_half_an_authority_is_told(tmp_path: Path) -> None:
+def test_authority_without_its_key_is_reported(tmp_path: Path) -> None:
     Authority.at(tmp_path / "one", 30)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     (tmp_path / "two" / "ca-key.pem").unlink()

@@ -96,7 +96,7 @@ class Table(ScriptedNode):
         (["serve", "--log-level", "loud"], 2, "loud"),
     ],
 )
-def test_mistakes_are_one_line_and_a_status(args: list[str], status: int, says: str) -> None:
+def test_mistakes_are_reported_by_one_line_and_a_status(args: list[str], status: int, says: str) -> None:
     done = run(*args)
     assert_one_line(done, status, says)
     assert "secret" not in done.stderr
@@ -137,7 +137,7 @@ def test_the_url_comes_from_the_environment(args: list[str]) -> None:
     assert "--help" in run(*args, "--help", BEDROCKISH_URL="bedrockish://127.0.0.1:1").stdout
 
 
-def test_help_and_version() -> None:
+def test_help_and_version_are_printed() -> None:
     assert run("--version").output.startswith("bedrockish, version ")
     assert run("--help").exit_code == 0
     for name in COMMANDS:
@@ -158,7 +158,7 @@ def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPat
     assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
 
 
-def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -177,7 +177,7 @@ def test_status_and_nodes_print_the_answers_of_the_node() -> None:
     assert "certs/A.pem: until 2031-11-24, ca.pem: unread" in shown.getvalue()
 
 
-def test_explain() -> None:
+def test_explain_prints_keys_and_advice() -> None:
     with in_background(ScriptedNode()) as url:
         shown = run("explain", url, "SELECT ?", "-p", "7")
         assert "reads" in shown.output

@@ -39,14 +39,14 @@ def test_flags_beat_environment_beats_file() -> None:
     assert (found.node, found.timings.heartbeat_ms, found.journal.journal_prune) == ("E", 70, False)
 
 
-def test_no_file_is_needed() -> None:
+def test_configuration_needs_no_file() -> None:
     flags = {"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "tls": "certs", "peers": "A=h:1, B=h:2"}
     found = build(flags=flags)
     assert isinstance(found, Config)
     assert found.peers == {"A": Address("h", 1), "B": Address("h", 2)}
 
 
-def test_this_node_is_always_among_its_peers() -> None:
+def test_node_is_always_among_its_own_peers() -> None:
     assert build(text=MINIMAL + '[peers]\nB = "[::1]:2"').peers == {
         "A": Address("127.0.0.1", 7373),
         "B": Address("::1", 2),

@@ -86,7 +86,7 @@ def wire(url: str = "bedrockish://h:1,h:2,h:3") -> Wire:
     return Wire(ClientCore(parse_url(url), lambda: 0.5, backoff=Backoff(100, 1000)))
 
 
-def test_nothing_is_dialled_before_there_is_something_to_ask() -> None:
+def test_client_dials_with_its_first_call() -> None:
     w = wire()
     assert w.core.deadline() == math.inf
     number = w.call()
@@ -266,7 +266,7 @@ def test_unavailable_node_is_left_but_its_other_calls_are_waited_for() -> None:
     assert isinstance(w.finished[first], Answered)
 
 
-def test_only_node_is_not_left_but_given_a_pause() -> None:
+def test_client_pauses_before_it_asks_the_only_node_again() -> None:
     w = wire("bedrockish://h:1")
     number = w.call()
     link = w.open()
@@ -277,7 +277,7 @@ def test_only_node_is_not_left_but_given_a_pause() -> None:
     assert w.now == pytest.approx(0.075)
 
 
-def test_deadline_tells_the_three_cases_apart() -> None:
+def test_error_at_the_deadline_depends_on_the_sent_calls() -> None:
     for sql, opened, expected in [
         ("INSERT INTO t VALUES (1)", True, OutcomeUnknownError),
         ("SELECT 1", True, DeadlineError),
@@ -312,7 +312,7 @@ def test_the_only_node_gets_a_little_less_time_than_the_caller_has() -> None:
     assert w.sent[-1][1].request.timeout_s == pytest.approx(6.0)
 
 
-def test_a_node_that_waits_for_its_peers_in_vain_does_not_use_up_the_time_for_the_others() -> None:
+def test_node_without_quorum_leaves_time_for_other_nodes() -> None:
     w = wire()
     number = w.call(timeout_s=30)
     for patience in (2.5, 5.0, 10.0):
@@ -355,7 +355,7 @@ def test_garbage_and_complaints_end_a_link() -> None:
         assert isinstance(w.finished[number], Answered)
 
 
-def test_answer_on_another_link_than_asked_is_no_answer() -> None:
+def test_answer_on_another_link_is_ignored() -> None:
     w = wire()
     number = w.call()
     first = w.open()
@@ -416,7 +416,7 @@ def test_backoff_doubles_between_its_bounds() -> None:
     assert backoff.pause_s(1, lambda: 0.0) == 0.05
 
 
-def test_any_history_gives_each_call_exactly_one_honest_outcome() -> None:
+def test_any_history_gives_each_call_exactly_one_true_outcome() -> None:
     """Any events in any order: one outcome per call, and "did not happen" only if no send is open."""
     lost = sum(live_through(seed) for seed in range(100))
     assert lost > 200, "histories in which nothing is lost show nothing"

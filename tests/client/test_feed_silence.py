@@ -86,7 +86,7 @@ async def follow(nodes: Nodes, seconds: float, **options: Any) -> float:
     return trio.current_time() - began
 
 
-async def test_while_safe_time_moves_on_nothing_is_wrong(autojump_clock: Clock) -> None:
+async def test_feed_raises_nothing_while_safe_time_advances(autojump_clock: Clock) -> None:
     nodes = Nodes(lambda: int(trio.current_time()))
     assert await follow(nodes, 200) == 200
     assert not nodes.left

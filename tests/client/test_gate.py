@@ -78,7 +78,7 @@ async def test_an_address_that_tries_all_names_has_to_wait() -> None:
     assert await this.judge("ann", "right", "10.0.0.1") == "", "who is known by now is let in from everywhere"
 
 
-async def test_the_wait_ends(autojump_clock: MockClock) -> None:
+async def test_throttling_ends_after_its_window(autojump_clock: MockClock) -> None:
     this = gate(ann=CHEAP)
     for _ in range(TRIES_MAX):
         await this.judge("ann", "wrong", "10.0.0.1")

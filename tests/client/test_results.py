@@ -32,7 +32,7 @@ def test_result_without_rows_is_encoded_and_decoded(rowcount: int, lastrowid: in
     assert decode_results(encode_results([one])) == [one]
 
 
-def test_other_results_are_encoded_as_they_are() -> None:
+def test_other_results_have_the_encoding_of_their_lists() -> None:
     long = "n" * NAMES_CHARACTERS_MAX
     for results in (
         [],
@@ -51,7 +51,7 @@ def test_other_results_are_encoded_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("clock", EDGES)
-def test_a_token_is_encoded_as_it_is(clock: int) -> None:
+def test_token_has_the_encoding_of_its_map(clock: int) -> None:
     for vector in ({}, {"A": 1}, {"A": clock or 1, "node-é": 7}):
         made = Token(vector, clock).encode()
         assert made == cbor2.dumps([vector, clock])
@@ -69,7 +69,7 @@ def test_tokens_of_different_vectors_differ() -> None:
 @pytest.mark.parametrize("number", [one for one in EDGES if 0 < one < 1 << 63])
 @pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 65_535, 65_536, 1 << 20])
 @pytest.mark.parametrize("more", [False, True])
-def test_an_answer_is_encoded_as_the_map_that_it_is(number: int, size: int, more: bool) -> None:
+def test_answer_has_the_encoding_of_its_map(number: int, size: int, more: bool) -> None:
     for place in (None, ("A", 3)):
         answer = Answer(bytes(size), Token({"A": 3}, 7), place, number, more)
         packed = encode_reply(Answered(number, answer))

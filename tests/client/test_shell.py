@@ -327,7 +327,7 @@ def test_a_dump_is_read_by_sqlite_and_by_the_shell(node: LocalCluster, db: Conne
     assert "CREATE VIEW" not in script(node, ".dump parent")
 
 
-def test_groups_and_items() -> None:
+def test_script_is_split_into_statements_and_dot_commands() -> None:
     found = list(items("SELECT 1; SELECT 2;\n.mode csv\n-- note\n.tables\nSELECT '\n.x';", "f"))
     assert found == [
         Piece("SELECT 1;", "f:1"),

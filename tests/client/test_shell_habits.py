@@ -81,7 +81,7 @@ def test_parameters_are_bound(node: LocalCluster, db: Connection) -> None:
     assert "write .parameter set" in refused(node, ".parameter what")
 
 
-def test_once_is_once(node: LocalCluster, tmp_path: Path) -> None:
+def test_output_once_is_for_one_result(node: LocalCluster, tmp_path: Path) -> None:
     out = script(node, ".once one.txt\n.mode csv\nSELECT 1 AS a;\nSELECT 2 AS a;", tmp_path)
     assert (tmp_path / "one.txt").read_bytes() == b"a\r\n1\r\n"
     assert out.split() == ["a", "2"]

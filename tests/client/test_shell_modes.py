@@ -123,7 +123,7 @@ def test_tables_fit_where_they_are_asked_to(mode: str) -> None:
     assert "漢" in whole
 
 
-def test_harmless_keeps_lines() -> None:
+def test_line_feeds_are_kept_by_harmless() -> None:
     assert harmless("a\n\tb\x1b[0m") == "a\n\tb\\x1b[0m"
 
 

@@ -69,7 +69,7 @@ def link(limits: Limits | None = None) -> Iterator[tuple[SocketLink, Other]]:
             found[0].sock.close()
 
 
-def test_messages_pings_and_goodbyes_of_a_link() -> None:
+def test_link_carries_messages_pings_and_goodbyes() -> None:
     with link() as (mine, other):
         mine.send(b"question")
         assert other.hear() == Data(b"question")
@@ -130,7 +130,7 @@ def test_bytes_beyond_the_socket_buffer_wait() -> None:
         assert got == [Data(payload), Data(b"behind it")]
 
 
-def test_a_refusal_silence_and_nonsense_are_told_when_dialling() -> None:
+def test_dialling_reports_refusal_silence_and_nonsense() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, hello = listener.getsockname()[1], Hello("me", "shop", "client")
 
@@ -185,7 +185,7 @@ def test_an_interrupted_wait_leaves_the_others_alone(monkeypatch: pytest.MonkeyP
         assert client.execute("SELECT ?", (2,)).value() == 2
 
 
-def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupted operation is dropped; the session's token is kept."""
     with serving() as url, connect(url) as client:
         inner, token = client._client, client.token
@@ -205,7 +205,7 @@ def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPat
         assert client.execute("SELECT ?", (3,)).value() == 3
 
 
-def test_many_threads_large_answers_and_a_close() -> None:
+def test_close_ends_the_calls_of_many_threads_with_large_answers() -> None:
     with serving() as url:
         client = connect(url)
         text, wrong = "x" * 500_000, list[object]()

@@ -205,7 +205,7 @@ def test_a_refused_commit_did_not_happen() -> None:
     assert isinstance(w.finished[step(w, ROLLBACK)], UnavailableError)
 
 
-def test_a_statement_without_an_answer_in_time() -> None:
+def test_statement_without_an_answer_in_time_fails() -> None:
     w, _link = begun()
     number = step(w, STATEMENTS, timeout_s=1.0)
     w.wait()
@@ -357,7 +357,7 @@ def test_a_failed_batch_ends_the_stream() -> None:
     assert link in w.hung_up
 
 
-def test_streams_travel() -> None:
+def test_stream_messages_survive_encoding() -> None:
     """Calls and replies come out as they went in."""
     asked = Step(3, Request("s", (Statement("SELECT 1"),)), STREAM)
     assert decode_call(encode_call(asked)) == Step(3, Request("s", (Statement("SELECT 1", None),)), STREAM)

@@ -255,7 +255,7 @@ async def test_cancelled_call_leaves_the_client_usable() -> None:
         assert (await client.execute(WRITE)).value() == 1
 
 
-async def test_cancelled_anywhere_the_client_goes_on() -> None:
+async def test_client_goes_on_after_a_cancellation_at_any_moment() -> None:
     """Many concurrent calls are cancelled at every moment; each answer reaches its own call, and the link stays."""
     node = ScriptedNode()
 

@@ -24,7 +24,7 @@ TEXTS = (
 )
 
 
-async def test_rows_without_ids_do_not_meet(cluster: LocalCluster) -> None:
+async def test_inserts_without_ids_do_not_conflict(cluster: LocalCluster) -> None:
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         for text in TABLES:

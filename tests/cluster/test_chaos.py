@@ -73,7 +73,7 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
 
 
 @lasting
-async def test_programs_on_the_files_of_nodes_that_join_and_leave(tmp_path: Path, seconds: float) -> None:
+async def test_programs_on_files_see_no_anomaly_while_nodes_join_and_leave(tmp_path: Path, seconds: float) -> None:
     faults = (*(fault for fault in FAULTS if fault != "partition"), MEMBER, MEMBER)
     await chaos(Plan(nodes=3, seconds=seconds, seed=5, faults=faults, by_file=True), tmp_path, 30)
 

@@ -195,7 +195,7 @@ def test_an_open_transaction_s_id_is_no_other_request_s(cluster: LocalCluster) -
         assert will.settle(tx.command)
 
 
-def test_admins_and_doors_have_no_way_around(cluster: LocalCluster) -> None:
+def test_command_ids_bind_admins_and_every_interface(cluster: LocalCluster) -> None:
     caller = Caller(cluster, 1, "adam", "adam!")
     with as_user(cluster, "will") as will:
         will.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")

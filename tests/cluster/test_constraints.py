@@ -212,7 +212,7 @@ async def happens(client: Client, sql: str, isolation: str) -> bool:
     return True
 
 
-async def test_requests_that_race_at_all_nodes(cluster: LocalCluster) -> None:
+async def test_constraints_hold_for_requests_that_race_at_all_nodes(cluster: LocalCluster) -> None:
     """Nodes run losers again: each unique value once, each sum right, each trigger once, children with parents only."""
     await ready(cluster)
     inserted: Counter[str] = Counter()

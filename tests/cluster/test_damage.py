@@ -377,7 +377,7 @@ async def count_poison(cluster: LocalCluster, index: int, read: str = "session")
 
 
 @pytest.mark.parametrize("nodes", ["B", pytest.param("BC", marks=pytest.mark.slow)])
-async def test_an_entry_that_does_not_fit_at_one_or_two_nodes(faulty: LocalCluster, nodes: str) -> None:
+async def test_nodes_repair_themselves_when_an_entry_does_not_fit(faulty: LocalCluster, nodes: str) -> None:
     """They heal from the one where it fits, whose journal proves its tables."""
     await fill_faulty(faulty)
     pids = processes(faulty)

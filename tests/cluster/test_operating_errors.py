@@ -42,7 +42,7 @@ async def until_said(cluster: LocalCluster, index: int, words: str) -> None:
     await until(f"status says {words!r}", told)
 
 
-async def test_a_second_node_under_a_learners_name(tmp_path: Path) -> None:
+async def test_second_node_under_a_learners_name_is_refused(tmp_path: Path) -> None:
     """The second node is refused while the first one runs; if it took the place, the first one gets an error."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
@@ -136,7 +136,7 @@ def copy_file(database: Path, place: Path) -> None:
             (place / source.name).write_bytes(source.read_bytes())
 
 
-async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> None:
+async def test_copy_of_a_nodes_file_started_elsewhere_loses_no_row(tmp_path: Path) -> None:
     """Under the original's name the copy is refused while the original runs, or both are named; no row is lost."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)

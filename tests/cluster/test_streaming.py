@@ -226,7 +226,7 @@ async def _one_too_many(cluster: LocalCluster) -> None:
                 pass
 
 
-async def test_a_client_that_stops_reading(tmp_path: Path) -> None:
+async def test_stream_of_a_client_that_stops_reading_is_ended(tmp_path: Path) -> None:
     """A stalled reader costs the node only a snapshot, for a limited time."""
     with one_node(tmp_path / "brief", idle_stream_ms=1500) as brief:
         await ready(brief)
@@ -240,7 +240,7 @@ async def test_a_client_that_stops_reading(tmp_path: Path) -> None:
                 assert caught.value.details["rows"] == rows.count
 
 
-async def test_a_node_that_stands_still(alone: LocalCluster) -> None:
+async def test_stream_of_a_paused_node_fails(alone: LocalCluster) -> None:
     """A batch that arrives too late is an error; the node forgets the stream after its pause."""
     await ready(alone)
     async with open_client(alone.url()) as client, client.stream(ENDLESS, timeout=3) as rows:
@@ -277,7 +277,7 @@ def test_the_blocking_client_streams(alone: LocalCluster) -> None:
             collections.deque(rows, 0)
 
 
-async def test_a_stream_that_is_opened_again_on_another_link(alone: LocalCluster) -> None:
+async def test_closed_stream_can_be_opened_again_on_another_link(alone: LocalCluster) -> None:
     """A client that lost the answer opens the stream again: the first one ends, the second can be read to its end."""
     await ready(alone)
     async with open_client(alone.url()) as first, open_client(alone.url()) as second:

@@ -127,7 +127,7 @@ async def _spoil(tx: Transaction) -> None:
         await tx.execute("INSERT INTO parent VALUES (1, 1)")
 
 
-async def test_two_hundred_open_transactions_and_others_that_commit(cluster: LocalCluster) -> None:
+async def test_commits_go_on_beside_two_hundred_open_transactions(cluster: LocalCluster) -> None:
     """Each transaction sees its own snapshot while others commit; those that then write unshared rows commit."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:

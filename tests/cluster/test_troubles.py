@@ -46,7 +46,7 @@ async def until_told(cluster: LocalCluster, index: int, wanted: set[str]) -> lis
     return found
 
 
-async def test_nodes_that_hang_and_a_quorum_that_is_lost(tmp_path: Path) -> None:
+async def test_hanging_nodes_and_a_lost_quorum_are_reported(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
         await until_told(cluster, 0, set())

@@ -211,7 +211,7 @@ async def whole(cluster: LocalCluster, index: int) -> None:
         await client.execute("UPDATE large SET n = n + 1, v = v || 'x'")
 
 
-async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
+async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
     """A node of either release leads, and both assemble the pieces. While clients write rows of the same table, nodes
     of this release hold back, and the older one ignores the request to do so.
     """

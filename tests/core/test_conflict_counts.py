@@ -9,7 +9,7 @@ from bedrockish_journal.model.access_set import HIGH, AccessSet, object_range
 KEY = b"t:jobs\0\x10seven"
 
 
-def test_a_conflict_is_at_a_key_in_a_range_or_because_of_the_whole() -> None:
+def test_conflicts_are_counted_by_the_kind_of_their_key() -> None:
     counts: Counter[str] = Counter(given_up=3)
     note_conflict(counts, AccessSet(read_points=frozenset({KEY})), KEY)
     note_conflict(counts, AccessSet(write_points=frozenset({KEY})), KEY)

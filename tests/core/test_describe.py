@@ -154,6 +154,6 @@ def test_every_kind_is_printed_here() -> None:
         assert {type(value) for value, _ in table} == set(get_args(kinds))
 
 
-def test_an_entry_and_a_line_of_a_log() -> None:
+def test_entry_and_log_line_are_printed() -> None:
     assert PRINTER.entry(ENTRY) == "A4: COMMIT Alice[4, *, 0, *, 0] after [0, 0, 0, 0, 0]"
     assert log_line("A", 0, "BEGIN Alice") == "A0: BEGIN Alice"

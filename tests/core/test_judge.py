@@ -510,7 +510,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_clause_taken_away_shows(name: str) -> None:
+def test_removed_clause_changes_a_verdict(name: str) -> None:
     """The table above shows some missing clauses, and the model those that protect small clusters."""
     clauses_hold()
     with in_force(fault(name, (judging, "judge", *RULES[name]))), pytest.raises(AssertionError):
@@ -525,7 +525,7 @@ def test_a_clause_taken_away_shows(name: str) -> None:
         ("less than a quorum", Model(3, (1,), whole=False)),
     ],
 )
-def test_the_model_notices(name: str, model: Model) -> None:
+def test_model_detects_each_removed_clause(name: str, model: Model) -> None:
     """The model is independent of ``judge``."""
     with in_force(fault(name, (judging, "judge", *RULES[name]))):
         assert next(breaches(model), None) is not None

@@ -54,7 +54,7 @@ def of_kind(net: Net, kind: type[T], sender: str = "") -> list[T]:
     return [message for name, _, message in net.said if isinstance(message, kind) and sender in ("", name)]
 
 
-def test_a_cut_message_is_the_message() -> None:
+def test_message_in_pieces_equals_the_message() -> None:
     """For any content, its joined parts decode to it."""
     one, two = txn(1, bytes(range(256)) * 9), txn(2, b"small")
     packed = tuple((bytes(32), b"label", t.body) for t in (one, two, one))
@@ -172,7 +172,7 @@ def test_incomplete_message_is_not_fetched() -> None:
     assert "Fetch" not in net.kinds("C")
 
 
-def test_small_ones_go_as_they_did() -> None:
+def test_small_transactions_are_not_sent_in_pieces() -> None:
     net = Net("ABC", settings=replace(LARGE, inline_bytes=100_000))
     net.ask("A", add("one", BIG))
     net.deliver()

@@ -118,7 +118,7 @@ class Busy(Net):
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.08])
-def test_a_statement_over_a_busy_table_gets_through(took_s: float) -> None:
+def test_statement_over_a_busy_table_commits(took_s: float) -> None:
     """The statement needs few executions, instead of failing after many; writers wait no longer than the reservation
     asks.
     """
@@ -211,7 +211,7 @@ def test_a_strict_read_of_a_busy_table_is_answered() -> None:
     assert len(net.executed) <= 12
 
 
-def test_several_get_through_one_after_the_other() -> None:
+def test_several_large_statements_commit_one_after_the_other() -> None:
     """Of one leader and of several: all nodes hold back for the same reservation, but for the time of a message."""
     net = Busy(took_s=0.05)
     net.go_on(0.1)

@@ -59,7 +59,7 @@ def test_leaders_that_want_one_key_take_turns() -> None:
     assert rejected < len(order) // 2
 
 
-def test_without_turns_more_is_rejected_and_less_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_reduce_rejections_and_raise_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the load of the test above without turns."""
     done, rejected = [], []
     for commits in (0, turns.COMMITS):

@@ -33,7 +33,7 @@ GONE = Word(Mode.SERVING, ROLLED_BACK)
         (UNKNOWN, {}, ("B", "C"), None, Ruling.WAIT),
     ],
 )
-def test_an_entry_that_does_not_fit_here(
+def test_verdict_on_a_misfit_entry_follows_the_other_members(
     own: str, words: dict[str, Word], silent: tuple[str, ...], agrees: bool | None, ruling: Ruling
 ) -> None:
     found = judge("A7", own, words, silent, agrees, "as compared")
@@ -61,5 +61,7 @@ def test_leader_does_not_take_its_own_entry_for_decided(words: dict[str, Word], 
     ("silent", "agrees", "ruling"),
     [((), True, Ruling.SOUND), (("B",), False, Ruling.ALONE), ((), None, Ruling.WAIT), (("B",), None, Ruling.WAIT)],
 )
-def test_rows_that_differ(silent: tuple[str, ...], agrees: bool | None, ruling: Ruling) -> None:
+def test_verdict_on_differing_rows_follows_the_comparison(
+    silent: tuple[str, ...], agrees: bool | None, ruling: Ruling
+) -> None:
     assert judge("", UNKNOWN, {}, silent, agrees, "as compared").ruling is ruling

@@ -260,7 +260,7 @@ def test_snapshot_isolation_lets_reads_change(connection: db.Connection, table: 
     assert count(other, table) == 2
 
 
-def test_total_changes_and_token(connection: db.Connection, table: str, url: str) -> None:
+def test_connection_has_total_changes_and_token(connection: db.Connection, table: str, url: str) -> None:
     connection.execute(f"INSERT INTO {table}(id) VALUES (1), (2)")
     connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(1,), (2,), (3,)])
     connection.commit()

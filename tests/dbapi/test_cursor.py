@@ -97,7 +97,7 @@ def test_values_come_back_exactly(connection: db.Connection, value: object) -> N
     assert repr(found) == repr(value)
 
 
-def test_values_that_sqlite_takes_for_others(connection: db.Connection) -> None:
+def test_values_of_similar_types_are_stored_as_by_sqlite3(connection: db.Connection) -> None:
     class Text(str):
         pass
 
@@ -105,7 +105,7 @@ def test_values_that_sqlite_takes_for_others(connection: db.Connection) -> None:
     assert row.fetchone() == (1, b"a", b"b", "c", None)
 
 
-def test_values_that_cannot_be_stored(connection: db.Connection) -> None:
+def test_values_that_cannot_be_stored_are_refused(connection: db.Connection) -> None:
     with pytest.raises(db.DataError, match="64 bits"):
         connection.execute("SELECT ?", (2**63,))
     with pytest.raises(db.ProgrammingError, match="register_adapter"):
@@ -200,7 +200,7 @@ def test_cursor_is_its_own_iterator_and_has_a_rownumber(connection: db.Connectio
     assert connection.cursor().rownumber is None
 
 
-def test_sizes_are_accepted(connection: db.Connection) -> None:
+def test_setinputsizes_and_setoutputsize_are_accepted(connection: db.Connection) -> None:
     """setinputsizes and setoutputsize may do nothing, and must be there."""
     cursor = connection.cursor()
     cursor.setinputsizes([None, 20])

@@ -105,7 +105,7 @@ def test_type_codes_are_those_declared_if_they_are_asked_for(url: str, table: st
     connection.close()
 
 
-def test_wrong_detect_types(url: str) -> None:
+def test_wrong_detect_types_are_refused(url: str) -> None:
     wrong: Any
     for wrong in (4, -1, "1"):
         with pytest.raises(db.ProgrammingError, match="detect_types should be"):
@@ -189,7 +189,7 @@ def test_type_objects_equal_the_type_codes_of_their_columns(connection: db.Conne
     assert len({db.STRING, db.BINARY, db.NUMBER, db.DATETIME, db.ROWID}) == 5
 
 
-def test_null_is_none(connection: db.Connection) -> None:
+def test_null_is_returned_as_none(connection: db.Connection) -> None:
     assert connection.execute("SELECT NULL, ?", (None,)).fetchone() == (None, None)
 
 

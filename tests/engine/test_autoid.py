@@ -167,7 +167,7 @@ def test_inserts_that_need_no_id_are_left_unchanged(full: TestNode, sql: str) ->
     assert rewritten(full, sql) is None
 
 
-def test_texts_that_sqlite_would_refuse_are_none_of_our_business(full: TestNode) -> None:
+def test_texts_that_sqlite_would_refuse_are_not_rewritten(full: TestNode) -> None:
     tables = full.engine._executor._tables.by_name
     for sql in (
         "",
@@ -312,7 +312,7 @@ def test_a_changed_membership_gives_new_stripes(full: TestNode) -> None:
     assert ids_of(full, "INSERT INTO a(x) VALUES (1)") == [2]
 
 
-def test_the_last_id_of_all(full: TestNode) -> None:
+def test_id_after_the_highest_one_is_drawn_or_refused(full: TestNode) -> None:
     last = (1 << 63) - 1
     full.run(f"INSERT INTO t VALUES ({last}, 'x', 1)")
     full.run(f"INSERT INTO a(id) VALUES ({last})")

@@ -106,7 +106,7 @@ def test_read_columns_conflict_only_with_their_changes(shop: TestNode, reader: s
     assert meets(shop, reader, writer) == whether
 
 
-def test_which_keys_are_read_and_written(shop: TestNode) -> None:
+def test_look_ups_and_updates_have_the_keys_of_their_columns(shop: TestNode) -> None:
     read = shop.prepare("SELECT name, tax FROM branch WHERE id = 1").access_set
     assert read.read_points == {ROW, column_key(ROW, "name"), column_key(ROW, "tax")}
     assert not read.read_ranges

@@ -199,7 +199,7 @@ async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
     desk.interactive.end(session)
 
 
-async def test_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_draft_keeps_its_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many statements before it, too many transactions, too much memory: each is refused, and leaves nothing."""
     session = Session(serializable=True)
     for _ in range(LOG_MAX + 1):

@@ -198,7 +198,7 @@ def test_values_swap_in_one_transaction(make_node: MakeNode) -> None:
     assert follower.rows("SELECT k, u FROM w ORDER BY k") == [(1, "b"), (2, "a")]
 
 
-def test_inserted_and_deleted_in_one_transaction_is_nothing(node: TestNode) -> None:
+def test_row_that_is_inserted_and_deleted_leaves_nothing(node: TestNode) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY AUTOINCREMENT, v AS (id))", "CREATE TABLE u(x)")
     node.run("INSERT INTO u VALUES (1)", "DELETE FROM u")
 

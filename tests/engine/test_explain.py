@@ -57,12 +57,12 @@ def test_explain_lists_the_keys_of_an_insert(shop: TestNode) -> None:
         ("PRAGMA foreign_keys = ON", (), []),
     ],
 )
-def test_reads(shop: TestNode, sql: str, params: tuple[Any, ...], reads: list[str]) -> None:
+def test_reads_of_statements_are_explained(shop: TestNode, sql: str, params: tuple[Any, ...], reads: list[str]) -> None:
     found = told(shop, sql, *params)
     assert (found["kind"], found["reads"], found["writes"]) == ("read", reads, [])
 
 
-def test_why_a_read_is_wider_than_it_may_be(shop: TestNode) -> None:
+def test_explain_gives_the_reason_of_a_wide_read(shop: TestNode) -> None:
     found = told(shop, "DELETE FROM parent WHERE id = (SELECT max(id) + 0 FROM parent)")
     assert sorted(found["wider"]) == [
         ["table parent", "Last with no bound"],

@@ -104,7 +104,7 @@ def test_earlier_answers_must_still_hold_at_activation(
         assert shop.rows("SELECT state FROM bedrockish_schema ORDER BY version DESC LIMIT 1") == [("failed",)]
 
 
-def test_a_constraint_that_the_data_breaks_meanwhile(shop: TestNode, tmp_path: Path) -> None:
+def test_change_whose_constraint_the_data_breaks_meanwhile_fails(shop: TestNode, tmp_path: Path) -> None:
     """If a change was tried with success and fails later, the error is a conflict; otherwise it is the constraint's."""
     entry = decide(shop, "CREATE TABLE other(name UNIQUE)", "INSERT INTO other SELECT name FROM item")
     shop.run("INSERT INTO item VALUES (3, 'a')")
@@ -196,7 +196,7 @@ def test_too_many_statements_are_refused(tmp_path: Path) -> None:
     node.engine.close()
 
 
-def test_a_text_that_is_no_sql(shop: TestNode) -> None:
+def test_text_that_is_no_sql_is_refused(shop: TestNode) -> None:
     with pytest.raises(SqlError):
         shop.prepare("ALTER TABLE migration ADD COLUMN more", "INSERT INTO nowhere VALUES (1)")
     assert shop.rows("SELECT count(*) FROM item") == [(2,)]
@@ -242,7 +242,7 @@ def test_long_statement_is_remembered_by_its_sent_text(shop: TestNode) -> None:
     assert shop.rows("SELECT count(*) FROM item") == [(2,)]
 
 
-def test_a_foreign_key_that_cannot_be_checked(shop: TestNode) -> None:
+def test_foreign_key_that_cannot_be_checked_is_refused(shop: TestNode) -> None:
     shop.run("CREATE TABLE odd(name REFERENCES item(name))")
     with pytest.raises(SqlError, match="foreign key mismatch"):
         shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD COLUMN more")
@@ -295,7 +295,7 @@ def test_no_id_is_drawn_at_the_cut(shop: TestNode, tmp_path: Path) -> None:
     same_in_replays(shop, tmp_path)
 
 
-def test_ids_that_are_not_drawn(shop: TestNode, tmp_path: Path) -> None:
+def test_change_succeeds_at_the_highest_id_if_no_id_is_drawn(shop: TestNode, tmp_path: Path) -> None:
     """A table with the highest id can be rebuilt, and others be written; one that counts its ids is full."""
     shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")
     entry = decide(shop, *REMAKE, "INSERT INTO part(item, n) VALUES (1, 2), (1, 3)", "UPDATE item SET price = 1")

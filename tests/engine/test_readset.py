@@ -169,7 +169,7 @@ def test_index_is_read_by_values_up_to_a_column_with_an_application_s_collation(
     assert "i:odd" in {name for _, name in plan.fallbacks}
 
 
-def test_triggers_count(db: apsw.Connection) -> None:
+def test_triggers_count_as_part_of_the_statement(db: apsw.Connection) -> None:
     plan = analyse(db, read_schema(db), "INSERT INTO entries VALUES (?, ?, NULL)", 2)
     assert "hits" in plan.tables
     assert plan.bind(("mon", 1))[1] == [prefix_range(index_prefix("sqlite_autoindex_hits_1", ["mon"], (Spec(),)))]

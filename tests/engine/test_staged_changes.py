@@ -144,7 +144,7 @@ def first_digest(first: TestNode) -> str:
     return first.digest()
 
 
-def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[TestNode, TestNode]) -> None:
+def test_random_changes_are_applied_as_one_by_one(make_node: MakeNode, pair: tuple[TestNode, TestNode]) -> None:
     """Some transactions have several statements, which may change a row twice."""
     first, second = pair
     luck = random.Random(5)
@@ -171,7 +171,7 @@ def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[T
     assert used > 10
 
 
-def test_one_row_that_is_another_one_lets_nothing_of_it_be_applied(pair: tuple[TestNode, TestNode]) -> None:
+def test_entry_with_one_differing_row_is_not_applied(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     second.engine.batch.write(
         lambda: second.engine._db.execute("UPDATE bare SET v = 'B7' WHERE n = 7").get
@@ -188,7 +188,7 @@ def test_one_row_that_is_another_one_lets_nothing_of_it_be_applied(pair: tuple[T
     assert second.tables() == before
 
 
-def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNode]) -> None:
+def test_batch_that_sqlite_rolls_back_is_written_again_with_staged_rows(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     first.run("UPDATE item SET v = 'again'")
     apply_unpacked(second, first.entries[-1])
@@ -330,7 +330,7 @@ def test_unsuitable_changes_are_not_staged(pair: tuple[TestNode, TestNode], rows
     assert unpacked(pair[1], packed(HEAD, rows)) is None
 
 
-def test_neither_is_a_table_without_rowid_or_one_of_other_columns(pair: tuple[TestNode, TestNode]) -> None:
+def test_tables_without_rowid_or_with_other_columns_are_not_staged(pair: tuple[TestNode, TestNode]) -> None:
     node = pair[0]
     assert unpacked(node, packed([["bare", ["n", "v"]]], GOOD)) is None
     node.run("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")
@@ -643,7 +643,7 @@ def test_writer_caches_more_pages_until_a_large_entry_is_written(
     assert kept() == CACHE_KIB
 
 
-def test_no_row_of_them_is_shown_to_python_and_every_later_one_is(
+def test_hook_sees_no_staged_row_and_every_later_one(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair

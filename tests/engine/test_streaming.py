@@ -42,7 +42,7 @@ def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -
         assert [row[0] for row in rows] == [*range(1, count + 1)]
 
 
-def test_a_row_that_cannot_be_had(desk: Desk) -> None:
+def test_stream_fails_at_a_row_that_cannot_be_computed(desk: Desk) -> None:
     """SQLite's own error, the node's for an invalid text, and the node's for a row that takes too long."""
     with pytest.raises(SqlError, match="overflow"):
         batches(desk, "SELECT abs(-9223372036854775808)").take()

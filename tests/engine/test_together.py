@@ -165,7 +165,7 @@ def test_request_that_must_stand_alone_ends_the_group(
         together(bank, *requests[2:])
 
 
-def test_all_that_they_read_and_wrote_is_in_the_access_set(bank: TestNode) -> None:
+def test_access_set_of_a_group_has_all_reads_and_writes(bank: TestNode) -> None:
     whole = together(
         bank, *named(ADD, "UPDATE total SET n = (SELECT sum(balance) FROM account WHERE id > 1)")
     ).access_set
@@ -184,7 +184,7 @@ def test_too_large_group_is_split(tmp_path: Path) -> None:
     assert 1 <= len(prepared.joined) < 7
 
 
-def test_their_results_travel_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_group_are_sent_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer goes to every node with the transaction: together they have to fit, too."""
     node = TestNode(tmp_path / "node.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -201,7 +201,7 @@ def test_without_time_the_first_one_is_left_to_its_own(bank: TestNode) -> None:
     assert len(prepared.joined) < 20
 
 
-def test_isolation_counts_for_all(bank: TestNode) -> None:
+def test_group_at_snapshot_isolation_certifies_no_reads(bank: TestNode) -> None:
     read = "UPDATE total SET n = (SELECT sum(balance) FROM account)"
     requests = [replace(one, isolation=SNAPSHOT) for one in named(read, read)]
     assert not together(bank, *requests).access_set.read_ranges

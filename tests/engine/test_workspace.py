@@ -380,7 +380,7 @@ def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
     node.engine.close()
 
 
-def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
+def test_closing_a_workspace_keeps_sqlites_locks(node: TestNode) -> None:
     """A closed descriptor on the file would drop the locks of the node's own connection."""
     workspace = Workspace(node.engine.beside())
     begin(node, workspace)

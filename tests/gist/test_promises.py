@@ -60,7 +60,7 @@ def test_a_client_may_send_its_command_to_any_node() -> None:
         assert f"{node}1: answers Alice: committed as {node}1" in play.said
 
 
-def test_nodes_that_cannot_reach_each_other_do_not_fight() -> None:
+def test_nodes_that_cannot_reach_each_other_commit_without_conflict() -> None:
     """Problem: A reaches B, B reaches C, A and C do not reach each other; both go on, and both are heard of."""
     play = Play("cut A - C", "A0: BEGIN Alice writes x", "C0: BEGIN Cecil writes y", "settle", nodes="A B C")
     assert {"A1: answers Alice: committed as A1", "C1: answers Cecil: committed as C1"} <= set(play.said)
@@ -87,13 +87,13 @@ def test_later_answers_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("sick", list(combinations("BCDE", 2)), ids="".join)
-def test_two_silent_nodes_of_five_do_not_hold_up_the_boat(sick: tuple[str, str]) -> None:
+def test_two_silent_nodes_of_five_do_not_delay_commits(sick: tuple[str, str]) -> None:
     """Example 1: nodes that hang or disconnect do not stop the others."""
     play = Play(*(f"hold {node}" for node in sick), "A0: BEGIN Alice writes x", "settle")
     assert "A1: answers Alice: committed as A1" in play.said
 
 
-def test_a_node_whose_disk_hangs_does_not_hold_up_the_boat() -> None:
+def test_node_whose_disk_hangs_does_not_delay_commits() -> None:
     """Example 1: nor does one that has trouble with its own database."""
     play = Play("slow disk B", "slow disk C", "A0: BEGIN Alice writes x", "settle")
     assert "A1: COMMIT Alice[1, *, *, 0, 0]" in play.said

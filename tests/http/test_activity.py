@@ -64,7 +64,7 @@ def test_quantiles_are_taken_from_the_histogram() -> None:
 
 
 @pytest.mark.cluster
-def test_a_slow_statement_is_told(node: Asker) -> None:
+def test_activity_reports_slow_statements(node: Asker) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1500000) SELECT count(*) FROM n"
     assert node.sql(slow, to="query").status == 200
     found = node("/activity").json["nodes"]["A"]
@@ -137,7 +137,7 @@ def test_unauthorized_user_ends_no_transaction(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_slices_are_told(node: Asker) -> None:
+def test_activity_reports_slices(node: Asker) -> None:
     """This test comes last: the node's first slice takes ten seconds, most of which have passed by now."""
     until = time.monotonic() + 30
     while not (found := node("/activity").json["nodes"]["A"])["slices"]:

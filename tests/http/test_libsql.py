@@ -260,7 +260,7 @@ def test_a_page_from_elsewhere_may_not_ask(node: Asker) -> None:
     assert node("/v2/pipeline", {"requests": []}).status == 200
 
 
-def test_stored_texts_and_describe(node: Asker) -> None:
+def test_stored_texts_can_be_run_and_described(node: Asker) -> None:
     """A text is stored once, used by its number, and described."""
     found = pipeline(
         node,

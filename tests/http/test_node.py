@@ -183,7 +183,7 @@ def test_a_foreign_name_is_refused_without_a_token(node: Asker) -> None:
         ("127.0.0.1.evil.example", False),
     ],
 )
-def test_names(host: str, near: bool) -> None:
+def test_names_without_dots_and_ip_addresses_are_near(host: str, near: bool) -> None:
     assert is_near(host, frozenset({"known.example"})) is near
 
 

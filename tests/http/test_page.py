@@ -64,7 +64,7 @@ def open_page(browser: Browser, cluster: LocalCluster) -> Asker:
     return Asker(port, cluster)
 
 
-def test_the_page_lives(browser: Browser, three: LocalCluster) -> None:
+def test_page_follows_the_cluster(browser: Browser, three: LocalCluster) -> None:
     """Figures change, arrows are drawn with the printer's texts, a conflict is named, and a dead node is shown."""
     open_page(browser, three)
     assert browser.text("#cluster") == "seen from A"

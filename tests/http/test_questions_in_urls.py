@@ -186,7 +186,7 @@ def test_preflights_and_head_do_nothing(node: Asker) -> None:
     assert node("/status", method="HEAD").status == 200
 
 
-def test_old_and_broken_requests(node: Asker) -> None:
+def test_old_and_broken_requests_are_answered(node: Asker) -> None:
     """HTTP/1.0 without a Host, a statement that is too long for a URL, and bytes that are not HTTP."""
     said = raw(node, b"GET /db/stream?sql=SELECT+7+AS+a HTTP/1.0\r\n\r\n")
     head, _, body = said.partition(b"\r\n\r\n")

@@ -24,7 +24,7 @@ def value(node: Asker, sql: str, *params: object) -> object:
     return reply.json["results"][0]["rows"][0][0]
 
 
-def test_an_answer_has_everything(node: Asker) -> None:
+def test_answer_has_every_documented_field(node: Asker) -> None:
     reply = node.sql(["INSERT INTO t(v) VALUES (?), (:v)", {"v": "x", "1": "y"}], command="one")
     assert reply.status == 400
     reply = node.sql(["INSERT INTO t(v) VALUES (:v)", {"v": "x"}], command="one")
@@ -50,7 +50,7 @@ def test_an_answer_has_everything(node: Asker) -> None:
         *({"base64": "AAH/"}, {"base64": ""}, {"float": "inf"}, {"float": "-inf"}),
     ],
 )
-def test_values_come_back_as_they_went(node: Asker, what: object) -> None:
+def test_values_survive_json(node: Asker, what: object) -> None:
     assert value(node, "SELECT ?", what) == what
     assert value(node, "SELECT :x", {"x": what}) == what
 

@@ -135,7 +135,7 @@ def test_a_majority_signs(one: Anchor, authority: Path) -> None:
     assert "signed by nobody" in signed_by(one, authority)[1][0]
 
 
-def test_signatures_that_do_not_count(one: Anchor, authority: Path, tmp_path: Path) -> None:
+def test_invalid_signatures_do_not_count(one: Anchor, authority: Path, tmp_path: Path) -> None:
     by = {name: signature(authority, name, one.text) for name in ("A", "B", "C")}
     stranger = Authority.at(tmp_path, 30)
     stranger.issue("B", ["127.0.0.1"], 30, for_node=True)

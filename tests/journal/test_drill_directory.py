@@ -83,7 +83,7 @@ def kept(tmp_path: Path) -> Kept:
     return kept
 
 
-def test_a_good_one_is_proven(kept: Kept) -> None:
+def test_sound_continuous_backup_is_proven(kept: Kept) -> None:
     found = drill_directory(kept.folder)
     assert (found.faults, found.unproven, found.gaps, found.snapshots, found.since) == ([], "", [], 3, 0)
     assert found.digest == digest(kept.node)

@@ -70,7 +70,7 @@ def everything(db: Any, table: str = "bedrockish_journal") -> list[Any]:
     return [tuple(row) for row in db.execute(f"SELECT * FROM {table} ORDER BY seq")]
 
 
-def test_all_bytes_come_back(world: World) -> None:
+def test_packed_entries_have_their_bytes(world: World) -> None:
     db = world.nodes["B"].db
     before, heads = everything(db), store.heads(db)
     made = pack(db)

@@ -160,7 +160,7 @@ def test_a_database_is_rebuilt_from_a_whole_journal_only(world: World, tmp_path:
         replay(world.paths, tmp_path / "no.db", order=RANDOM)
 
 
-def test_the_size_is_about_right(world: World) -> None:
+def test_size_of_a_journal_is_estimated(world: World) -> None:
     db = world.nodes["A"].db
     entries, about, oldest = size(db)
     assert entries == len(list(store.scan(db)))

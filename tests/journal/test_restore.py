@@ -295,7 +295,7 @@ def test_a_killed_restore_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     lived.world.close()
 
 
-def test_a_time_is_all_before_it(tmp_path: Path) -> None:
+def test_restore_to_a_time_takes_all_commits_before_it(tmp_path: Path) -> None:
     del tmp_path
     moment = parse_moment("2026-11-23T14:03:00.125+01:00", NOW)
     unix_ms = int(datetime(2026, 11, 23, 13, 3, 0, 125_000, UTC).timestamp() * 1000)

@@ -67,7 +67,7 @@ def test_refilled_file_keeps_the_nodes_promises() -> None:
     assert (filled.batches, filled.membership.version) == (7, 1)
 
 
-def test_a_damaged_world_is_one_story() -> None:
+def test_damaged_world_is_the_same_in_each_run() -> None:
     """The printed events contain no address of an object."""
     options = Options(2, keys=3, hot=0.9, flip_every_s=0.05, load_s=1.0)
     broken, world = run_seed(options, twice=True)

@@ -74,7 +74,7 @@ SOON_IN_SEEDS = (
 
 
 @pytest.mark.parametrize("name", IN_TRACES)
-def test_a_trace_notices(name: str) -> None:
+def test_a_trace_detects_each_fault(name: str) -> None:
     """A conversation that was written for this rule goes another way without it."""
     text = (TRACES / f"{IN_TRACES[name]}.txt").read_text()
     assert play(text) == text
@@ -87,7 +87,7 @@ def test_a_trace_notices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOON_IN_SEEDS)
-def test_a_seed_notices(name: str) -> None:
+def test_a_seed_detects_each_fault(name: str) -> None:
     """One of a few worlds breaks a law, and the same world breaks none with the rule in force."""
     catch = Hunter(seconds=600, worlds=100).in_worlds(FAULTS[name])
     assert catch.law
@@ -116,7 +116,7 @@ def test_summary_names_the_catcher_of_each_fault(capsys: pytest.CaptureFixture[s
     assert "2 faults, 0 not caught" in told
 
 
-def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undetected_fault_gives_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The fault of this test changes nothing."""
     nothing = fault("nothing", (roster, "approvals_needed", "majority(voters)", " majority(voters)"), load_s=0.2)
     monkeypatch.setitem(FAULTS, "nothing", nothing)

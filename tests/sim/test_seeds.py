@@ -22,7 +22,7 @@ LONG = range(1_000, 1_600)
 
 
 @pytest.mark.parametrize("start", range(QUICK.start, QUICK.stop, 6))
-def test_laws_hold(start: int) -> None:
+def test_laws_hold_in_random_worlds(start: int) -> None:
     """No law of the database breaks in any of these worlds."""
     for seed in range(start, start + 6):
         broken, world = run_seed(draw_wide_options(seed))
@@ -124,7 +124,7 @@ def test_worlds_in_which_most_come_too_late_come_to_rest(start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 11, 17])
-def test_a_seed_is_one_story(seed: int) -> None:
+def test_seed_gives_the_same_run(seed: int) -> None:
     """Compare two runs of a seed, byte by byte."""
     options = draw_wide_options(seed).with_(load_s=2.0)
     stories = []
@@ -135,7 +135,7 @@ def test_a_seed_is_one_story(seed: int) -> None:
     assert stories[0] == stories[1]
 
 
-def test_a_seed_is_one_story_in_every_process() -> None:
+def test_seed_gives_the_same_run_in_every_process() -> None:
     """Compare the output of a seed in several processes: no order of hashes may enter."""
     told = set()
     for number in ("1", "2"):

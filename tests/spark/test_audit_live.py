@@ -29,7 +29,7 @@ def asked(paths: list[str]) -> tuple[list[Finding], dict[str, str], int]:
 
 
 @pytest.mark.cluster
-def test_nodes_that_are_written_to_obey_the_laws(tmp_path: Path) -> None:
+def test_journals_of_nodes_under_load_obey_the_laws(tmp_path: Path) -> None:
     """Two by their URLs, one by its file, again and again, while clients write at all of them."""
     with local_cluster(tmp_path / "cluster") as cluster:
         seen = trio.run(write_and_audit, cluster)

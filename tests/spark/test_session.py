@@ -41,7 +41,7 @@ def test_missing_java_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("says", "major"),
     [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21" 2023-09-19', 21)],
 )
-def test_new_java_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, major: int) -> None:
+def test_new_java_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, major: int) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, says)))
     assert check_java() == major
 
@@ -91,7 +91,7 @@ def test_missing_package_is_named_with_its_command(
 
 
 @pytest.mark.parametrize(("memory", "said"), [("lots", "is not a size"), ("3MB", "needs more memory than 3MB")])
-def test_a_bound_on_memory_that_will_not_do_is_an_error(tmp_path: Path, memory: str, said: str) -> None:
+def test_too_small_memory_of_duckdb_is_an_error(tmp_path: Path, memory: str, said: str) -> None:
     paths = [str(path) for path in honest(10).write(tmp_path)]
     ended = CliRunner().invoke(audit, ["--memory", memory, *paths])
     assert ended.exit_code == 3

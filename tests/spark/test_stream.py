@@ -234,7 +234,7 @@ def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> Non
     assert min(row["tick"] for row in rows(reader, after, end) if row["leader"] == "B") == 5
 
 
-def test_a_hole_or_a_lost_file_is_an_error(tmp_path: Path) -> None:
+def test_gap_in_the_journal_or_a_lost_file_is_an_error(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     reader = stream(path)
     end = reader.latestOffset({"A": {}}, ReadAllAvailable())

@@ -284,7 +284,7 @@ def test_limits_are_of_the_commit_and_not_of_a_column_with_such_a_name(tmp_path:
     assert sorted(row["clock"] for row in rows(path, clock_from=clock)) == [5, 6, 7]
 
 
-def test_a_schema_change_in_the_middle_of_a_stream(tmp_path: Path) -> None:
+def test_stream_reads_across_a_schema_change(tmp_path: Path) -> None:
     world = World()
     schema(world, "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
     commit(world, insert("t", ("id", "v"), 1, "a"))
@@ -352,7 +352,7 @@ def test_tables_that_never_were_are_refused_and_those_that_were_are_read(tmp_pat
         read_journal(path, table="changes", tables="artists")
 
 
-def test_the_word_that_a_statement_begins_with() -> None:
+def test_first_word_of_a_statement_is_found() -> None:
     assert declaring._OF_TABLES.match("/* a */ -- b\n alter  TABLE t ADD c")
     assert not declaring._OF_TABLES.match("CREATE INDEX i ON t(v)")
     assert folded(string.ascii_uppercase + "Ü") == string.ascii_lowercase + "Ü"

@@ -270,7 +270,7 @@ def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> Non
     on_asyncio(cluster, work)
 
 
-def test_create_all_of_many_at_once(cluster: LocalCluster) -> None:
+def test_create_all_of_many_processes_makes_each_table_once(cluster: LocalCluster) -> None:
     """Workers of a web server start like this: each finds all tables, and none gets an error."""
     tables = MetaData()
     for number in range(5):
@@ -295,7 +295,7 @@ def test_create_all_of_many_at_once(cluster: LocalCluster) -> None:
     engine.dispose()
 
 
-def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
+def test_create_all_of_many_tasks_makes_each_table_once(cluster: LocalCluster) -> None:
     """On asyncio ``create_all`` is part of a transaction, which is executed again."""
 
     async def work(engine: AsyncEngine) -> None:

@@ -62,7 +62,7 @@ def test_urls_go_through_sqlalchemys(url: str) -> None:
         ("bedrockish://ann@a/", "bedrockish://ann@a/"),
     ],
 )
-def test_several_nodes_in_forms_that_sqlalchemy_can_read(url: str, means: str) -> None:
+def test_urls_name_several_nodes_in_forms_that_sqlalchemy_parses(url: str, means: str) -> None:
     from sqlalchemy.engine import make_url as read
 
     from bedrockish.api.url import parse_url
@@ -73,7 +73,7 @@ def test_several_nodes_in_forms_that_sqlalchemy_can_read(url: str, means: str) -
     assert parse_url(BedrockishDialect().create_connect_args(ours)[0][0]) == parse_url(means)
 
 
-def test_urls_that_say_too_much() -> None:
+def test_wrong_urls_are_refused() -> None:
     from sqlalchemy.engine import make_url as read
 
     for url in ("bedrockish://a:1/shop",):

@@ -41,7 +41,7 @@ class Alarm:
         return trio.current_time() + max(0.0, self._at - self._now())
 
     async def run(self) -> None:
-        """Ring until cancelled."""
+        """Call ``ring`` at each deadline, until cancelled."""
         self._at = self._when()
         while True:
             with trio.CancelScope(deadline=self._deadline()) as self._wait:

@@ -1,4 +1,4 @@
-"""Real processes, sockets, files and signals; every wait is for something, and has a bound."""
+"""Real processes, sockets, files and signals; every test waits for an event, with a time limit."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -150,7 +150,7 @@ def uuid_of(found: Any) -> int:
     return int(found.value())
 
 
-async def test_walls_that_are_hours_off_move_nothing(tmp_path: Path) -> None:
+async def test_wall_clocks_that_are_hours_wrong_are_not_followed(tmp_path: Path) -> None:
     """One an hour behind, one two hours ahead: the clock stays with the middle one; also when a restart jumps back."""
     with shifted(tmp_path / "cluster", -HOUR_MS, 2 * HOUR_MS, 0) as cluster:
         await ready(cluster)

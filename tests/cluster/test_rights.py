@@ -161,7 +161,7 @@ def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster)
         assert rows is not None
 
 
-def test_a_stranger_gets_in_nowhere(cluster: LocalCluster) -> None:
+def test_client_without_a_known_user_is_refused(cluster: LocalCluster) -> None:
     """Clients without a name and with an unknown name are refused."""
     for node in cluster.nodes:
         with pytest.raises(AuthenticationError):

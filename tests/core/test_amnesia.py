@@ -169,7 +169,7 @@ def test_learners_and_strangers_are_let_be() -> None:
 
 
 def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_voter() -> None:
-    """After the promotion only the starts since then count, over links and restarts."""
+    """The voter judges a promoted learner by its starts since the promotion, also over new links and restarts."""
     disk = Disk()
     known = disk.start()
     learner = Membership(1, {"L": Member("L", "h:1", voter=False, store="one")})

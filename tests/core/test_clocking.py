@@ -129,7 +129,7 @@ def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
     assert node.state.roster.peers["A"].ahead_ms == 0
 
 
-def test_gossip_and_a_begin_from_too_far_ahead_move_nothing() -> None:
+def test_clock_too_far_ahead_is_not_followed_and_its_begin_rejected() -> None:
     two = Two()
     far = CLOCK + pack(3_600_000)
     two.hear("A", Gossip({}, 0, 0, far, "store of A", 1, WALL))

@@ -340,7 +340,7 @@ def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple
 
 
 @pytest.mark.parametrize("holds_p", ["A", "AB", "AC", "BC", "ABC"])
-def test_of_two_orphans_one_can_be_decided(holds_p: str) -> None:
+def test_one_of_two_orphans_can_be_decided(holds_p: str) -> None:
     """D has led P, E has led Q, and both are dead: if the two waited for each other, all writes would stop."""
     p, q = (make_orphan(Txid(100, "D")), make_orphan(Txid(101, "E")))
     node = Node(Recovered("A", "s", MEMBERS), Settings(), lambda: 0.5, Now(0.0, 0), follows_wall=False)

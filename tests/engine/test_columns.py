@@ -142,7 +142,7 @@ def test_tables_of_other_kinds_are_read_by_row(shop: TestNode, ddl: str) -> None
     assert not any(key.startswith(b"u:") for key in shop.prepare("DELETE FROM t").access_set.write_points)
 
 
-def test_of_a_table_in_bulk_all_columns_are_written(shop: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_statement_writes_all_columns(shop: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bedrockish.access_sets.analysis.ROWS_MAX", 1)
     assert meets(shop, "SELECT name FROM branch WHERE id = 1", "UPDATE branch SET takings = 5")
     assert not meets(shop, "SELECT name FROM branch WHERE id = 3", "UPDATE branch SET takings = 5")

@@ -351,7 +351,7 @@ async def test_a_node_with_a_page_that_cannot_be_read_is_told_and_the_others_are
     assert three.most_rows <= 2 * 7
 
 
-async def test_of_two_nodes_of_which_one_cannot_be_read_the_other_tables_are_compared(three: Three) -> None:
+async def test_other_tables_are_compared_if_a_page_of_one_node_is_unreadable(three: Three) -> None:
     three.unreadable["B"] = "t"
     three.damage("B", "UPDATE plain SET x = 1000 WHERE x = 3")
     report = await three.compare("AB")

@@ -396,9 +396,7 @@ def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_n
 
 @pytest.mark.parametrize("place", [0, 7, 49])
 @pytest.mark.parametrize("is_missing", [True, False])
-def test_of_many_rows_the_one_that_does_not_fit_is_named(
-    pair: tuple[TestNode, TestNode], place: int, is_missing: bool
-) -> None:
+def test_misfit_among_many_rows_is_named(pair: tuple[TestNode, TestNode], place: int, is_missing: bool) -> None:
     """The row is missing, or SQLite refuses it."""
     leader, _ = pair
     columns = ("id", "what")

@@ -113,7 +113,7 @@ def test_a_row_that_should_not_be_there_is_named(pair: Pair) -> None:
     assert caught.value.details["found"]["name"] == "'extra'"
 
 
-def test_of_many_rows_none_is_applied(pair: Pair) -> None:
+def test_no_row_of_a_large_misfit_entry_is_applied(pair: Pair) -> None:
     leader, follower = pair
     leader.run(f"WITH RECURSIVE i(n) AS (SELECT 100 UNION ALL SELECT n + 1 FROM i WHERE n < {100 + 5 * PIECE_MIN}) "
                "INSERT INTO t(id, n) SELECT n, n FROM i")  # fmt: skip

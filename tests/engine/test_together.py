@@ -194,7 +194,7 @@ def test_results_of_a_group_are_sent_and_counted(tmp_path: Path, monkeypatch: py
     assert len(prepared.joined) == 1
 
 
-def test_without_time_the_first_one_is_left_to_its_own(bank: TestNode) -> None:
+def test_group_has_fewer_commands_when_their_time_is_over(bank: TestNode) -> None:
     ticks = iter(range(10**9))
     bank.engine._executor._budget._limits = replace(bank.engine._executor._limits, busy=lambda: float(next(ticks)))
     prepared = bank.engine.execute_together(named(*[ADD] * 50), 20.0)

@@ -300,7 +300,7 @@ async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: 
             a.send_many_nowait([bytes(90)], bulk=True)
 
 
-async def test_of_a_long_message_nothing_is_kept_when_it_is_read(autojump_clock: trio.testing.MockClock) -> None:
+async def test_read_long_message_is_not_kept(autojump_clock: trio.testing.MockClock) -> None:
     """An incomplete message is counted while it is kept."""
     async with half_link(Limits(ping_seconds=50, silence_seconds=99)) as (a, stream):
         inflow = Inflow(1 << 30, trio.current_time)

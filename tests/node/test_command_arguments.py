@@ -27,7 +27,7 @@ def test_signature_is_printed_as_python_writes_it() -> None:
     assert command(rename).signature.startswith("(number: int, /, name: str | None = None, *, mark: ")
 
 
-def test_an_annotation_that_says_nothing_refuses_nothing() -> None:
+def test_parameter_with_another_annotation_takes_any_argument() -> None:
     """``Mark`` does not exist, so the types of the other parameters are unknown, too."""
     call(command(rename), 1, "ann")
     with pytest.raises(CommandError, match="missing a required"):

@@ -267,7 +267,7 @@ async def test_a_full_disk_that_an_order_meets_ends_the_node_as_one_that_a_commi
     assert [type(one) for one in answers] == [UnavailableError]
 
 
-async def test_a_bug_in_the_loop_begins_the_node_again_from_its_file(
+async def test_node_restarts_from_its_file_after_a_bug_in_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -131,7 +131,7 @@ def lasting(status: dict[str, Any]) -> dict[str, str]:
 
 
 def test_clock_that_is_ahead_hides_no_node_that_is_slow() -> None:
-    """The ages of safe time and of messages are measured by most voters' clocks, so this clock makes nothing old."""
+    """The ages of safe time and of messages are measured by most voters' clocks, so a wrong clock raises none."""
     stands: dict[str, Any] = {"wall_offset_ms": -3_600_000}
     ahead = WELL | {"nodes": {n: {**NODE, **stands} for n in "BC"} | {"A": NODE}}
     assert set(lasting(ahead)) == {"clock_skew"}

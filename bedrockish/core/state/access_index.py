@@ -223,9 +223,9 @@ class AccessIndex(Generic[Name]):
         return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)
 
     def _is_apart(self, access_set: AccessSet) -> bool:
-        """Return whether the quick test shows that no access set here conflicts with this one; nearly always it does.
+        """Return whether a quick test of the single keys proves that no access set here conflicts with this one.
 
-        The quick test needs single keys alone on both sides.
+        The test proves that for most transactions. It cannot if one of the access sets has ranges.
         """
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False

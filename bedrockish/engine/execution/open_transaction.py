@@ -22,7 +22,7 @@ KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A savepoint: the numbers of changes and blurred tables, and the size of the changes, when it was set."""
+    """A savepoint: its name, and the lengths of the transaction's lists ``changes`` and ``blurred`` at that time."""
 
     name: str
     changes: int

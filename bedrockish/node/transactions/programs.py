@@ -51,7 +51,10 @@ class Voters:
         self._why: BedrockishError | None = None
 
     async def run(self) -> None:
-        """Open the session when it is first needed, and keep it until cancelled; its client finds later voters."""
+        """Open the session when it is first needed, and keep it until cancelled.
+
+        The session's client learns of voters that are added later by itself.
+        """
         while True:
             await self._wanted.wait()
             try:

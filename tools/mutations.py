@@ -44,8 +44,8 @@ class Hunter:
     """Looks for faults, one after the other.
 
     Args:
-        seconds: of a processor, for each.
-        worlds: of the simulator, for each.
+        seconds: the processor time for each fault.
+        worlds: the number of simulated worlds for each fault.
     """
 
     def __init__(self, seconds: float, worlds: int) -> None:

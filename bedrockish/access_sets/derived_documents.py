@@ -18,7 +18,7 @@ class DerivedDocuments:
     """The check of captured rows, by a copy of their row in a private database.
 
     Args:
-        schema: of the database whose rows are captured.
+        schema: the schema of the database whose rows are captured.
         prepare: gives a connection the functions and collations that were added to SQLite's own.
     """
 

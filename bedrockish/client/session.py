@@ -480,7 +480,7 @@ class Session(ClockCalls, QuestionCalls):
 
         Args:
             function: may be called several times, so its effects outside of the transaction must be idempotent.
-            args: for the function.
+            args: the further arguments of the function.
             isolation: see ``transaction``.
             read: see ``transaction``.
             timeout: seconds for all tries together.

@@ -19,8 +19,8 @@ class AgedFile:
     """A node's engine on a clock of its own.
 
     Args:
-        path: its file.
-        address: of the node.
+        path: the node's file.
+        address: the node's address.
     """
 
     def __init__(self, path: Path, *, address: str = "127.0.0.1:1") -> None:

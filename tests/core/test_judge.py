@@ -36,7 +36,7 @@ class Rival:
 
     Attributes:
         state: how it stands there.
-        promised: to a recovery of it, so that its leader's rollback is refused.
+        promised: whether the voter has promised the rival to a recovery, so that its leader's rollback is refused.
         late: its abort was accepted here, or its end learned, at a clock that is later than X.
         forgot: its leader, this voter, has begun it, and has lost its own vote in a crash.
     """
@@ -292,7 +292,8 @@ class Model:
     def judged(self, world: World) -> Verdict | None:
         """Return the result of ``judge`` for the answers of all voters that were asked; None if they are too few.
 
-        The model needs no answers in transit: such a voter counts as not asked, and is free to do more.
+        The model has no answers in transit. A voter whose answer has not arrived counts as not asked, so its state may
+        still change.
         """
         if sum(voter.answer is not None for voter in world) < self.majority:
             return None

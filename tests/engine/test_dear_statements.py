@@ -336,7 +336,7 @@ GREEDY: dict[str, Sql] = {
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
-    """Return a node for all expensive statements, which change nothing."""
+    """Return a node that all expensive statements share, because they change nothing."""
     node = TestNode(tmp_path_factory.mktemp("greedy") / "A.db")
     node.run("CREATE TABLE long(id INTEGER PRIMARY KEY, text)", ("INSERT INTO long VALUES (7, ?)", (BIG,)))
     node.run(

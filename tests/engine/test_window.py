@@ -106,7 +106,7 @@ def ask_too_much(_node: TestNode) -> None:
 def test_incomparable_commits_are_reported(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, change: Callable[[TestNode], None]
 ) -> None:
-    """The answer is neither a conflict nor its absence, and costs no scan of the whole journal."""
+    """The window reports that it cannot compare the commits, and does not scan the whole journal."""
     state = start(node, COUNT).state
     change(node)
     if change is ask_too_much:

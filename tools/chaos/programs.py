@@ -115,13 +115,13 @@ class Program:
         """Have the program make a call, and return its answer.
 
         Args:
-            name: of the call.
-            args: for it.
+            name: the name of the call.
+            args: its arguments by position.
             doubt: whether the call may have happened if the program is killed.
-            named: for it.
+            named: its named arguments.
 
         Raises:
-            BedrockishError: as the call.
+            BedrockishError: the call has failed in the program.
         """
         if not (self.is_running and self._is_open):
             if name in ("execute", "commit"):

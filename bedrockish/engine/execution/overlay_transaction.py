@@ -32,8 +32,8 @@ class OverlayTransaction:
         tick: gives values of the node's clock.
 
     Attributes:
-        version: of the schema that it runs on.
-        is_closed: it was rolled back or kept.
+        version: the version of the schema on which the transaction runs.
+        is_closed: whether the transaction was rolled back or kept.
     """
 
     def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int]) -> None:

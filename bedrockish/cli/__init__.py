@@ -8,7 +8,7 @@ action of SIGHUP would end the process. ``run_until_signal`` in ``serve`` then t
 import signal
 import sys
 
-NODES = ("serve", "join")  # the commands that run a node; a terminal that closes ends any other
+NODES = ("serve", "join")  # the commands that run a node; SIGHUP of a closing terminal ends every other command
 
 if sys.argv[1:2] and sys.argv[1] in NODES:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -242,7 +242,7 @@ def test_voter_rejects_transactions_made_of_other_rows() -> None:
     assert Approve in said(node.step(Received("A", Begin(made.body)), Now(0.1, WALL)))
 
 
-def test_a_voter_does_not_hold_it_for_a_recoverer_either() -> None:
+def test_voter_does_not_hold_a_transaction_made_of_other_rows_for_a_recovery() -> None:
     made = transaction("A", 1)
     for why, standing in (("row 7 differs", Standing.BLOCKED), ("", Standing.HELD)):
         node = doubting(why, Recovered("B", "b", MEMBERS))

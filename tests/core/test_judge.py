@@ -366,7 +366,7 @@ def make_orphan(txid: Txid) -> Transaction:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("voters", "leaders", "whole"), SLOW)
-def test_nothing_is_proposed_against_it_in_larger_clusters(
+def test_nothing_is_proposed_against_a_possible_decision_in_larger_clusters(
     voters: int, leaders: tuple[int, ...], *, whole: bool
 ) -> None:
     """They include the smallest clusters in which an unreachable voter is counted out."""

@@ -76,7 +76,7 @@ def test_message_in_pieces_equals_the_message() -> None:
         assert decode(encode(InPieces(cut.parts))) == InPieces(cut.parts)
 
 
-def test_pieces_are_the_same_whenever_it_is_begun() -> None:
+def test_pieces_of_a_transaction_are_the_same_at_each_begin() -> None:
     """A new clock, base or rollback changes no piece of an execution. Small transactions have no pieces."""
     changes = b"".join(sha256(bytes([n])).digest() for n in range(200))
     early, late = txn(1, changes), replace(txn(1 << 60, changes, base=70_000), rollbacks=(Txid(9, "A"),), body=b"")
@@ -85,7 +85,7 @@ def test_pieces_are_the_same_whenever_it_is_begun() -> None:
     assert not Cutter(1 << 16, 1 << 16).cut_body(early.body).pieces
 
 
-def test_its_pieces_are_at_a_quorum_before_it_begins() -> None:
+def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:
     net = Net("ABC", settings=LARGE)
     net.kept = {Piece}
     net.ask("A", add("one", BIG))
@@ -112,7 +112,7 @@ def test_a_long_body_is_encoded_as_a_short_one(monkeypatch: pytest.MonkeyPatch) 
         assert transaction_form.head(2, count) + bytes(count) == cbor2.dumps(bytes(count))
 
 
-def test_others_go_on_while_a_message_is_put_together() -> None:
+def test_other_messages_go_on_while_one_is_assembled() -> None:
     """The voters handle the small transaction first, and keep all pieces of the large one, although no other message
     names it.
     """

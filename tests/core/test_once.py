@@ -221,7 +221,7 @@ def test_prepared_transactions_that_come_together_share_one() -> None:
     assert led.transaction.base == {"B": 1}
 
 
-def test_an_overtaken_one_is_lost_alone() -> None:
+def test_overtaken_prepared_transaction_is_lost_alone() -> None:
     """The commands that arrived together with it are led, for each of them."""
     for place in range(3):
         world = Trio()
@@ -236,7 +236,7 @@ def test_an_overtaken_one_is_lost_alone() -> None:
         assert all(isinstance(world.answers[number], Answer) for number in numbers)
 
 
-def test_two_with_one_key_that_come_together_are_not_merged() -> None:
+def test_prepared_transactions_with_one_key_are_not_merged() -> None:
     """A transaction that has read a row of another one is lost; a third one is not."""
     world = Trio()
     base = world.base("A")
@@ -263,7 +263,7 @@ def test_a_rejected_group_is_led_one_by_one() -> None:
     assert one not in world.answers
 
 
-def test_a_rejected_one_begins_again_as_it_is() -> None:
+def test_rejected_prepared_transaction_begins_again_unchanged() -> None:
     """Both voters hold another transaction on the same key; when that is rolled back, ours commits unchanged."""
     world = Trio()
     base = world.base("A")

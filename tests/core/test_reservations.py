@@ -314,7 +314,7 @@ def lose(net: Net, name: str, number: int, access_set: AccessSet, kind: str = RO
 TABLE = AccessSet(read_ranges=(object_range("t:rows"),))
 
 
-def test_the_oldest_goes_first_and_each_has_its_turn() -> None:
+def test_oldest_reservation_goes_first_and_each_has_its_turn() -> None:
     net = Net("ABC")
     later, first = lose(net, "B", 900, TABLE), lose(net, "A", 901, TABLE)
     assert later.goes_first

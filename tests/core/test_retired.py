@@ -68,7 +68,7 @@ def test_membership_change_retires_whole_timelines_without_leader() -> None:
     assert change_members(new, change, replace(facts, whole=frozenset("DE"))).retired == {"D": 2, "E": 3}
 
 
-def test_the_encoded_form_has_them_only_if_there_are_any() -> None:
+def test_encoded_membership_has_retired_timelines_only_if_there_are_any() -> None:
     assert decode_membership(encode_membership(LATER)) == LATER
     assert len(cbor2.loads(encode_membership(LATER))) == 5
     assert len(cbor2.loads(encode_membership(replace(LATER, retired={})))) == 4

@@ -125,7 +125,7 @@ def test_failing_command_gets_its_own_error() -> None:
     assert [value(net, "B", ROWS[number]) for number in range(4)] == [1] * 4
 
 
-def test_the_first_that_fails_lets_the_others_share() -> None:
+def test_failing_first_command_lets_the_others_share_a_transaction() -> None:
     net = Net("ABC")
     net.ask_together("A", Request("poor", (Statement("move", ["x", "y", 9]),)), *some(3))
     net.run(1.0)

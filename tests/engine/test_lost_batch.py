@@ -49,7 +49,7 @@ def test_the_next_entry_comes_after_those_of_the_batch(node: TestNode) -> None:
     assert kept(node) == ([(1,), (2,)], [1, 2, 3])
 
 
-def test_an_entry_from_elsewhere_does_too(node: TestNode) -> None:
+def test_entry_of_another_leader_survives_a_failed_read(node: TestNode) -> None:
     """The entry is only applied, and was written before the read failed."""
     prepared = node.prepare("INSERT INTO t VALUES (2, 'two')")
     fail_a_read(node.engine)

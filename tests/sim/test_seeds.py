@@ -166,7 +166,7 @@ def test_laws_hold_for_long(start: int) -> None:
         assert broken is None, f"seed {seed}: {broken}"
 
 
-def test_a_schema_change_without_delay_is_not_asked_after_all_the_time() -> None:
+def test_node_pauses_while_a_schema_change_without_delay_waits() -> None:
     """Without a pause a node would do nothing else (seed 3009)."""
     broken, world = run_seed(draw_options(3009))
     assert broken is None

@@ -191,7 +191,9 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
             if member is not None and member.store == store:
                 return told, bootstrap, _not_whole(packed)
             await trio.sleep(AGAIN_S)
-    raise UnavailableError(f"it has not heard within {FACTS_S:g} s that {node} was taken in")
+    raise UnavailableError(
+        f"the asked node did not report within {FACTS_S:g} s that {node} is a member; run the command again"
+    )
 
 
 async def _check_whole(config: Config, target: Target, entry: Entry) -> None:

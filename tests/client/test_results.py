@@ -78,7 +78,7 @@ def test_answer_has_the_encoding_of_its_map(number: int, size: int, more: bool) 
         assert packed == cbor2.dumps({**plain, "attempts": number, **({"more": True} if more else {})})
 
 
-def test_parameters_are_checked_also_behind_those_that_need_no_look() -> None:
+def test_every_parameter_of_a_request_is_checked() -> None:
     given = [1, "a", None, 0.5, b"x", -(1 << 63), (1 << 63) - 1]
     checked = check_params(given)
     assert checked == given

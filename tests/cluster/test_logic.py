@@ -33,7 +33,7 @@ def run(cluster: LocalCluster, *texts: str) -> list[Report]:
 
 
 @pytest.mark.cluster
-def test_every_result_and_all_tables_are_those_of_sqlite(cluster: LocalCluster) -> None:
+def test_results_and_tables_equal_those_of_sqlite(cluster: LocalCluster) -> None:
     """Run the corpus; refused statements and differences by design are reported apart from
     failures.
     """

@@ -384,7 +384,7 @@ def test_reservation_message_is_short_and_covers_the_access_set() -> None:
     assert without_names(claim(few, ("one", "two"), ROWS, 77)) == few
 
 
-def test_gossip_announces_a_reservation_and_that_of_an_older_release_none() -> None:
+def test_gossip_of_an_older_release_has_no_reservation() -> None:
     said = Gossip({}, 0, 0, 1, "s", 1, 2, reserved=(5, 100, cbor2.dumps(TABLE.pack())))
     assert decode(encode(said)) == said
     packed = cbor2.loads(encode(said))

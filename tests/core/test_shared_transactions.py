@@ -83,7 +83,7 @@ def test_a_transaction_has_only_so_many_commands() -> None:
     assert [len(one.commands) for one in journal(net)] == [1, GROUP_MAX, 20]
 
 
-def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_transaction() -> None:
+def test_deadline_of_one_command_does_not_end_a_shared_transaction() -> None:
     """No approval arrives. The time of one command ends, and the transaction goes on for the other."""
     net = Net("ABC")
     queue_at_a(net, add("patient", "x", timeout_s=30.0), add("hasty", "x", timeout_s=0.15))

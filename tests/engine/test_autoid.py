@@ -347,7 +347,7 @@ def test_the_function_is_not_for_clients(full: TestNode, texts: list[str]) -> No
         run()
 
 
-def test_the_reads_are_those_of_the_clients_text(full: TestNode) -> None:
+def test_reads_of_a_rewritten_insert_are_those_of_its_original_text(full: TestNode) -> None:
     for sql in (
         "INSERT INTO t(name) VALUES (?)",
         "INSERT OR IGNORE INTO t VALUES (NULL, ?, 1)",

@@ -68,7 +68,7 @@ def test_a_table_is_made_anew_with_its_rows(shop: TestNode, tmp_path: Path) -> N
     same_in_replays(shop, tmp_path)
 
 
-def test_the_answers_are_those_of_the_statements(shop: TestNode) -> None:
+def test_change_returns_the_answers_of_its_statements(shop: TestNode) -> None:
     results = decode_results(shop.prepare(*REMAKE, "SELECT count(*) FROM item").result)
     assert [result.rowcount for result in results[:3]] == [-1, -1, 2]
     assert results[-1].rows == [(2,)]

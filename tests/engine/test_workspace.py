@@ -354,7 +354,7 @@ def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: 
     assert prepared.readonly
 
 
-def test_works_read_set_is_that_of_its_statements(node: TestNode, workspace: Workspace) -> None:
+def test_read_set_of_a_command_is_that_of_its_statements(node: TestNode, workspace: Workspace) -> None:
     """The points and ranges equal those of a request with the same statements."""
     texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
     begin(node, workspace)

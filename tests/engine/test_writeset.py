@@ -41,7 +41,7 @@ def test_an_inserted_row_writes_its_place_and_its_entries() -> None:
     }
 
 
-def test_an_update_writes_old_and_new_entries_and_those_that_stay() -> None:
+def test_update_writes_old_new_and_unchanged_index_entries() -> None:
     points, _ = keys_of(PEOPLE).keys("people", 1, 1, ANN, (1, "Ann", "a@b", 41))
     assert set(points) == {
         table_key("people", 1),

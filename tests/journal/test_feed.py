@@ -261,7 +261,7 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
     assert read(journal, feed) == ["20.B", "30.B"]
 
 
-def test_each_transaction_alone_is_that_of_a_page(journal: sqlite3.Connection) -> None:
+def test_pages_of_one_transaction_equal_those_of_many(journal: sqlite3.Connection) -> None:
     journal.execute("UPDATE bedrockish_journal SET tick = seq")
     journal.execute("INSERT INTO bedrockish_schema VALUES (5, 'A', 25, '')")  # its entry was removed
     page, alone = Feed(), Feed()

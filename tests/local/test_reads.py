@@ -368,7 +368,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("place", range(len(STATEMENTS)))
-def test_rows_are_those_that_the_node_tells(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
+def test_rows_by_path_equal_those_by_url(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
     sql, params = STATEMENTS[place]
     with bedrockish.connect(alone.url()) as other:
         told = other.execute(sql.format(t=table), params)
@@ -377,7 +377,7 @@ def test_rows_are_those_that_the_node_tells(db: Connection, alone: LocalCluster,
 
 
 @pytest.mark.parametrize("place", range(len(REFUSED)))
-def test_errors_are_those_that_the_node_tells(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
+def test_errors_by_path_equal_those_by_url(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
     sql, params = REFUSED[place]
     told = []
     for one in (db, bedrockish.connect(alone.url())):

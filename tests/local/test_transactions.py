@@ -291,7 +291,9 @@ ERRORS: tuple[tuple[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("place", range(len(ERRORS)))
-def test_errors_are_those_of_a_url(db: Connection, other: Connection, table: str, place: int) -> None:
+def test_errors_of_transactions_by_path_equal_those_by_url(
+    db: Connection, other: Connection, table: str, place: int
+) -> None:
     sql, params = ERRORS[place]
     told = []
     for one in (db, other):

@@ -1,4 +1,4 @@
-"""Registers: a read shows one value and, where the database counts, its version; the order of the rest is worked out.
+"""Registers: a read shows one value, and its version number if the table has one; the order of values is derived.
 
 The order of two values of a register is known if a transaction read the one and wrote the other, if both have version
 numbers, or if the one was acknowledged before the other was asked for.

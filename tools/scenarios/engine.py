@@ -140,7 +140,7 @@ class Solo:
         return self.engine.execute(Request("c", tuple(Statement(sql, params) for sql, params in statements)))
 
     def entry(self, prepared: Prepared) -> Entry:
-        """Return the entry that it becomes."""
+        """Return the committed entry of a prepared transaction, at the next tick."""
         self._tick += 1
         transaction = Transaction(
             Txid(self._tick, "A"),

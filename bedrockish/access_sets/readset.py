@@ -375,7 +375,7 @@ class _Binder:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the plan reads no key with any parameters."""
+        """Return whether the plan reads nothing, whatever the parameters are."""
         return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:

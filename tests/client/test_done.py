@@ -26,7 +26,7 @@ class Node:
 
 
 def test_commands_that_share_a_transaction_are_done_as_well() -> None:
-    """Several imports that wait for one key can come to share one."""
+    """Steps of several imports that wait for one key may share a transaction."""
     node = Node()
     joined = (("run-2", b""), ("other-1", b""))
     transaction = Transaction(

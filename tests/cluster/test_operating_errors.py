@@ -137,7 +137,7 @@ def copy_file(database: Path, place: Path) -> None:
 
 
 async def test_copy_of_a_nodes_file_started_elsewhere_loses_no_row(tmp_path: Path) -> None:
-    """Under the original's name the copy is refused while the original runs, or both are named; no row is lost."""
+    """The others refuse the copy while the original runs, or `status` names both; no row is lost."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:

@@ -191,7 +191,7 @@ def test_there_is_nothing_to_fetch_where_there_is_no_result(made: db.Connection)
     assert cursor.execute(" -- nothing\n;").fetchall() == []
 
 
-def test_a_begin_after_a_select_is_that_transaction(url: str) -> None:
+def test_begin_after_a_select_continues_the_open_transaction(url: str) -> None:
     """A program whose driver has opened a transaction for a SELECT sends BEGIN IMMEDIATE before it writes."""
     with db.connect(url, autocommit=False) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS after_select(x)")

@@ -151,7 +151,7 @@ def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copied: bool) -> None:
+def test_overlay_shows_the_old_pages_of_a_file_that_was_shortened(bench: Bench, copied: bool) -> None:
     """Free pages are returned while an overlay shows their old content; without a reader the file shrinks."""
     bench.write("PRAGMA auto_vacuum = 2")
     bench.write("VACUUM")

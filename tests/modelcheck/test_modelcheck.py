@@ -125,7 +125,7 @@ def test_states_with_equal_keys_behave_alike(name: str) -> None:
     assert compared > 20
 
 
-def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
+def test_thawed_node_equals_the_frozen_one_and_shares_no_state() -> None:
     """A thawed node has the same key, and changes of it affect no other node."""
     explorer = Explorer(SMALL["two that meet"])
     state = explorer.begin()

@@ -121,7 +121,7 @@ class ApplyQueue:
             return False
         entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
-            # This node takes nothing and goes on: one peer's claim of another timeline must not stop it.
+            # The node rejects the entry and goes on: a peer with another version of the timeline must not stop it.
             raise EntryMalformedError(f"hash mismatch: {leader}{tick} does not extend the local timeline {leader}")
         self._take(entry)
         return True

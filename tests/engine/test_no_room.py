@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import trio.testing
 
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.sqlite.errors import NO_ROOM, broken
-from bedrockish.engine.storage import scratch_files
+from bedrockish.engine.storage import database_file, scratch_files
 from bedrockish.engine.storage.scratch_files import why_not_writable
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.watching import Room
@@ -92,3 +93,32 @@ async def test_node_that_failed_many_times_waits_a_minute(
     assert room.why.endswith("a.db could not be written a moment ago, and is tried again in 60 s")
     await room.wait()
     assert trio.current_time() - began == pytest.approx(60, abs=0.01)
+
+
+@pytest.mark.parametrize(("suffix", "owner"), [(".lock", 0), ("-wal", 0), ("-shm", 0), ("-wal", os.getuid())])
+def test_file_that_another_user_left_is_named(
+    suffix: str, owner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that root had started once left them, and the error named the database, whose permissions were right."""
+    foreign, access, stat = str(tmp_path / f"a.db{suffix}"), os.access, Path.stat
+    Path(foreign).touch()
+    Path(tmp_path / "a.db").touch()
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        found = list(stat(path, **options))
+        return os.stat_result([*found[:4], owner if str(path) == foreign else found[4], *found[5:]])
+
+    def refuse(*_: object, **__: object) -> object:
+        raise apsw.CantOpenError("unable to open database file")
+
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != foreign and access(path, mode))
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 7 if owner == 0 else owner)
+    monkeypatch.setattr(Path, "stat", owned)
+    if suffix == ".lock":
+        monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    else:
+        monkeypatch.setattr(database_file, "Connection", refuse)
+    said = r"belongs to the user with the id 0, .* \(chown\)$" if owner == 0 else "not even by its owner"
+    with pytest.raises(ConfigError, match=f"^{foreign} (belongs|may not be written).*"):
+        Engine.open(tmp_path / "a.db", founding=Founding("A", None, "store"))  # type: ignore[arg-type]
+    assert re.search(said, database_file._foreign(tmp_path / "a.db"))

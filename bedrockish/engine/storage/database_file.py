@@ -1,5 +1,6 @@
 """Opens a node's file: the lock, the checks, SQLite's settings, and the system tables of a new file."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -55,6 +56,23 @@ class Founding:
     joining: bytes = b""
 
 
+def _foreign(path: Path) -> str:
+    """Return which of a node's files this user may not write, and what to do; empty without such a file.
+
+    A node that was once started by root leaves such files, which name no user in SQLite's errors.
+    """
+    for suffix in (".lock", "", "-wal", "-shm"):
+        one = path.with_name(path.name + suffix)
+        if one.is_file() and not os.access(one, os.R_OK | os.W_OK):
+            if one.stat().st_uid == os.getuid():
+                return f"{one} may not be written, not even by its owner; change its mode (chmod 600)"
+            return (
+                f"{one} belongs to the user with the id {one.stat().st_uid}, and this node's user, {os.getuid()}, may "
+                "not write it; start the node as that user, or give it all files of the node (chown)"
+            )
+    return ""
+
+
 class FileLock:
     """A lock, on a separate file next to the database file, that prevents a second process from using the database.
 
@@ -69,9 +87,10 @@ class FileLock:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise NoRoomError(f"{name} cannot be created: {error.strerror}; {FULL}") from error
-            raise ConfigError(
-                f"{name} cannot be created: {error.strerror}; give the node a directory that it may write"
-            ) from error
+            is_count = error.errno in (errno.EMFILE, errno.ENFILE)
+            way_out = "raise the limit (ulimit -n)" if is_count else "give the node a directory that it may write"
+            why = _foreign(path) or f"{name} cannot be created: {error.strerror}; {way_out}"
+            raise ConfigError(why) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -284,6 +303,8 @@ def _as_config_errors(path: Path) -> Iterator[None]:
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} cannot be opened for writing: {no_room}") from error
+        if foreign := _foreign(path):
+            raise ConfigError(foreign) from error
         why = "there is no such file, or" if not path.exists() else ""
         raise ConfigError(
             f"{path} cannot be opened for writing: {why} {error}; check the path and its permissions".replace("  ", " ")

@@ -378,7 +378,7 @@ async def count_poison(cluster: LocalCluster, index: int, read: str = "session")
 
 @pytest.mark.parametrize("nodes", ["B", pytest.param("BC", marks=pytest.mark.slow)])
 async def test_nodes_repair_themselves_when_an_entry_does_not_fit(faulty: LocalCluster, nodes: str) -> None:
-    """They heal from the one where it fits, whose journal proves its tables."""
+    """The nodes refill themselves from the one that the entry fits, whose journal proves its tables."""
     await fill_faulty(faulty)
     pids = processes(faulty)
     fault(faulty, dict.fromkeys(nodes, "0 once"))
@@ -426,7 +426,7 @@ async def has_said(cluster: LocalCluster, index: int, text: str) -> bool:
 
 
 async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: LocalCluster) -> None:
-    """It was decided, and its leader was gone: every node stays up and reads; an operator has it applied as nothing."""
+    """A dead leader's decided entry fits no tables. All nodes still read, and an operator has its changes skipped."""
     await fill_faulty(faulty)
     fault(faulty, {"A": "2 exit", "B": "0 always", "C": "0 always"})
     async with open_client(faulty.url(0, only=True)) as client:

@@ -155,7 +155,7 @@ async def test_a_node_heals_of_a_page_that_an_order_meets(tmp_path: Path) -> Non
         order = {"do": "prune", "older_than_s": 0, "force": True}
 
         async def met() -> bool:
-            """Return whether it was; otherwise the entries are too young to be packed."""
+            """Return whether the order to prune has met the damage; it does not while the entries are too young."""
             async with open_client(cluster.url(1, only=True)) as client:
                 with suppress(BedrockishError):
                     await client.upkeep(order, timeout=5)

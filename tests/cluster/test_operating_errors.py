@@ -292,7 +292,7 @@ async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: P
 
 
 async def test_repair_of_a_node_that_does_not_answer_ends(tmp_path: Path) -> None:
-    """It had got no order, and the command waited for ever."""
+    """The node had not received the order, and the command waited for ever."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         cluster.nodes[0].kill()

@@ -168,7 +168,7 @@ def test_client_with_other_nodes_sees_no_error_while_one_stops(cluster: LocalClu
 
 
 def test_stopping_node_is_not_ready(alone: LocalCluster) -> None:
-    """It refuses new requests, so a proxy that asks must send them elsewhere; ``/livez`` still answers."""
+    """A node that stops refuses new requests, so a proxy must send them elsewhere; ``/livez`` still answers."""
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000000) SELECT count(*) FROM n"
     port = alone.nodes[0].http_port
     reader = threading.Thread(target=post, args=(port, slow))

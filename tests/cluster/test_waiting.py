@@ -136,7 +136,7 @@ def test_waiting_node_ends_on_sigterm(tmp_path: Path) -> None:
 
 
 def test_program_on_the_file_of_a_waiting_node_is_told_why(tmp_path: Path) -> None:
-    """It was told that there is no such file, which was the socket, and that the node is stopped."""
+    """The error said that a file was missing (the socket), and that the node had stopped."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)
         node = cluster.nodes[0]

@@ -103,7 +103,7 @@ def questions(made: Transaction) -> list[Message]:
 
 
 def test_a_node_with_damaged_tables_is_silent_to_whatever_is_counted() -> None:
-    """It approves, promises, accepts, certifies and applies nothing; and no request is executed at it."""
+    """The damaged node approves, promises, accepts, certifies, applies and executes nothing."""
     sick = Sick(WHERE)
     for question in questions(transaction("A", 1)):
         assert sick.hear("A", question) == [], question

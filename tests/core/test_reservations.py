@@ -425,7 +425,7 @@ def test_overtaken_background_execution_is_repeated_and_its_client_told() -> Non
 
 
 def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None:
-    """It writes a whole index, which two commits touch; only one of them has changed a row that it has read."""
+    """The request writes a whole index, which two commits touch. Only one of them changed a row that it has read."""
     net = Busy(took_s=9.0)
     indexed(net)
     net.ask("A", total("all"))

@@ -35,7 +35,7 @@ def test_reader_is_lent_again(node: TestNode) -> None:
 
 
 def test_reader_is_closed_after_an_error(node: TestNode) -> None:
-    """It may be in a transaction, which would keep the log from starting over."""
+    """A reader may be in a transaction, which would keep the log from starting over."""
     background = node.engine.background
     lent: list[apsw.Connection] = []
 

@@ -79,7 +79,7 @@ MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 600
 def test_exhausted_budget_does_not_interrupt_the_engines_own_work(
     make_node: MakeNode,
 ) -> None:
-    """It is run again in a worker, or is done; it never fails with SQLite's own error."""
+    """The request is done, or is run again in a worker; it never fails with SQLite's own error."""
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
     node.run("CREATE TABLE t(v, w AS (v + 1))")  # rows with computed columns are read again at the end

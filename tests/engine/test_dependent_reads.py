@@ -140,7 +140,7 @@ def test_a_number_and_a_text_of_it_are_looked_for_as_sqlite_would(db: apsw.Conne
     assert ranges >= entries("sqlite_autoindex_texts_1", "1", "1.0")
 
 
-def test_too_many_keys_are_the_whole_object_and_say_so(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_keys_count_as_the_whole_object(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependent_reads, "KEYS_MAX", 1)
     sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
     plan = analyse(db, read_schema(db), sql, 1)

@@ -116,14 +116,14 @@ def test_incomparable_commits_are_reported(
 
 
 def test_received_but_unapplied_commit_cannot_be_compared(node: TestNode) -> None:
-    """It arrived too late for the window, and waits for its causes, so the journal has no conflict with it."""
+    """The commit arrived too late for the window, and waits for its causes, so the journal has no conflict with it."""
     state = start(node, COUNT).state
     state.commit_window.floor["A"] = COUNT + 1
     assert state.conflicts_outside(replace(asked(node, 15, {"A": COUNT}), access_set=AccessSet())) is None
 
 
 def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:
-    """It counts as dropped, so bases that lack it are refused; an entry that may be unsettled must be readable."""
+    """The entry counts as dropped, so bases without it are refused; an entry that may be unsettled must be readable."""
     spoil(node)
     state = start(node, 17).state
     assert state.commit_window.floor == {"A": 17}

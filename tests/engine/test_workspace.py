@@ -394,7 +394,9 @@ def test_closing_a_workspace_keeps_sqlites_locks(node: TestNode) -> None:
 
 
 def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) -> None:
-    """The functions work in loop, worker and replay. A node without them names them and stops; with them it goes on."""
+    """The functions work in loop, worker and replay. A node without the plugin stops and names them, until it has the
+    plugin.
+    """
     first = TestNode(tmp_path / "a.db", prepare=register)
     second = TestNode(tmp_path / "b.db", "B")
     first.run("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE)")

@@ -92,7 +92,7 @@ def test_failure_of_sql_of_the_engine_has_a_type(
 
 
 def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Connection, table: str) -> None:
-    """It ran on a connection that the other thread had closed."""
+    """The statement ran on a connection that the other thread had closed."""
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]

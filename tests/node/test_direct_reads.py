@@ -113,7 +113,7 @@ async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
 async def test_session_sees_commits_of_other_nodes_before_they_are_durable_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their leader has these commits on its disk, and may have answered its clients."""
+    """The leader has the commits on its disk, and may have answered its clients."""
     async with a_node(tmp_path, monkeypatch) as node:
         await node.hold_a_row()
         direct = node.direct

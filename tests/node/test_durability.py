@@ -414,7 +414,7 @@ async def test_malformed_message_ends_the_link_and_unknown_ones_are_skipped(
     engine.close()
 
 
-async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> None:
+async def test_syncer_reports_the_error_of_a_sync_in_the_loop() -> None:
     main, found, failing = threading.get_ident(), [], False
 
     def sync() -> None:

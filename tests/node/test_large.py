@@ -248,7 +248,7 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
 async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may build an index, or have SQLite read thousands of tables again."""
+    """The change may build an index, or have SQLite read thousands of definitions again."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[Any] = []
 

@@ -51,7 +51,7 @@ class Rollbacks:
                 continue
             vote = state.votes.of(txid)
             vote.promised, vote.accepted = 1, (1, False)
-            # Its acceptance may be counted, so it must outlast the next crash. The keys are unknown: nothing is held.
+            # Others may count this acceptance, so it must be durable. The keys are unknown, so the vote holds none.
             state.votes.persist(vote)
             self.give_up(txid)
 

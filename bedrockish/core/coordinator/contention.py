@@ -49,7 +49,7 @@ class LineUp:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is the turn of other leaders on these keys for some milliseconds, after a transaction of ``leader``."""
+    """A turn of other leaders: for some milliseconds after a transaction of ``leader``, these keys are theirs."""
 
     left_ms: float
     leader: str

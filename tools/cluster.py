@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT, ROOT / "journal", ROOT / "net")  # where a process finds the packages of the checkout
 READY_S = 60.0
 STOP_S = 10.0
-PORTS_HELD = 64  # more than a test or a scenario has in use, far fewer than a process may have files
+PORTS_HELD = 64  # more ports than any test uses at a time; each port is an open file of this process
 OURS = (
     ".sqlite",
     ".sqlite.lock",

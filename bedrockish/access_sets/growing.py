@@ -129,7 +129,7 @@ class Growing:
         self._since[place:] = [(set(), set())]
 
     def serializable(self) -> "Growing":
-        """Return the same reads and writes as those of a transaction whose reads are certified."""
+        """Return a copy as the access set of a serializable transaction, whose reads are certified."""
         one = Growing(self._analysis, serializable=True)
         one.merge(self)
         return one

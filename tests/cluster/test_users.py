@@ -122,7 +122,7 @@ def test_user_name_in_a_call_is_ignored(cluster: LocalCluster) -> None:
 
 
 async def test_commands_that_share_a_transaction_are_each_of_its_user(cluster: LocalCluster) -> None:
-    """Many at one moment, of two users at one node; the feed, the command line and the journal agree."""
+    """Two users send many commands to one node at one moment; feed, command line and journal name the same users."""
     made: dict[str, str] = {}
     with trio.fail_after(WAIT_S):
         for attempt in range(20):

@@ -120,7 +120,7 @@ thread.join()
 
 @pytest.mark.parametrize("begins", ["", "db.begin().execute"])
 def test_children_forked_at_each_moment_of_a_statement_read(node: LocalNode, db: Connection, begins: str) -> None:
-    """The child hung if the other thread had a lock at the fork: it opened a connection, or allocated memory."""
+    """The child hung if another thread held a lock, such as that of an opening connection, at the fork."""
     told = run(
         node,
         f"""

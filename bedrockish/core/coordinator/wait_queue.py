@@ -263,7 +263,7 @@ class WaitQueue:
         return list(found.values())
 
     def stay(self, inflight: InFlight, others: Sequence[InFlight], txid: Txid) -> None:
-        """Let the requests that shared a given-up transaction, and those that waited for it, stay behind a request."""
+        """Keep the requests of a shared transaction that was given up waiting behind the request that led it."""
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)

@@ -135,7 +135,7 @@ class CommitWindow:
             del self.member_changes[next(iter(self.member_changes))]
 
     def _sum_up(self) -> None:
-        """Recompute the totals of all segments after a change of one; they spare most tests a look at each segment."""
+        """Recompute the totals of all segments after a change of one; most conflict tests need only the totals."""
         self._packed = merge(*(segment.covered for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 

@@ -89,7 +89,7 @@ async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluste
 
 
 async def _lost_and_run_again(cluster: LocalCluster) -> None:
-    """If a row that the migration has read changes before its activation, it has no effect, and runs again."""
+    """A migration has no effect if a row that it has read changes before its activation; it then runs again."""
     runs: list[Any] = []
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await other.execute("CREATE TABLE quiet(id INTEGER PRIMARY KEY, n)")

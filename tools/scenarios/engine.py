@@ -160,7 +160,7 @@ class Solo:
         return entry
 
     def do(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        """Run a request and keep it."""
+        """Run a request, and apply its entry."""
         self.engine.apply(self.entry(self.prepare(statements)), repeat=False, applied_ms=0)
 
 

@@ -98,7 +98,7 @@ class DirectReads:
         if request.call is not None or request.change is not None:
             return False
         if request.statements and self._texts.get(request.statements[0].sql) is False:
-            return False  # a known write; for a load, ``is_bulky`` would look at thousands of values
+            return False  # the text is known to write; of a request of many rows, ``is_bulky`` would look at each
         workers = self._node.workers
         # Long texts are sorted out first, because ``_may_be_read`` may remember a text.
         return not (workers.expects(*request.texts) or is_bulky(request)) and self._may_be_read(request)

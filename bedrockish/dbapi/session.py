@@ -309,6 +309,9 @@ class Session:
                 return self._do(opened, statements)
             except BedrockishError as error:
                 if opened.is_open:
+                    is_first = len(statements) == 1 or error.details.get("statement") == 0
+                    if fresh and is_first and not isinstance(error, ConstraintError):
+                        self.rollback()  # it had no effect: sqlite3 opens no transaction for SQL that does not compile
                     raise
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
                     self._forget()

@@ -49,6 +49,46 @@ def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
         db.connect(url, factory=sqlite3.Connection)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_statement_that_does_not_compile_opens_no_transaction(
+    made: db.Connection, other: db.Connection, is_ours: bool
+) -> None:
+    """The program went on in it: its reads saw an old state, and after a minute all its calls were refused."""
+    found: Any = made
+    if not is_ours:
+        found = sqlite3.connect(":memory:")
+        found.execute("CREATE TABLE thing(id INTEGER PRIMARY KEY, a UNIQUE)")
+    for wrong in (
+        "INSERT INTO nowhere VALUES (?)",
+        "UPDATE thing SET nothing = ?",
+        "DELETE FROM thing WHERE nothing = ?",
+    ):
+        with pytest.raises((db.OperationalError, sqlite3.OperationalError)):
+            found.execute(wrong, (1,))
+        assert not found.in_transaction, wrong
+        with pytest.raises((db.OperationalError, sqlite3.OperationalError)):
+            found.executemany(wrong, [(1,), (2,)])
+        assert not found.in_transaction, wrong
+    found.execute("INSERT INTO thing(id, a) VALUES (77, 77)")
+    with pytest.raises((db.OperationalError, sqlite3.OperationalError)):
+        found.execute("INSERT INTO nowhere VALUES (1)")
+    assert found.in_transaction, "the rows before it stay"
+    found.rollback()
+    with pytest.raises((db.OperationalError, sqlite3.OperationalError), match="overflow"):
+        found.executemany(
+            "INSERT INTO thing(id) VALUES (? + abs(-9223372036854775807 - ?))", [(-(2**63) + 99, 0), (2, 1)]
+        )
+    assert found.execute("SELECT count(*) FROM thing WHERE id = 98").fetchone() == (1,)
+    assert found.in_transaction, "the rows of its first runs stay"
+    found.rollback()
+    if is_ours:
+        with contextlib.suppress(db.OperationalError):
+            found.execute("INSERT INTO nowhere VALUES (1)")
+        other.execute("INSERT INTO thing(id, a) VALUES (78, 78)")
+        found.token = other.token
+        assert found.execute("SELECT count(*) FROM thing WHERE id = 78").fetchone() == (1,)
+
+
 @pytest.mark.parametrize(
     ("pragma", "tells"),
     [

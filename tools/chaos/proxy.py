@@ -64,7 +64,7 @@ class Line:
         self._tell()
 
     def hold(self) -> None:
-        """Deliver nothing; it may still be delivered later."""
+        """Stop delivering, and keep the messages that arrive."""
         self._held = True
         self._tell()
 

@@ -245,7 +245,7 @@ class Histories:
 
     def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> list[Outcome]:
         programs = [self.world.laws.requests[command].statements for command in transaction.commands]
-        # With another clock than that of its commit, a program that uses the clock would have another result here.
+        # A program may use its clock, so it must run with the clock of its commit to have the same result.
         return run_together(rows, programs, transaction.txid.leader, transaction.txid.clock)
 
     def _view(self, transaction: Transaction) -> dict[str, Row]:

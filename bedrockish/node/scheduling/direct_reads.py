@@ -243,7 +243,7 @@ class DirectReads:
             self._is_learning = False
 
     def before_flush(self) -> None:
-        """Move the snapshot to the last batch before the next batch is committed; reads see it until that is durable.
+        """Move the snapshot to the last batch, which reads see until the batch that is committed now is durable.
 
         The snapshot is released instead if no read has used it, or if the write-ahead log is about to start over, which
         a reader would prevent.

@@ -552,7 +552,7 @@ async def test_new_requests_are_refused_while_memory_is_full(runtime: Runtime) -
             nursery.cancel_scope.cancel()
 
 
-def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
+def test_text_is_long_if_the_median_of_its_times_is(runtime: Runtime) -> None:
     workers, text = runtime.workers, "SELECT 1"
     workers.took_long(text)
     assert not workers.expects(text), "one bad day is no rule"

@@ -51,7 +51,7 @@ def transaction(number: int) -> Transaction:
 
 
 def quarrel(one: Facts, other: Facts) -> tuple[str, str] | None:
-    """Return a law that two nodes break together, or one alone, and how; None if they break no law."""
+    """Return a law that these nodes break, each alone or both together, and how; None if they break no law."""
     return _half(one, other) or (_half(other, one) if one is not other else None)
 
 

@@ -211,7 +211,7 @@ class Journal:
         return pruning.aged(self._db, clock)
 
     def clock_at(self, fraction: float) -> int:
-        """Return a clock at or below which about this fraction of the transactions lies, the oldest ones."""
+        """Return a clock that about this fraction of the transactions, the oldest ones, does not exceed."""
         return pruning.clock_at(self._db, fraction)
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:

@@ -185,7 +185,7 @@ def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
     assert "as of [" in exported.stdout
     assert content(tmp_path / "out.db") == content(tmp_path / "source.db")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.db", "source.db"]
-    assert "is there already" in run("export", url, str(tmp_path / "out.db")).stderr
+    assert "exists already" in run("export", url, str(tmp_path / "out.db")).stderr
     make_source(tmp_path / "other.db", 5)
     assert "the cluster is not empty" in run("import", url, str(tmp_path / "other.db")).stderr
     clash = run("import", "--add", url, str(tmp_path / "other.db")).stderr
@@ -205,7 +205,7 @@ def test_backup_of_one_cluster_is_imported_into_another(
     db.execute("INSERT INTO pet VALUES (1, 'Rex', 1.5), (2, NULL, NULL)")
     copy = str(tmp_path / "copy.db")
     assert run("backup", node.url(), copy).returncode == 0
-    assert "is there already" in run("backup", node.url(), copy).stderr
+    assert "exists already" in run("backup", node.url(), copy).stderr
     other, url = own
     imported = run("import", url, copy)
     assert imported.returncode == 0, imported.stderr

@@ -329,7 +329,7 @@ async def test_a_database_with_tables_is_grown_and_backed_up(tmp_path: Path) -> 
             assert db.execute("SELECT * FROM old").fetchall() == [(1, "after")]
         again = program("backup", cluster.url(1), str(copy), cwd=tmp_path)
         assert again.returncode == 2
-        assert "there already" in again.stderr
+        assert "exists already" in again.stderr
     finally:
         cluster.stop()
     judge_files(cluster)

@@ -1,5 +1,7 @@
 """A table was deleted: back to just before, from a backup and the journal after it; then a new cluster."""
 
+import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
+from bedrockish.transfer.continuous import numbered
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.verify.replay import digest
-from tests.cluster.story import PATIENT, all_safe, command, ready
+from tests.cluster.story import PATIENT, all_safe, command, level, ready
 from tests.cluster.test_members import newcomer, voters
-from tools.cluster import LocalCluster
+from tests.forked import program
+from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
 Rows = dict[int, tuple[Any, ...]]
@@ -127,3 +131,39 @@ async def _found(second: LocalCluster, count: int) -> None:
             assert [tuple(row) for row in found.rows] == [(count + 1, "seen")]
     finally:
         second.stop()
+
+
+async def test_log_of_an_older_database_spoils_no_new_file(tmp_path: Path) -> None:
+    """A node's file was removed, and not its log: the restored file had the log's pages, and was malformed."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        async with open_client(cluster.url()) as client:
+            await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+            command("backup", cluster.url(), tmp_path / "early.db")
+            await client.execute("INSERT INTO account VALUES (1, 'ann')")
+        await level(cluster)
+        first = cluster.nodes[0]
+        first.kill()
+        log = first.database.with_name("A.sqlite-wal")
+        assert log.stat().st_size > 0
+        first.database.unlink()
+        url = cluster.url(1, only=True)
+        for arguments in (
+            ("restore", "--from", tmp_path / "early.db", "--to", first.database),
+            ("backup", url, first.database),
+            ("export", url, first.database),
+            ("join", url, "--config", first.config, "--set", f"database={first.database}", "--no-serve"),
+        ):
+            told = await trio.to_thread.run_sync(program, *map(str, arguments))
+            assert told.returncode in (1, 2), arguments
+            assert f"{log} is the log of an older database" in told.stderr, told.stderr
+            assert not first.database.exists()
+        # A run that was killed while it changed its copy left a log next to the unfinished file.
+        for name in ("b.db.part-wal", "e.db.unfinished-wal", "e.db.unfinished.part-wal"):
+            shutil.copy(log, tmp_path / name)
+        command("backup", url, tmp_path / "b.db")
+        command("export", url, tmp_path / "e.db")
+        for name in ("b.db", "e.db"):
+            with closing(apsw.Connection(str(tmp_path / name))) as db:
+                assert db.execute("SELECT * FROM account").fetchall() == [(1, "ann")]
+        assert numbered(tmp_path, "*-wal") == []

@@ -45,6 +45,7 @@ from bedrockish.errors import (
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.vector import check
+from bedrockish_journal.verify.new_file import why_not_new
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
@@ -152,6 +153,8 @@ def _place(config: Config) -> Path:
         )
     if path.exists():
         raise ConfigError(f"{path} is there already; a node that has joined is started with 'bedrockish serve'")
+    if why := why_not_new(path):
+        raise ConfigError(why)
     if not path.parent.is_dir():
         raise ConfigError(f"{path} is in a directory that does not exist; create it first")
     return path
@@ -258,6 +261,7 @@ async def download(call: Call, unfinished: Path, check_room: Callable[[int], Non
     logger.info("fetching a copy of %d bytes", size)
     digest, offset, is_whole = hashlib.sha256(), 0, False
     try:
+        remove(unfinished)  # a killed run may have left its log, which SQLite would write into the copy
         async with await trio.open_file(unfinished, "wb") as file:
             while offset < size:
                 piece = await call(AskChunk(1, offset))
@@ -292,8 +296,8 @@ async def back_up(url: str, path: Path, others: Iterable[Address] = ()) -> int:
     """
     target = parse_url(url)
     entry = entry_of(target)
-    if await trio.Path(path).exists():
-        raise ConfigError(f"{path} is there already; give another name")
+    if why := why_not_new(path):
+        raise ConfigError(why)
     unfinished = path.with_name(path.name + ".part")
     last = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for address in dict.fromkeys((*target.addresses, *others)):

@@ -8,6 +8,21 @@ import apsw
 from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableError
 
 
+def why_not_new(path: str | os.PathLike[str]) -> str:
+    """Return why no new database may get a path, for people; empty if it may.
+
+    SQLite writes a log that it finds next to a file into the file, even if the log is of an older database: the new
+    file would have its pages.
+    """
+    name = os.fspath(path)
+    if os.path.lexists(name):
+        return f"{name} exists already; name another file, or remove it first"
+    for log in (f"{name}-wal", f"{name}-journal"):
+        if os.path.exists(log) and os.path.getsize(log):
+            return f"{log} is the log of an older database, and SQLite would write it into {name}; remove it first"
+    return ""
+
+
 class NewFile:
     """A file that is written under another name in the target's directory, and renamed when it is complete.
 
@@ -15,7 +30,7 @@ class NewFile:
         target: the path of the complete file.
 
     Raises:
-        TargetExistsError: the path exists already.
+        TargetExistsError: the path exists already, or has the log of an older database.
         TargetUnwritableError: its directory does not exist.
     """
 
@@ -30,8 +45,8 @@ class NewFile:
         self.drop()
 
     def _refuse_existing(self) -> None:
-        if os.path.lexists(self.name):
-            raise TargetExistsError(self.name, f"{self.name} exists already; name another file, or remove it first")
+        if why := why_not_new(self.name):
+            raise TargetExistsError(self.name, why)
 
     def compact(self, db: apsw.Connection) -> None:
         """Replace the database by a copy without free pages; a plain VACUUM may renumber rowids.

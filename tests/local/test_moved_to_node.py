@@ -23,7 +23,7 @@ NODES = (
 def test_statement_that_needs_the_node_moves_the_transaction_there(
     db: Connection, table: str, place: int, first: bool
 ) -> None:
-    # A clock that was told is too old if the disk stalls for ``closing_lag_ms``.
+    # A clock that the client has got is too old for its COMMIT if the disk stalls for ``closing_lag_ms``.
     losses = (ConflictError,) if "transaction_clock" in NODES[place] else ()
     for _ in range(20):
         with suppress(*losses):

@@ -352,7 +352,7 @@ async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: t
             assert (inflow.total, inflow.late()) == (0, None)
 
 
-async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_first(
+async def test_socket_is_read_when_bytes_have_arrived_and_into_a_small_buffer_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A large buffer costs more than a small read; a long message gets one with its second read."""

@@ -52,7 +52,7 @@ def wait(what: str, holds: Callable[[], bool], process: "subprocess.Popen[bytes]
 
 
 def to_the_end(streamer: Streamer, log: Path) -> None:
-    """Let the stream read all commits; it may take any time while it writes batches."""
+    """Let the stream read all commits, without a time limit while it writes further batches."""
     process = streamer.start("once")
     try:
         while process.poll() is None:

@@ -12,12 +12,13 @@ from typing import Protocol
 
 import apsw
 
+from bedrockish.access_sets.call_costs import Lengths
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.derived_documents import DerivedDocuments
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
 from bedrockish.access_sets.query_names import Query
-from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
+from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.sqltext.session_settings import Settings, with_settings
@@ -154,7 +155,8 @@ class Analysis:
     ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}
-        self._weight = 0  # approximate bytes of the cached plans
+        self._lengths: dict[str, Lengths] = {}  # of statements without a plan
+        self._weight = 0  # approximate bytes of both
         self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
@@ -166,16 +168,34 @@ class Analysis:
         known = self._plans.get(sql)
         if known is None:
             known = plan_of(self._db, self.schema, piece, self.patience(piece.sql))
-            weight = len(sql) + ACCESS_BYTES * known.size
-            if self._weight + weight > PLANS_BYTES:
-                self.forget()
-            self._weight += weight
+            self._make_room(len(sql) + ACCESS_BYTES * known.size)
             self._plans[sql] = known
         return known
 
+    def lengths(self, piece: Compiled) -> Lengths:
+        """Return the bounds of the lengths of a statement's values; a statement that only reads needs no plan."""
+        sql = with_settings(piece.sql, piece.settings)
+        plan = self._plans.get(sql)
+        found = self._lengths.get(sql) if plan is None else plan.lengths
+        if found is None:
+            try:
+                with in_force(self._db, piece.settings):
+                    found = lengths_of(self._db, piece.sql, len(piece.names), self.patience(piece.sql))
+            except TooDearError:
+                return self.plan(piece).lengths
+            self._make_room(len(sql) + ACCESS_BYTES)
+            self._lengths[sql] = found
+        return found
+
+    def _make_room(self, weight: int) -> None:
+        if self._weight + weight > PLANS_BYTES:
+            self.forget()
+        self._weight += weight
+
     def forget(self) -> None:
-        """Drop all cached plans, because they take more than ``PLANS_BYTES``."""
+        """Drop all cached plans and lengths, because they take more than ``PLANS_BYTES``."""
         self._plans.clear()
+        self._lengths.clear()
         self._weight = 0
 
 

@@ -186,9 +186,7 @@ def analyse(
     """
     if first_word(sql) == "EXPLAIN":
         return _of_explain(schema)
-    programs, is_whole = _explain(db, sql, nparams, check)
-    if not is_whole:
-        programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams, check)
+    programs, is_whole = _programs(db, sql, nparams, check)
     fallbacks: dict[tuple[str, str], None] = {}
     everything = not is_whole
     if everything:
@@ -214,13 +212,25 @@ def analyse(
         fallbacks=tuple(fallbacks),
         dependents=dependents if dependents.resolved else None,
         dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
-        lengths=lengths(programs) if is_whole else replace(lengths(programs), is_brief=False),
+        lengths=_lengths(programs, is_whole=is_whole),
         reads_nothing=always.is_empty and not dependents.resolved,
         by_column=any(reads.by_column for reads in found),
         _reads=always,
         _coarse=_Binder([one.coarse for one in dependents.resolved], schema),
         _probes=_Binder([access for reads in found for access in reads.probes], schema),
     )
+
+
+def lengths_of(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> Lengths:
+    """Return the ``lengths`` of a statement's plan, in a tenth of the time; arguments and errors as for ``analyse``."""
+    if first_word(sql) == "EXPLAIN":
+        return lengths(())
+    programs, is_whole = _programs(db, sql, nparams, check)
+    return _lengths(programs, is_whole=is_whole)
+
+
+def _lengths(programs: list[list[Op]], *, is_whole: bool) -> Lengths:
+    return lengths(programs) if is_whole else replace(lengths(programs), is_brief=False)
 
 
 def _of_explain(schema: Schema) -> ReadPlan:
@@ -286,6 +296,12 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
     except apsw.Error:  # running the statement raises the same error
         return OF_SCHEMA
     return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True, is_brief=False)
+
+
+def _programs(db: apsw.Connection, sql: str, nparams: int, check: Check) -> tuple[list[list[Op]], bool]:
+    """Return what ``_explain`` returns; if a blob hides an instruction, of the statement with other blobs."""
+    programs, is_whole = _explain(db, sql, nparams, check)
+    return (programs, is_whole) if is_whole else _explain(db, _BLOB.sub(_readable, sql), nparams, check)
 
 
 def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> tuple[list[list[Op]], bool]:

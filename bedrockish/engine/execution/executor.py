@@ -665,7 +665,7 @@ class Executor:
             return OF_SCHEMA
         if piece.kind == SCHEMA:
             return schema_lengths(self._db, piece.sql)
-        return self.analysis.plan(piece).lengths
+        return self.analysis.lengths(piece)
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:

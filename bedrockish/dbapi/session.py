@@ -12,6 +12,7 @@ without the first half.
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from sqlite3 import SQLITE_ERROR
 from typing import Any
 
 from bedrockish.api.requests import Result, Rows
@@ -310,7 +311,10 @@ class Session:
             except BedrockishError as error:
                 if opened.is_open:
                     is_first = len(statements) == 1 or error.details.get("statement") == 0
-                    if fresh and is_first and not isinstance(error, ConstraintError):
+                    is_broken = (
+                        isinstance(error, ConstraintError) or error.details.get("sqlite", SQLITE_ERROR) != SQLITE_ERROR
+                    )
+                    if fresh and is_first and not is_broken:
                         self.rollback()  # it had no effect: sqlite3 opens no transaction for SQL that does not compile
                     raise
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction

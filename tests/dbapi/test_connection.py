@@ -1,5 +1,7 @@
 """PEP 249, "Connection objects", and the habits of sqlite3 about transactions."""
 
+from collections.abc import Iterator
+
 import pytest
 
 import bedrockish.dbapi as db
@@ -136,6 +138,30 @@ def test_autocommit_decides_when_a_transaction_begins(
     connection.rollback()
     assert count(connection, table) == 2
     connection.rollback()
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_commit_and_rollback_end_a_transaction_of_begin_also_with_autocommit(
+    connection: db.Connection, table: str, other: db.Connection, ends: str
+) -> None:
+    connection.autocommit = True
+    connection.execute("BEGIN")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    getattr(connection, ends)()
+    assert not connection.in_transaction
+    assert count(other, table) == (1 if ends == "commit" else 0)
+    connection.autocommit = False
+    assert not connection.in_transaction, "it begins with its first statement"
+
+
+def test_generator_of_parameters_that_raises_leaves_no_row(connection: db.Connection, table: str) -> None:
+    def numbers() -> Iterator[tuple[int]]:
+        yield (1,)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        connection.executemany(f"INSERT INTO {table}(id) VALUES (?)", numbers())
+    assert (count(connection, table), connection.in_transaction) == (0, False)
 
 
 def test_schema_statements_are_part_of_the_open_transaction(

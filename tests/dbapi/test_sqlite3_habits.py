@@ -74,6 +74,11 @@ def test_statement_that_does_not_compile_opens_no_transaction(
         found.execute("INSERT INTO nowhere VALUES (1)")
     assert found.in_transaction, "the rows before it stay"
     found.rollback()
+    for broken in ("INSERT INTO thing(id) VALUES ('x')", "INSERT INTO thing(id) VALUES (5), (5)"):
+        with pytest.raises((db.IntegrityError, sqlite3.IntegrityError)):
+            found.execute(broken)
+        assert found.in_transaction, broken
+        found.rollback()
     with pytest.raises((db.OperationalError, sqlite3.OperationalError), match="overflow"):
         found.executemany(
             "INSERT INTO thing(id) VALUES (? + abs(-9223372036854775807 - ?))", [(-(2**63) + 99, 0), (2, 1)]

@@ -20,7 +20,14 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import check_alone, everyone_may_read, is_node_file, others_may_read
+from bedrockish.engine.storage.database_file import (
+    check_alone,
+    check_log,
+    everyone_may_read,
+    is_node_file,
+    others_may_read,
+    whole_path,
+)
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
@@ -65,6 +72,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
         ConfigError: the file, the address or the configuration cannot be used.
         DamagedError: the file or the machine failed, and the node had to stop.
     """
+    check_log(whole_path(config.database))
     credentials, plugins = Credentials(config), Plugins(config.plugins)
     departure = departure or Departure()
     departure.reload = partial(reload, config, credentials)

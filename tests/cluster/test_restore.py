@@ -9,6 +9,7 @@ import apsw
 import pytest
 import trio
 
+import bedrockish
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish.transfer.continuous import numbered
@@ -167,3 +168,30 @@ async def test_log_of_an_older_database_spoils_no_new_file(tmp_path: Path) -> No
             with closing(apsw.Connection(str(tmp_path / name))) as db:
                 assert db.execute("SELECT * FROM account").fetchall() == [(1, "ann")]
         assert numbered(tmp_path, "*-wal") == []
+
+
+def test_restored_file_is_not_served_with_the_log_of_the_one_before(tmp_path: Path) -> None:
+    """A restored file was moved to the path of a killed node, and its log was written into it."""
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(ready, cluster)
+        node = cluster.nodes[0]
+        with bedrockish.connect(cluster.url()) as db:
+            db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+            command("backup", cluster.url(), tmp_path / "early.db")
+            db.execute("INSERT INTO account VALUES (1, 'ann')")
+        node.kill()
+        log = node.database.with_name("A.sqlite-wal")
+        command("restore", "--from", tmp_path / "early.db", "--to", tmp_path / "new.db")
+        (tmp_path / "new.db").replace(node.database)
+        told = program("serve", "--config", str(node.config), cwd=node.directory)
+        assert told.returncode == 2
+        assert f"{log} is the log of another database" in told.stderr
+        log.unlink()
+        node.database.with_name("A.sqlite-shm").unlink(missing_ok=True)
+        node.start()
+        trio.run(cluster.wait_all_ready)
+        with bedrockish.connect(cluster.url()) as db:
+            assert db.execute("SELECT count(*) FROM account").value() == 0
+        node.kill()
+        node.start()
+        trio.run(cluster.wait_all_ready)

@@ -35,6 +35,7 @@ READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be returned to the disk, some at a time
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # while the batch has a large write
+MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # in the header of a SQLite file: the versions of its format
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -218,6 +219,24 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
             db.close()
             raise
     return db
+
+
+def check_log(path: Path) -> None:
+    """Check that the log next to a database can be its own. Call it before the process opens the database.
+
+    A restored file is in SQLite's rollback mode, and no database in that mode has a write-ahead log: it is of the file
+    that had this path before. SQLite would write its pages into the restored file.
+
+    Raises:
+        ConfigError: the log is of another database.
+    """
+    log = path.with_name(path.name + "-wal")
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(ROLLBACK_MODE) + MODE_AT)[MODE_AT:] == ROLLBACK_MODE and log.stat().st_size:
+            raise ConfigError(
+                f"{log} is the log of another database, and SQLite would write it into {path}, which has none; if that "
+                f"is the file that you want, as after a restore, move {log} away"
+            )
 
 
 def is_node_file(path: Path) -> bool:

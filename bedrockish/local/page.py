@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -413,7 +413,12 @@ def _process_since(process: int) -> int:
 
 
 def file_system(device: int) -> str:
-    """Return the kind of the file system on a device; empty if the system does not tell."""
+    """Return the kind of the file system on a device, as of the last second; empty if the system does not tell."""
+    return _file_system(device, int(time.monotonic()))
+
+
+@lru_cache(maxsize=16)
+def _file_system(device: int, _second: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()

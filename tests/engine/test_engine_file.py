@@ -481,7 +481,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
 def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long snapshot holds back all later pages; after it no batch's end copies that many."""
+    """A long snapshot holds back many pages, and the end of the next batch must not copy all of them."""
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
     wal, left = node.engine._wal, list[int]()
     finish = wal.finish

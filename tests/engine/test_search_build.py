@@ -108,7 +108,7 @@ FOLLOWING = (
 
 
 def test_triggers_and_views_may_follow_the_index_in_its_change(make_node: MakeNode) -> None:
-    """The index is moved into place first, and they are created after it, as at a node that has built nothing."""
+    """The index is moved into place first. Triggers and views follow, as at a node that has built nothing."""
     node, inline, changes = make_node("A"), make_node("B"), Changes(4, "plain")
     filled(node, "plain", changes)
     entry = decide(node, INDEXES["plain"], *FOLLOWING)

@@ -219,7 +219,7 @@ def test_a_failed_statement_leaves_no_setting(node: TestNode) -> None:
 
 
 def test_a_setting_in_other_words_is_refused(node: TestNode) -> None:
-    """A session recognises the setting only in plain form, and a node that accepted another would do nothing."""
+    """A session recognises the setting in its plain form only; a node that accepted another form would ignore it."""
     for sql in ("PRAGMA temp.recursive_triggers = ON", "/* */ PRAGMA [recursive_triggers](1)"):
         with pytest.raises(UnsupportedError, match="a setting of a session"):
             node.run(sql)

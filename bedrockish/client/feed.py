@@ -16,6 +16,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import (
     BedrockishError,
     DamagedError,
+    MemoryFullError,
     OutcomeUnknownError,
     PrunedError,
     TooLargeError,
@@ -198,6 +199,8 @@ class Changes:
         """Return the rows of the next page, or of the next transaction alone if the page would be too large."""
         try:
             return (await self._client.execute(*self._feed.question(PAGE_ROWS), read=STALE)).rows
+        except MemoryFullError:  # the node lacks memory at this moment, for any page: ``_ask`` tries again later
+            raise
         except TooLargeError:
             place = (await self._client.execute(*self._feed.question_of_one(), read=STALE)).rows
         if (question := self._feed.question_of_body(place)) is None:

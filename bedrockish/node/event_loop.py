@@ -567,13 +567,13 @@ class Runtime:
 
     def release(self, kept: Kept) -> None:
         """Send kept output: the writes before it are durable."""
+        self._groups.answered(len(kept.replies), self._writes.count)
+        for waiter in kept.replies:  # before the messages, because the other nodes would compete for the processors
+            self.waiters.answered(waiter)
         mesh = self.output.mesh
         if mesh is not None:
             for peer, payloads in kept.messages.items():
                 mesh.send_many(peer, payloads)
-        self._groups.answered(len(kept.replies), self._writes.count)
-        for waiter in kept.replies:
-            self.waiters.answered(waiter)
         for mark in kept.marks:
             mark.set()
 

@@ -21,7 +21,7 @@ from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
+from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError, UnavailableError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling import durability
 from bedrockish.node.scheduling.durability import FsyncThread
@@ -176,6 +176,24 @@ async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
         assert disk.count - before <= 4  # the first, the next, and a heartbeat or two
         assert all(isinstance(answer, Answer) for answer in answers)
         nursery.cancel_scope.cancel()
+    engine.close()
+
+
+def test_client_is_answered_before_other_nodes_get_their_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message wakes another node; where processors are few, that node ran before the client got its answer."""
+    runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    order: list[str] = []
+    wire = Wire()
+    monkeypatch.setattr(wire, "send_many", lambda node, _payloads: order.append(node))
+    runtime.output.mesh = wire  # type: ignore[assignment]
+    asked = request("SELECT 1", "asked")
+    answer = UnavailableError("any answer")
+    waiter = durability.Waiter(1, asked, lambda _: order.append("client"), answer=answer)
+    runtime.release(durability.Kept({"B": [b""], "C": [b""]}, [waiter]))
+    assert order == ["client", "B", "C"]
+    runtime.leave()
     engine.close()
 
 

@@ -15,7 +15,15 @@ from bedrockish.api.requests import STALE, Statement, check_cluster, decode_resu
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.request_builder import new_command
-from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
+from bedrockish.errors import (
+    BedrockishError,
+    DamagedError,
+    MemoryFullError,
+    PrunedError,
+    TooLargeError,
+    UsageError,
+    pack_error,
+)
 from bedrockish.http.messages import Reply, Request, lines_reply
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_upkeep
@@ -138,6 +146,8 @@ async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
         raise PrunedError(str(error)) from error
     except FeedUnreadableError as error:
         raise DamagedError(str(error)) from error
+    except MemoryFullError:  # the node lacks memory at this moment; the caller can ask again later
+        raise
     except TooLargeError as error:
         raise TooLargeError(
             f"the transaction after {feed.cursor} is larger than a result may be; raise result_bytes_max at the nodes"

@@ -1,0 +1,31 @@
+"""A page of the change feed at a node that refuses its query."""
+
+from typing import Any
+
+import pytest
+
+from bedrockish.errors import BedrockishError, MemoryFullError, TooLargeError
+from bedrockish.http.changes import _page
+from bedrockish_journal.feed.change_feed import Feed
+
+
+class Refusing:
+    """A node that refuses each request."""
+
+    def __init__(self, error: BedrockishError) -> None:
+        self.error, self.asked = error, 0
+
+    async def submit(self, _: object) -> Any:
+        self.asked += 1
+        raise self.error
+
+
+async def test_page_tells_that_the_node_lacks_memory() -> None:
+    """The reader was told that a transaction is larger than a result may be, which no later try changes."""
+    node = Refusing(MemoryFullError("the node has used its memory"))
+    with pytest.raises(MemoryFullError, match="used its memory"):
+        await _page(node, Feed(None), "")  # type: ignore[arg-type]
+    large = Refusing(TooLargeError("the result is too large"))
+    with pytest.raises(TooLargeError, match="raise result_bytes_max"):
+        await _page(large, Feed(None), "")  # type: ignore[arg-type]
+    assert large.asked == 2, "the page, and the next transaction alone"

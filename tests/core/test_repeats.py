@@ -8,7 +8,7 @@ import pytest
 from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Approve, Ask, Begin, Fetch
-from bedrockish.core.state.outbox import Timer
+from bedrockish.core.state.outbox import Timer, Timers
 from bedrockish.core.state.repeat import PAUSE_MAX_S, Repeat
 from tests.core.net import Net, add
 from tests.core.test_ballots import state
@@ -82,6 +82,26 @@ def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None
         core.coordinator.clock_quorum.repeat({99})
         sent += sum(effect.peer == "B" for effect in core.state.outbox.take() if isinstance(effect, Send))
     assert 6 <= sent <= 8
+
+
+def test_next_deadline_is_not_that_of_a_timer_that_was_dropped_or_moved() -> None:
+    """Each dropped timer still cost the node a turn when its time came: one for each strict read and each INSERT."""
+    timers = Timers(state(Net("ABC"), "A").clock)
+    assert timers.deadline() is None
+    timers.set(10, Timer.ASK_REST, 1)
+    timers.set(20, Timer.BEGIN_REST, 2)
+    timers.move(30, Timer.ASK_ENDS, 3)
+    timers.move(50, Timer.ASK_ENDS, 3)
+    now = timers.clock.now.seconds
+    assert timers.deadline() == pytest.approx(now + 0.01)
+    timers.drop(Timer.BEGIN_REST, 2)
+    assert timers.deadline() == pytest.approx(now + 0.01)
+    timers.drop(Timer.ASK_REST, 1)
+    assert timers.deadline() == pytest.approx(now + 0.05)
+    assert not timers._dropped
+    timers.clock.now = timers.clock.now._replace(seconds=now + 0.06)
+    assert timers.due() == [(Timer.ASK_ENDS, 3)]
+    assert timers.deadline() is None
 
 
 def test_deadline_of_an_answered_request_is_dropped_from_the_timers() -> None:

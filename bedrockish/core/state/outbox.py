@@ -172,5 +172,14 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the seconds at which the next timer is due."""
-        return self._timers[0][0] if self._timers else None
+        """Return the seconds at which the next timer is due that was not dropped or moved: each one costs a turn."""
+        timers, dropped, moved = self._timers, self._dropped, self._moved
+        while timers and (dropped or moved):
+            _, count, name, subject = timers[0]
+            timer = (name, subject)
+            if timer in dropped:
+                dropped.remove(timer)
+            elif moved.get(timer, count) == count:
+                break
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None

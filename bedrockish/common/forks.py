@@ -84,25 +84,28 @@ def stand_still() -> bool:
 
 def _before() -> None:
     until = time.monotonic() + WAIT_S
-    held: list[Lock] = []
-    if _one.acquire(timeout=WAIT_S):
-        held.append(_one)
+    held: list[Lock] = [_one] if _one.acquire(timeout=WAIT_S) else []
+    kept = len(held)
     _done.clear()
     FORKING[threading.get_ident()] = held
     while True:
-        locks = [lock for running in list(_RUNNING) for lock in running.fork_locks()]
-        taken = [lock for lock in locks if lock.acquire(timeout=_ASK_S)]
+        missing = 0
+        for lock in [lock for running in list(_RUNNING) for lock in running.fork_locks()]:
+            if lock.acquire(timeout=_ASK_S):
+                held.append(lock)  # at once: Ctrl-C may end this function, and ``_let_go`` still has to release it
+            else:
+                missing += 1
         # Each thread that stands still holds one of the others. A thread that runs may need one of those taken.
-        if len(locks) - len(taken) <= len(_STANDING) or time.monotonic() > until:
-            held += taken
+        if missing <= len(_STANDING) or time.monotonic() > until:
             return
-        _release(taken)
+        _release(held, kept)
         time.sleep(_ASK_S)
 
 
-def _release(locks: list[Lock]) -> None:
-    for lock in reversed(locks):
-        lock.release()
+def _release(held: list[Lock], kept: int = 0) -> None:
+    """Release the locks of a list, the last one first, except for the first ``kept``."""
+    while len(held) > kept:
+        held.pop().release()
 
 
 def _let_go() -> None:

@@ -53,8 +53,8 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
         fresh.unlink(missing_ok=True)  # left by a process that was killed
         if _write(path, fresh, prepare) != _read(fresh, prepare):
             raise ConfigError(
-                f"{path} would not have the same rows when it is written anew, so it stays as it is; run 'bedrockish "
-                "journal verify --tables' on it"
+                f"{path} would have other rows after the rewrite, so it stays as it is; run 'bedrockish journal verify "
+                "--tables' on it"
             )
         _keep_owner(fresh, before)
         put_in_place(fresh, path)

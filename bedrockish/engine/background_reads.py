@@ -53,7 +53,7 @@ class BackgroundReads:
         """Lend a connection that only reads, for a brief use outside of a transaction.
 
         The connection is kept for the next use, because a new one first parses all definitions: a tenth of a second
-        with some thousand tables. It keeps no pages, so each use sees the bytes of the file.
+        with some thousand tables. It keeps no pages and no unpacked entries, so each use sees the bytes of the file.
 
         Raises:
             apsw.Error: the file cannot be opened once more.
@@ -65,6 +65,7 @@ class BackgroundReads:
         try:
             yield reader
             reader.release_memory()
+            store.forget_unpacked(reader)
         except BaseException:
             reader.close()
             raise

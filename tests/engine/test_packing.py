@@ -66,6 +66,21 @@ def test_statements_see_packed_entries_as_written(old: TestNode) -> None:
     reader.close()
 
 
+def test_lent_reader_keeps_no_unpacked_entries(old: TestNode) -> None:
+    """It would show an entry that the file has no more."""
+    assert pack(old.engine) == 2
+    old.save()
+    read = "SELECT body FROM bedrockish_journal WHERE tick = 10"
+    with old.engine.background.reader() as reader:
+        assert reader.execute(read).get != b""
+    old.engine.set_meta("any", 1)  # opens a batch
+    old.engine._db.execute("DELETE FROM bedrockish_packed")
+    old.engine.flush()
+    with old.engine.background.reader() as again:
+        assert again is reader
+        assert again.execute(read).get == b""
+
+
 def test_a_retry_long_after_finds_its_answer(old: TestNode) -> None:
     pack(old.engine)
     for entry in old.entries:

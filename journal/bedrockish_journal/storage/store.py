@@ -8,7 +8,7 @@ label and body are authoritative, and ``bedrockish_journal.verify.verify`` compa
 """
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from bedrockish_journal.model.errors import (
 )
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
-from bedrockish_journal.storage.packing import ENTRIES_MAX, PACK_BYTES, install
+from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION, PACK_BYTES, Unpacker, install
 from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
 from bedrockish_journal.storage.vector_modules import Connection
 
@@ -303,6 +303,12 @@ def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
 def unpack_on(db: apsw.Connection) -> None:
     """Have a connection read the journal with its packed entries (``bedrockish_journal.storage.packing``)."""
     install(db, lambda name, function: db.create_scalar_function(name, function, 3))
+
+
+def forget_unpacked(db: apsw.Connection) -> None:
+    """Drop the entries that the functions of ``unpack_on`` have kept in memory."""
+    unpack: Callable[..., bytes] = Unpacker(db)
+    db.create_scalar_function(FUNCTION, unpack, 3)
 
 
 def has_journal(db: apsw.Connection) -> bool:

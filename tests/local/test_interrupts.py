@@ -116,12 +116,10 @@ def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Conn
     opened.rollback()
 
 
-def test_transaction_that_begins_while_its_session_is_closed_ends(
-    node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``close`` did not see the transaction, and the thread ran its statement to the end."""
-    closing, is_begun, is_closed = bedrockish.connect(node.database), threading.Event(), threading.Event()
-    snapshot, failures = LocalTransactions._snapshot, []
+def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
+    """Close a session while another thread has the snapshot of a new transaction; return that thread's errors."""
+    is_begun, is_closed, failures = threading.Event(), threading.Event(), list[type[BaseException]]()
+    snapshot = LocalTransactions._snapshot
 
     def wait(*arguments: Any) -> Any:
         moment = snapshot(*arguments)
@@ -129,19 +127,28 @@ def test_transaction_that_begins_while_its_session_is_closed_ends(
         is_closed.wait(20)
         return moment
 
-    def count() -> None:
+    def begin() -> None:
         try:
-            closing.begin().execute(f"SELECT count(*) FROM {table}, {table}, {table}")
-        except bedrockish.BedrockishError as error:
+            closing.begin().execute(sql)
+        except BaseException as error:
             failures.append(type(error))
 
     monkeypatch.setattr(LocalTransactions, "_snapshot", wait)
-    thread = threading.Thread(target=count)
+    thread = threading.Thread(target=begin)
     thread.start()
     assert is_begun.wait(20)
     closing.close()
     is_closed.set()
     thread.join()
+    return failures
+
+
+def test_transaction_that_begins_while_its_session_is_closed_ends(
+    node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``close`` did not see the transaction, and the thread ran its statement to the end."""
+    long = f"SELECT count(*) FROM {table}, {table}, {table}"
+    failures = close_while_it_begins(bedrockish.connect(node.database), long, monkeypatch)
     assert failures == [bedrockish.ClientClosedError]
 
 
@@ -149,29 +156,10 @@ def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_e
     node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``close`` closed the connections that the thread was using, which raised an AttributeError."""
-    closing, is_begun, is_closed = bedrockish.connect(node.database), threading.Event(), threading.Event()
+    closing = bedrockish.connect(node.database)
     closing.execute("CREATE TEMP TABLE t(a)")
-    mine, snapshot, failures = here(closing), LocalTransactions._snapshot, []
-
-    def wait(*arguments: Any) -> Any:
-        moment = snapshot(*arguments)
-        is_begun.set()
-        is_closed.wait(20)
-        return moment
-
-    def count() -> None:
-        try:
-            closing.begin().execute("SELECT count(*) FROM t")
-        except BaseException as error:
-            failures.append(type(error))
-
-    monkeypatch.setattr(LocalTransactions, "_snapshot", wait)
-    thread = threading.Thread(target=count)
-    thread.start()
-    assert is_begun.wait(20)
-    closing.close()
-    is_closed.set()
-    thread.join()
+    mine = here(closing)
+    failures = close_while_it_begins(closing, "SELECT count(*) FROM t", monkeypatch)
     assert failures == [bedrockish.ClientClosedError]
     assert mine._temporary is None, "the file was left open"
 

@@ -122,14 +122,15 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
     counts["rows that differed before the scrub at the end"] = 0
     with trio.move_on_after(HEAL_S):
         while left:
-            async with AsyncExitStack() as stack:
-                asks: dict[str, AskRange] = {}
-                clients = []
-                for index, node in enumerate(cluster.nodes):
-                    client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
-                    asks[node.name] = asking(client)
-                    clients.append(client)
-                try:
+            try:
+                async with AsyncExitStack() as stack:
+                    asks: dict[str, AskRange] = {}
+                    clients = []
+                    for index, node in enumerate(cluster.nodes):
+                        # refused while a node restarts with the copy that its damaged tables were replaced by
+                        client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
+                        asks[node.name] = asking(client)
+                        clients.append(client)
                     report = await NodeComparison(asks, len(asks)).run()
                     left = [str(one) for one in report.differences] + [f"{n}: {why}" for n, why in report.gone.items()]
                     name = "rows that differed before the scrub at the end"
@@ -137,8 +138,8 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
                     counts["rows compared at the end"] = report.rows
                     for client in clients if left else ():
                         await client.upkeep({"do": "scrub"}, timeout=5)
-                except BedrockishError as error:
-                    left = [f"the tables could not be compared: {error.message}"]
+            except BedrockishError as error:
+                left = [f"the tables could not be compared: {error.message}"]
             if left:
                 await trio.sleep(1)
     return left

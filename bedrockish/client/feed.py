@@ -202,11 +202,16 @@ class Changes:
         except MemoryFullError:  # the node lacks memory at this moment, for any page: ``_ask`` tries again later
             raise
         except TooLargeError:
-            place = (await self._client.execute(*self._feed.question_of_one(), read=STALE)).rows
+            place = await self._streamed(self._feed.question_of_one(), STALE)
         if (question := self._feed.question_of_body(place)) is None:
             return place
         # Not stale: another node may have to answer, and it may lack the entry.
-        return self._feed.filled(place, (await self._client.execute(*question, read=SESSION)).rows)
+        return self._feed.filled(place, await self._streamed(question, SESSION))
+
+    async def _streamed(self, question: tuple[str, tuple[Any, ...]], read: str) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a stream, which ``result_bytes_max`` does not bound."""
+        async with self._client.stream(*question, read=read) as rows:
+            return [row async for row in rows]
 
     async def _keep_journal(self) -> None:
         """Report this reader's cursor to the nodes; a reader that follows continues if no node accepts the report."""

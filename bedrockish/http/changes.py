@@ -21,12 +21,14 @@ from bedrockish.errors import (
     MemoryFullError,
     PrunedError,
     TooLargeError,
+    UnavailableError,
     UsageError,
     pack_error,
 )
 from bedrockish.http.messages import Reply, Request, lines_reply
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_upkeep
+from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import (
     Committed,
     Cursor,
@@ -120,38 +122,48 @@ async def changes(node: Runtime, request: Request) -> Reply:
     if asked.hold is not None:
         check_upkeep(node.engine.access, {"do": "hold"}, user)
         await node.upkeep.hold(asked.hold, asked.after, release=False)
-    first = await _page(node, feed, user)
     reader = _Reader(node, feed, asked, request)
+    first = await reader.page()
     kind = EVENTS if asked.as_events else LINES
     return lines_reply(reader.lines(first), kind)
 
 
-async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
-    async def ask(sql: str, params: tuple[Any, ...]) -> bytes:
-        answer = await node.submit(Command(new_command(), (Statement(sql, params),), STALE, user=user))
-        return answer.results
+async def _page(node: Runtime, feed: Feed, user: str, owner: Owner) -> list[Committed]:
+    """Return the next transactions; a transaction beyond the bound of a result is read alone, as a stream."""
 
-    def filled(place: bytes, body: bytes) -> list[Committed]:
-        return feed.take(feed.filled(decode_results(place)[0].rows, decode_results(body)[0].rows))
+    def command(question: tuple[str, tuple[Any, ...]]) -> Command:
+        return Command(new_command(), (Statement(*question),), STALE, user=user)
 
     try:
         try:
-            page = await ask(*feed.question(PAGE_ROWS))
+            page = (await node.submit(command(feed.question(PAGE_ROWS)))).results
+        except MemoryFullError:  # the node lacks memory at this moment; the caller can ask again later
+            raise
         except TooLargeError:
-            page = await ask(*feed.question_of_one())
-            if (question := feed.question_of_body(decode_results(page)[0].rows)) is not None:
-                return await trio.to_thread.run_sync(filled, page, await ask(*question))
+            rows = await _streamed(node, owner, command(feed.question_of_one()))
+            if (question := feed.question_of_body(rows)) is not None:
+                rows = feed.filled(rows, await _streamed(node, owner, command(question)))
+            return await trio.to_thread.run_sync(feed.take, rows)
         return await trio.to_thread.run_sync(lambda: feed.take(decode_results(page)[0].rows))
     except FeedPrunedError as error:
         raise PrunedError(str(error)) from error
     except FeedUnreadableError as error:
         raise DamagedError(str(error)) from error
-    except MemoryFullError:  # the node lacks memory at this moment; the caller can ask again later
-        raise
-    except TooLargeError as error:
-        raise TooLargeError(
-            f"the transaction after {feed.cursor} is larger than a result may be; raise result_bytes_max at the nodes"
-        ) from error
+
+
+async def _streamed(node: Runtime, owner: Owner, command: Command) -> list[tuple[Any, ...]]:
+    """Return all rows of a stream, which ``result_bytes_max`` does not bound."""
+    streams = node.transactions.streams
+    stream = await streams.open(owner, command)
+    rows: list[tuple[Any, ...]] = []
+    try:
+        more = True
+        while more:
+            encoded, more = await streams.fetch(stream)
+            rows += (await trio.to_thread.run_sync(decode_results, encoded))[0].rows
+    finally:
+        streams.end(stream, UnavailableError("the reader has gone"))
+    return rows
 
 
 class _Reader:
@@ -161,6 +173,11 @@ class _Reader:
         self._node, self._feed, self._asked, self._request = node, feed, asked, request
         self._told = trio.current_time()
         self._left = asked.limit or -1
+        self._owner = Owner(request.address)
+
+    async def page(self) -> list[Committed]:
+        """Return the next page."""
+        return await _page(self._node, self._feed, self._request.user, self._owner)
 
     async def lines(self, page: list[Committed]) -> AsyncGenerator[bytes]:
         """Yield the lines or events for the reader, page by page; ``page`` is the first page."""
@@ -183,7 +200,7 @@ class _Reader:
                     if trio.current_time() - self._told > ALIVE_S:
                         yield self._end()
                 self._request.check_stay()
-                page = await _page(self._node, self._feed, self._request.user)
+                page = await self.page()
         except BedrockishError as error:
             yield self._line({"error": pack_error(error)}, None, "error")
 

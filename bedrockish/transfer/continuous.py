@@ -293,11 +293,14 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
         asked: Any = [(_REMOVED, (leader,)), (_PAGE, (leader, first, last, PAGE_BYTES))]
         try:
             removed, page = await client.transact(asked, read=STALE)
-        except TooLargeError:
-            removed, page = await client.transact([asked[0], (_ENTRY, (leader, first))], read=STALE)
-        if removed.rows and int(removed.value()) >= first:
+            rows = page.rows
+        except TooLargeError:  # result_bytes_max does not bound a stream
+            async with client.stream(_ENTRY, (leader, first), read=STALE) as one:
+                rows = [row async for row in one]
+            removed = await client.execute(*asked[0], read=STALE)
+        taken = [hashed_entry(*map(bytes, row)) for row in rows]
+        if not taken and removed.rows and int(removed.value()) >= first:
             raise GapError(f"{leader}{first} was removed from the journals")
-        taken = [hashed_entry(*map(bytes, row)) for row in page.rows]
         if not taken or taken[0].tick != first:
             raise UnavailableError(f"the node that was asked does not have {leader}{first} yet; ask again")
         found += taken

@@ -13,6 +13,7 @@ from bedrockish.cli.changes import as_text
 from bedrockish.client.feed import _take
 from bedrockish.errors import DamagedError
 from bedrockish.http.changes import _page
+from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import (
     Cursor,
     CursorError,
@@ -256,7 +257,7 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
             return Answer(encode_results([Result(tuple("1234567"), page)]), Token())
 
     with pytest.raises(DamagedError, match=r"20\.B"):
-        await _page(cast(Any, Node()), feed, "")
+        await _page(cast(Any, Node()), feed, "", Owner(""))
     journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (row(20, "B", "u")[4],))
     assert read(journal, feed) == ["20.B", "30.B"]
 

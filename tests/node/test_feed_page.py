@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from bedrockish.errors import BedrockishError, MemoryFullError, TooLargeError
+from bedrockish.errors import BedrockishError, MemoryFullError
 from bedrockish.http.changes import _page
+from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import Feed
 
 
@@ -24,8 +25,5 @@ async def test_page_tells_that_the_node_lacks_memory() -> None:
     """The reader was told that a transaction is larger than a result may be, which no later try changes."""
     node = Refusing(MemoryFullError("the node has used its memory"))
     with pytest.raises(MemoryFullError, match="used its memory"):
-        await _page(node, Feed(None), "")  # type: ignore[arg-type]
-    large = Refusing(TooLargeError("the result is too large"))
-    with pytest.raises(TooLargeError, match="raise result_bytes_max"):
-        await _page(large, Feed(None), "")  # type: ignore[arg-type]
-    assert large.asked == 2, "the page, and the next transaction alone"
+        await _page(node, Feed(None), "", Owner(""))  # type: ignore[arg-type]
+    assert node.asked == 1, "a stream would need as much"

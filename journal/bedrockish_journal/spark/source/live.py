@@ -7,13 +7,14 @@ each page the reader sleeps for as long as the node has taken, so that it uses a
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from bedrockish.api.requests import STALE
 from bedrockish.api.url import hide_password
 from bedrockish.client.blocking import Connection, connect
-from bedrockish.errors import ConfigError
+from bedrockish.errors import ConfigError, TooLargeError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
@@ -25,6 +26,8 @@ PAGE_TICKS = 1_000
 REST_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
+_FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3"
+_BLOBS = "SELECT label, body FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 # Reads the length of at most one entry beyond a page, because a node may have to read the entry for its length.
 _SIZES = """WITH RECURSIVE page(tick, size, before) AS (
     SELECT ?2 - 1, 0, 0
@@ -67,6 +70,19 @@ class NodeFeed:
         time.sleep(min(time.monotonic() - begun, REST_MAX_S))
         return [one.rows for one in found]
 
+    def _one_by_one(self, span: Span, wanted: Wanted) -> Iterator[Stored]:
+        """Yield the entries of a page that is too large for one result, by streams, which have no such bound.
+
+        The bytes of an entry are read by a statement of their own, because the number of columns of a statement bounds
+        the length of its values.
+        """
+        query, values = replace(wanted, blobs=False).query
+        with self._connection.stream(query, (*span, *values), read=STALE) as heads:
+            found = [Stored._make(head) for head in heads]
+        for one in found:
+            with self._connection.stream(_BLOBS, (one.leader, one.tick), read=STALE) as blobs:
+                yield from (one._replace(label=label, body=body) for label, body in blobs)
+
     def _primary_key(self, table: str) -> list[str]:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
@@ -83,9 +99,14 @@ class NodeFeed:
             while low <= high:
                 last, ticks = self._page(leader, low, high, wanted)
                 if ticks:
-                    held, rows = self._ask_all((HELD, (leader,)), (query, (leader, low, last, *values)))
+                    try:
+                        held, found = self._ask_all((HELD, (leader,)), (query, (leader, low, last, *values)))
+                        rows = list(map(Stored._make, found))
+                    except TooLargeError:
+                        rows = list(self._one_by_one((leader, low, last), wanted))
+                        (held,) = self._ask_all((HELD, (leader,)))  # later, so nothing was removed before
                     check_held(f"node {self._node}", (leader, low, high), held)
-                    yield from map(Stored._make, rows)
+                    yield from rows
                 low = last + 1
 
     def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
@@ -97,7 +118,12 @@ class NodeFeed:
         window = min(high, low + PAGE_TICKS - 1)
         span = (leader, low, window)
         asked: tuple[str, tuple[object, ...]] = (_SIZES, (*span, PAGE_BYTES)) if wanted.blobs else (_TICKS, span)
-        held, sizes = self._ask_all((HELD, (leader,)), asked)
+        try:
+            held, sizes = self._ask_all((HELD, (leader,)), asked)
+        except TooLargeError:  # an entry is too long for a statement that copies it several times
+            held, ((tick,),) = self._ask_all((HELD, (leader,)), (_FIRST, span))
+            window = window if tick is None else tick
+            sizes = [] if tick is None else [(tick, 0)]
         check_held(f"node {self._node}", (leader, low, high), held)
         size, ticks = 0, list[int]()
         for tick, length in sizes:

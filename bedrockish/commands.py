@@ -84,17 +84,11 @@ class Transaction:
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """One command; made by ``command`` or ``query``.
+    """One command; made by ``command`` or ``query``."""
 
-    Attributes:
-        name: the name by which clients call it.
-        process: the function that writes; None if the command only reads.
-        peek_function: the function that only reads, and may return the answer without ``process``.
-    """
-
-    name: str
-    process: Function | None
-    peek_function: Function | None = None
+    name: str  # the name by which clients call it
+    process: Function | None  # the function that writes; None if the command only reads
+    peek_function: Function | None = None  # the function that only reads, and may return the answer without ``process``
 
     def peek(self, function: Function) -> Function:
         """Register a function that runs before ``process``, with the same arguments; if it returns None, process runs.

@@ -107,31 +107,18 @@ READS = {"read": "one row by its key", "strict": "the same, strictly", "mix": "9
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one run of one workload.
+    """The result of one run of one workload."""
 
-    Attributes:
-        work: the workload.
-        nodes: the number of nodes; 0 is plain SQLite.
-        clients: the number of concurrent clients; 0 is plain SQLite with one connection.
-        commits: transactions that committed in the measured time.
-        seconds: the measured time.
-        p50_ms: the median time of a transaction.
-        p99_ms: the 99th percentile of the time.
-        retries: how often a node ran a transaction again because of a conflict.
-        failures: commands that failed with a conflict.
-        nodes_ms: the processor time of all nodes for one transaction; NaN on systems without ``/proc``.
-    """
-
-    work: str
-    nodes: int
-    clients: int
-    commits: int
-    seconds: float
-    p50_ms: float
-    p99_ms: float
-    retries: int = 0
-    failures: int = 0
-    nodes_ms: float = math.nan
+    work: str  # the workload
+    nodes: int  # the number of nodes; 0 is plain SQLite
+    clients: int  # the number of concurrent clients; 0 is plain SQLite with one connection
+    commits: int  # transactions that committed in the measured time
+    seconds: float  # the measured time
+    p50_ms: float  # the median time of a transaction
+    p99_ms: float  # the 99th percentile of the time
+    retries: int = 0  # how often a node ran a transaction again because of a conflict
+    failures: int = 0  # commands that failed with a conflict
+    nodes_ms: float = math.nan  # the processor time of all nodes for one transaction; NaN on systems without ``/proc``
 
     @property
     def rate(self) -> float:

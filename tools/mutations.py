@@ -24,20 +24,13 @@ CONTROL_S = 10.0  # seconds at least for which a scope is gone through without a
 
 @dataclass(frozen=True)
 class Catch:
-    """The result for one fault.
-
-    Attributes:
-        where: the scope, or the seed; without a result, the extent of the search.
-        law: the broken law, or an empty text.
-        seconds: the processor time, including the run without the fault.
-        unsound: the law that broke without the fault, so that the result proves nothing; else an empty text.
-    """
+    """The result for one fault."""
 
     by: str
-    where: str
-    law: str
-    seconds: float
-    unsound: str = ""
+    where: str  # the scope, or the seed; without a result, the extent of the search
+    law: str  # the broken law, or an empty text
+    seconds: float  # the processor time, including the run without the fault
+    unsound: str = ""  # the law that broke without the fault, so that the result proves nothing; else an empty text
 
 
 class Hunter:

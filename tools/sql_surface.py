@@ -10,19 +10,12 @@ SAME, DIFFERS, REFUSED = "as in SQLite", "differs", "refused"
 
 
 class Line(NamedTuple):
-    """One line of the table.
+    """A line of the table."""
 
-    Attributes:
-        name: as SQLite's documentation calls it.
-        verdict: ``SAME``, ``DIFFERS`` or ``REFUSED``.
-        statements: run in this order on a connection of their own; the verdict is about the last one.
-        how: the difference, or the reason of the refusal and the way out.
-    """
-
-    name: str
-    verdict: str
-    statements: tuple[str, ...]
-    how: str = ""
+    name: str  # as SQLite's documentation calls it
+    verdict: str  # ``SAME``, ``DIFFERS`` or ``REFUSED``
+    statements: tuple[str, ...]  # run in this order on a connection of their own; the verdict is about the last one
+    how: str = ""  # the difference, or the reason of the refusal and the way out
 
 
 def _same(name: str, *statements: str) -> Line:

@@ -139,12 +139,9 @@ class Analysis:
         prepare: registers the functions and collations that SQLite does not have on a connection.
         known: the previous schema, or another connection's schema, whose unchanged parts are reused.
         definitions: the definitions that the connection sees now, if they are known.
-
-    Attributes:
-        patience: returns the check that limits the analysis of a text.
     """
 
-    patience: Callable[[str], Check]
+    patience: Callable[[str], Check]  # returns the check that limits the analysis of a text
 
     def __init__(
         self,

@@ -87,31 +87,19 @@ LEAST_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The allowed lengths of a statement's values, in bytes.
+    """The allowed lengths of a statement's values, in bytes."""
 
-    Attributes:
-        loop: the longest value in the node's loop.
-        in_worker: the longest value in a worker thread; 0 for any length.
-        mentions: how many long values it may make or copy before an interrupt, if that determines ``in_worker``.
-        has_patterns: whether it calls LIKE or GLOB.
-        culprits: the functions that limit ``in_worker``, as a text.
-        is_brief: whether it ends within a moment regardless of the tables' content, and needs no watchdog.
-        constants: the lengths of text constants that may be patterns; None if they are not known.
-        patterns: number of calls of LIKE and GLOB; negative if a pattern depends on a row.
-        has_calls: whether it calls a function, or may.
-        searches: the texts for which it searches with FTS5; None without a search.
-    """
-
-    loop: int
-    in_worker: int = 0
-    has_patterns: bool = False
-    culprits: str = ""
-    mentions: int = 0
-    is_brief: bool = False
+    loop: int  # the longest value in the node's loop
+    in_worker: int = 0  # the longest value in a worker thread; 0 for any length
+    has_patterns: bool = False  # whether it calls LIKE or GLOB
+    culprits: str = ""  # the functions that limit ``in_worker``, as a text
+    mentions: int = 0  # how many long values it may make or copy before an interrupt, if that determines ``in_worker``
+    is_brief: bool = False  # whether it ends within a moment regardless of the tables' content, and needs no watchdog
+    # The lengths of text constants that may be patterns; None if they are not known.
     constants: tuple[int, ...] | None = None
-    patterns: int = 0
-    has_calls: bool = True
-    searches: Searches | None = None
+    patterns: int = 0  # number of calls of LIKE and GLOB; negative if a pattern depends on a row
+    has_calls: bool = True  # whether it calls a function, or may
+    searches: Searches | None = None  # the texts for which it searches with FTS5; None without a search
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)

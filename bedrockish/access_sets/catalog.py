@@ -27,84 +27,60 @@ _HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # PRAGMA table_xinfo: hidden columns of vi
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        place: position of its value in a captured row; None for a generated column that is not stored.
-    """
+    """A column of a table."""
 
     name: str
     affinity: str
     generated: bool
-    place: int | None
+    place: int | None  # position of its value in a captured row; None for a generated column that is not stored
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """One index, or the primary key of a WITHOUT ROWID table.
-
-    Attributes:
-        columns: numbers of the indexed columns (``ROWID`` for the rowid), then of the columns that make entries unique.
-        specs: how each of these columns is compared.
-        declared: how many of these columns the user named; the rest only make entries unique.
-        opaque: whether entries cannot be computed from the stored values of a row alone (expressions, VIRTUAL columns,
-            collations other than SQLite's own).
-        foreign: whether it has a collation that is not SQLite's own, so that equal values may have different bytes.
-        object: name of its key space.
-        sql: the statement that creates it; empty for the index of a constraint.
-        stored: numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
-    """
+    """One index, or the primary key of a WITHOUT ROWID table."""
 
     name: str
     table: str
     unique: bool
     partial: bool
     primary: bool
+    # Numbers of the indexed columns (``ROWID`` for the rowid), then of the columns that make entries unique.
     columns: tuple[int, ...]
-    specs: tuple[Spec, ...]
-    declared: int
+    specs: tuple[Spec, ...]  # how each of these columns is compared
+    declared: int  # how many of these columns the user named; the rest only make entries unique
+    # Whether entries cannot be computed from the stored values of a row alone (expressions, VIRTUAL columns, collations
+    # other than SQLite's own).
     opaque: bool
-    object: str
+    object: str  # name of its key space
+    # Whether it has a collation that is not SQLite's own, so that equal values may have different bytes.
     foreign: bool = False
-    sql: str = ""
+    sql: str = ""  # the statement that creates it; empty for the index of a constraint
+    # Numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
     stored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """Columns of a child table that must refer to a row of a parent.
-
-    Attributes:
-        parent: the parent's name as the schema spells it, or None when there is no such table.
-        columns: numbers of the child's columns.
-        parent_columns: numbers of the parent's columns, in the same order; empty when they cannot be resolved.
-    """
+    """Columns of a child table that must refer to a row of a parent."""
 
     child: str
-    parent: str | None
-    columns: tuple[int, ...]
+    parent: str | None  # the parent's name as the schema spells it, or None when there is no such table
+    columns: tuple[int, ...]  # numbers of the child's columns
+    # Numbers of the parent's columns, in the same order; empty when they cannot be resolved.
     parent_columns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table with its indexes.
-
-    Attributes:
-        columns: all columns, in order of their numbers.
-        rowid_column: number of the INTEGER PRIMARY KEY column, or None.
-        key: the primary key of a WITHOUT ROWID table, or None for a rowid table.
-        indexes: all indexes but ``key``.
-        sql: the statement that creates the table.
-    """
+    """A table with its indexes."""
 
     name: str
-    columns: tuple[Column, ...]
-    rowid_column: int | None
-    key: Index | None
-    indexes: tuple[Index, ...] = ()
+    columns: tuple[Column, ...]  # all columns, in order of their numbers
+    rowid_column: int | None  # number of the INTEGER PRIMARY KEY column, or None
+    key: Index | None  # the primary key of a WITHOUT ROWID table, or None for a rowid table
+    indexes: tuple[Index, ...] = ()  # all indexes but ``key``
     foreign_keys: tuple[ForeignKey, ...] = ()
-    sql: str = ""
+    sql: str = ""  # the statement that creates the table
 
     @property
     def object(self) -> str:
@@ -129,22 +105,18 @@ class Table:
 
 @dataclass
 class Schema:
-    """The schema that ``read_schema`` found.
-
-    Attributes:
-        encoding: the encoding of texts in the file.
-        roots: root page -> its rowid table or index; for a WITHOUT ROWID table, the primary key.
-        virtual: the virtual tables; those that own their rows are also in ``tables``.
-        parents: table -> folded names of the tables to which its foreign keys point, including missing tables.
-        definitions: the definitions from which the schema was read.
-    """
+    """The schema that ``read_schema`` found."""
 
     version: int
-    encoding: str = "UTF-8"
+    encoding: str = "UTF-8"  # the encoding of texts in the file
     tables: dict[str, Table] = field(default_factory=dict)
+    # Root page -> its rowid table or index; for a WITHOUT ROWID table, the primary key.
     roots: dict[int, Table | Index] = field(default_factory=dict)
+    # The virtual tables; those that own their rows are also in ``tables``.
     virtual: VirtualLayout = field(default_factory=VirtualLayout)
+    # Table -> folded names of the tables to which its foreign keys point, including missing tables.
     parents: dict[str, frozenset[str]] = field(default_factory=dict)
+    # The definitions from which the schema was read.
     definitions: Definitions | None = field(default=None, compare=False, repr=False)
 
     def find(self, name: str) -> Table | None:

@@ -31,16 +31,11 @@ Rows = dict[str, dict[int, Row]]
 
 @dataclass(slots=True)
 class Touched:
-    """Changed rows of a table whose rows the hook cannot show.
+    """Changed rows of a table whose rows the hook cannot show."""
 
-    Attributes:
-        rowids: their rowids, in the order of the first change.
-        changes: number of changes; if it is larger than the number of rows, some rows changed several times.
-        chunks: shadow table and rowid of each written chunk -> its bytes before; None for a new chunk.
-    """
-
-    rowids: dict[int, None] = field(default_factory=dict)
-    changes: int = 0
+    rowids: dict[int, None] = field(default_factory=dict)  # their rowids, in the order of the first change
+    changes: int = 0  # number of changes; if it is larger than the number of rows, some rows changed several times
+    # Shadow table and rowid of each written chunk -> its bytes before; None for a new chunk.
     chunks: dict[tuple[str, int], bytes | None] = field(default_factory=dict)
 
 

@@ -61,15 +61,11 @@ _SEQUENCE_WRITE = ("NotNull", "NewRowid", "MakeRecord", "Insert", "Close")
 
 @dataclass(frozen=True, slots=True)
 class FieldValues:
-    """One column of a key: all values that it can have, and how it is compared.
-
-    Attributes:
-        not_null: whether the program skips the seek if the value is NULL.
-    """
+    """One column of a key: all values that it can have, and how it is compared."""
 
     atoms: frozenset[Atom]
     spec: Spec
-    not_null: bool = False
+    not_null: bool = False  # whether the program skips the seek if the value is NULL
 
 
 Fields = tuple[FieldValues, ...]
@@ -77,28 +73,18 @@ Fields = tuple[FieldValues, ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One interval of the keys of an object.
+    """An interval of the keys of an object."""
 
-    Attributes:
-        object: ``t:NAME`` or ``i:NAME``.
-        low: columns of its low end; empty for the beginning of the object.
-        low_after: whether it begins after all keys that begin with ``low``.
-        high: columns of its high end; empty for the end of the object.
-        high_after: whether it includes all keys that begin with ``high``.
-        exact: whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
-        equal: number of leading columns that have the same value at both ends, whichever of their values it is.
-        stop: where the loop may end before the end of the interval.
-        columns: the columns of the row on which the statement can depend, if the read is of one row; None for all.
-    """
-
-    object: str
-    low: Fields = ()
-    low_after: bool = False
-    high: Fields = ()
-    high_after: bool = True
+    object: str  # ``t:NAME`` or ``i:NAME``
+    low: Fields = ()  # columns of its low end; empty for the beginning of the object
+    low_after: bool = False  # whether it begins after all keys that begin with ``low``
+    high: Fields = ()  # columns of its high end; empty for the end of the object
+    high_after: bool = True  # whether it includes all keys that begin with ``high``
+    # Whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
     exact: bool = False
-    equal: int = 0
-    stop: Stop | None = None
+    equal: int = 0  # number of leading columns that have the same value at both ends, whichever of their values it is
+    stop: Stop | None = None  # where the loop may end before the end of the interval
+    # The columns of the row on which the statement can depend, if the read is of one row; None for all.
     columns: frozenset[str] | None = None
 
     @property
@@ -119,17 +105,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Dependent:
-    """A read that depends on rows read before.
+    """A read that depends on rows read before."""
 
-    Attributes:
-        coarse: the interval that contains the read for any such rows.
-        fine: the narrower interval in terms of columns of those rows.
-        reasons: why ``coarse`` may be too wide, each with the object.
-    """
-
-    coarse: Access
-    fine: Access
-    reasons: tuple[tuple[str, str], ...]
+    coarse: Access  # the interval that contains the read for any such rows
+    fine: Access  # the narrower interval in terms of columns of those rows
+    reasons: tuple[tuple[str, str], ...]  # why ``coarse`` may be too wide, each with the object
 
 
 def points_of(access: Access) -> Callable[[Iterable[bytes]], list[bytes]] | None:
@@ -148,28 +128,20 @@ CursorId = tuple[int, int]
 
 @dataclass
 class ProgramReads:
-    """The reads of one program.
-
-    Attributes:
-        dependents: reads that depend on columns of rows read by any cursor.
-        rows: cursor -> the sources of its rows: its own accesses, and cursors on the same rows.
-        on: cursor -> its table or index, if it is always on the same one.
-        probes: reads that count only if the statement failed.
-        tables: names of the tables that the program opens.
-        fallbacks: pairs of a reason and an object that is read as a whole for that reason.
-        everything: whether the program is not understood, so that it counts as reading the whole database.
-        locking: names of the tables for which it calls ``skip_locked()``.
-    """
+    """The reads of one program."""
 
     reads: list[Access] = field(default_factory=list)
-    dependents: list[Dependent] = field(default_factory=list)
+    dependents: list[Dependent] = field(default_factory=list)  # reads that depend on columns of rows read by any cursor
+    # Cursor -> the sources of its rows: its own accesses, and cursors on the same rows.
     rows: dict[CursorId, list[Access | CursorId]] = field(default_factory=dict)
+    # Cursor -> its table or index, if it is always on the same one.
     on: dict[CursorId, Table | Index] = field(default_factory=dict)
-    probes: list[Access] = field(default_factory=list)
-    tables: set[str] = field(default_factory=set)
+    probes: list[Access] = field(default_factory=list)  # reads that count only if the statement failed
+    tables: set[str] = field(default_factory=set)  # names of the tables that the program opens
+    # Pairs of a reason and an object that is read as a whole for that reason.
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
-    everything: bool = False
-    locking: set[str] = field(default_factory=set)
+    everything: bool = False  # whether the program is not understood, so that it counts as reading the whole database
+    locking: set[str] = field(default_factory=set)  # names of the tables for which it calls ``skip_locked()``
 
     @property
     def by_column(self) -> bool:

@@ -45,59 +45,35 @@ _HARMLESS = LOADS | _RESULTS | {"RealAffinity", "Blob", "String", "DeferredSeek"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition that a row must meet to be counted.
+    """A condition that a row must meet to be counted."""
 
-    Attributes:
-        column: number of the column in its table; ``ROWID`` for the rowid.
-        operator: ``=``, ``<``, ``IS NOT`` and similar ones.
-        value: the value with which the column is compared; None for NULL.
-        collation: the collation of the comparison.
-        as_stored: whether the comparison does not apply the column's affinity to the value.
-    """
-
-    column: int
-    operator: str
-    value: Atom | None
-    collation: str = BINARY
-    as_stored: bool = False
+    column: int  # number of the column in its table; ``ROWID`` for the rowid
+    operator: str  # ``=``, ``<``, ``IS NOT`` and similar ones
+    value: Atom | None  # the value with which the column is compared; None for NULL
+    collation: str = BINARY  # the collation of the comparison
+    as_stored: bool = False  # whether the comparison does not apply the column's affinity to the value
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """A join as a condition for a row to be counted: another table must have a row whose rowid is a column of the row.
+    """A join that decides whether a row counts: another table must have a row whose rowid is a column of the row."""
 
-    Attributes:
-        column: number of the column in the row's table; ``ROWID`` for the rowid.
-        table: name of the other table.
-        filters: conditions on the row of the other table.
-        partners: further rows that must exist for the row of the other table.
-    """
-
-    column: int
-    table: str
-    filters: tuple[Filter, ...] = ()
-    partners: tuple["Partner", ...] = ()
+    column: int  # number of the column in the row's table; ``ROWID`` for the rowid
+    table: str  # name of the other table
+    filters: tuple[Filter, ...] = ()  # conditions on the row of the other table
+    partners: tuple["Partner", ...] = ()  # further rows that must exist for the row of the other table
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end of a loop: it exits after ``offset`` plus ``limit`` counted rows.
+    """The end of a loop: it exits after ``offset`` plus ``limit`` counted rows."""
 
-    Attributes:
-        filters: conditions; a row is counted if it meets all of them.
-        limit: the number of rows.
-        offset: the number of counted rows that are skipped before.
-        is_fixed: whether the plan does not depend on parameters.
-        backward: whether the loop goes from the end of its range to the beginning.
-        partners: rows of other tables that must exist.
-    """
-
-    filters: tuple[Filter, ...]
-    limit: Atom
-    offset: Atom
-    backward: bool
-    is_fixed: bool
-    partners: tuple[Partner, ...] = ()
+    filters: tuple[Filter, ...]  # conditions; a row is counted if it meets all of them
+    limit: Atom  # the number of rows
+    offset: Atom  # the number of counted rows that are skipped before
+    backward: bool  # whether the loop goes from the end of its range to the beginning
+    is_fixed: bool  # whether the plan does not depend on parameters
+    partners: tuple[Partner, ...] = ()  # rows of other tables that must exist
 
 
 def asked_values(of: Stop | Partner) -> Iterator[Atom]:
@@ -293,16 +269,11 @@ _ZERO = Atom("const", ("int", 0))
 
 @dataclass
 class _Row:
-    """The row of a cursor: the loop's own row, or a row of another table that is looked up for it.
+    """The row of a cursor: the loop's own row, or a row of another table that is looked up for it."""
 
-    Attributes:
-        table: the row's table.
-        filters: the conditions on the row.
-        partners: pairs of a column and the row that is looked up by it.
-    """
-
-    table: Table
-    filters: list[Filter] = field(default_factory=list)
+    table: Table  # the row's table
+    filters: list[Filter] = field(default_factory=list)  # the conditions on the row
+    # Pairs of a column and the row that is looked up by it.
     partners: list[tuple[int, "_Row"]] = field(default_factory=list)
 
     def told_partners(self) -> tuple[Partner, ...]:

@@ -65,32 +65,21 @@ _BLOB = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads of one statement, for any parameters.
+    """The reads of one statement, for any parameters."""
 
-    Attributes:
-        readonly: whether it does not change the file.
-        tables: names of the tables opened by it and its triggers, whose definitions it reads too.
-        fallbacks: overestimated reads: pairs of a reason and an object.
-        dependents: the reads that ``resolve`` determines exactly; None without any.
-        dependent_fallbacks: like ``fallbacks``, for the dependent reads of an execution that cannot resolve them.
-        lengths: the allowed lengths of its values.
-        reads_nothing: whether it has no reads for any parameters.
-        by_column: whether it reads only some columns of some rows.
-        resolves: whether ``resolve`` may look rows up; otherwise it returns whole objects, like ``bind``.
-    """
-
-    readonly: bool
-    tables: frozenset[str]
-    fallbacks: tuple[tuple[str, str], ...]
-    dependents: DependentReads | None
+    readonly: bool  # whether it does not change the file
+    tables: frozenset[str]  # names of the tables opened by it and its triggers, whose definitions it reads too
+    fallbacks: tuple[tuple[str, str], ...]  # overestimated reads: pairs of a reason and an object
+    dependents: DependentReads | None  # the reads that ``resolve`` determines exactly; None without any
+    # Like ``fallbacks``, for the dependent reads of an execution that cannot resolve them.
     dependent_fallbacks: tuple[tuple[str, str], ...]
-    lengths: Lengths
-    reads_nothing: bool
-    by_column: bool
+    lengths: Lengths  # the allowed lengths of its values
+    reads_nothing: bool  # whether it has no reads for any parameters
+    by_column: bool  # whether it reads only some columns of some rows
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
-    resolves: bool = True
+    resolves: bool = True  # whether ``resolve`` may look rows up; otherwise it returns whole objects, like ``bind``
 
     @property
     def size(self) -> int:
@@ -128,15 +117,12 @@ class ReadPlan:
 
 @value
 class ResolvedReads:
-    """The reads of one execution of a statement.
-
-    Attributes:
-        resolution: the dependent reads; None without any. For a statement that writes, ``Resolution.wrote`` must be
-            called before ``keys``.
-    """
+    """The reads of one execution of a statement."""
 
     plan: ReadPlan
     params: Params
+    # The dependent reads; None without any. For a statement that writes, ``Resolution.wrote`` must be called before
+    # ``keys``.
     resolution: Resolution | None
 
     def complete(self, changes: Sequence[Change], blind: Iterable[str]) -> ReadKeys:

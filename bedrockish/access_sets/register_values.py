@@ -21,47 +21,31 @@ _double = Struct(">d")
 
 
 class Atom(NamedTuple):
-    """One value that a register may hold.
+    """A value that a register may hold."""
 
-    Attributes:
-        kind: ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1),
-            ``column`` (a ``Cell``: a column of the rows of a cursor), or ``new`` (the rowid of a row that is being
-            inserted into table ``payload``).
-        affinities: the affinities that may have been applied to it, in any order.
-    """
-
+    # ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1), ``column`` (a
+    # ``Cell``: a column of the rows of a cursor), or ``new`` (the rowid of a row that is being inserted into table
+    # ``payload``).
     kind: Literal["const", "param", "column", "new"]
     payload: Any
-    affinities: frozenset[str] = frozenset()
+    affinities: frozenset[str] = frozenset()  # the affinities that may have been applied to it, in any order
 
 
 class Cell(NamedTuple):
-    """A column of the rows of a cursor.
+    """A column of the rows of a cursor."""
 
-    Attributes:
-        program: number of the program; 0 for the statement's own, then those of its triggers.
-        cursor: number of the cursor in that program.
-        column: number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid.
-    """
-
-    program: int
-    cursor: int
-    column: int
+    program: int  # number of the program; 0 for the statement's own, then those of its triggers
+    cursor: int  # number of the cursor in that program
+    column: int  # number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid
 
 
 class Program(NamedTuple):
-    """One program and the objects of its cursors.
-
-    Attributes:
-        cursors: cursor -> root pages of the tables and indexes on which it is opened.
-        private: cursors on objects that only this statement, or only its connection, can see.
-        temporary: cursors on TEMP tables and in attached files, which have rows from before the statement.
-    """
+    """A program and the objects of its cursors."""
 
     ops: list[Op]
-    cursors: dict[int, set[int]]
-    private: set[int]
-    temporary: set[int]
+    cursors: dict[int, set[int]]  # cursor -> root pages of the tables and indexes on which it is opened
+    private: set[int]  # cursors on objects that only this statement, or only its connection, can see
+    temporary: set[int]  # cursors on TEMP tables and in attached files, which have rows from before the statement
 
 
 Slot = int | tuple[str, int] | tuple[str, int, int]
@@ -365,17 +349,11 @@ class Registers:
 
 
 class _Fill(NamedTuple):
-    """The sources of rows of a private table.
+    """The sources of rows of a private table."""
 
-    Attributes:
-        is_known: whether there are no other sources.
-        made: the MakeRecord instructions of the rows.
-        copied: cursors whose rows are copied whole.
-    """
-
-    is_known: bool
-    made: tuple[Op, ...]
-    copied: tuple[int, ...]
+    is_known: bool  # whether there are no other sources
+    made: tuple[Op, ...]  # the MakeRecord instructions of the rows
+    copied: tuple[int, ...]  # cursors whose rows are copied whole
 
 
 _LEAVES_RECORD = frozenset({"NewRowid", "SCopy", "IntCopy", "Sequence", "Rowid", "IdxRowid", "Integer"})

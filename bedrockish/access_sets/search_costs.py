@@ -27,19 +27,12 @@ _REPLACE = "replace(3)"
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """The texts for which a statement searches with FTS5.
+    """The texts for which a statement searches with FTS5."""
 
-    Attributes:
-        params: the positions, from 0, of the parameters from which the texts are built.
-        constants: bytes of the constants from which the texts are built.
-        replaces: whether replace() may multiply the lengths.
-        is_known: whether the texts are built from these parameters and constants only.
-    """
-
-    params: tuple[int, ...] = ()
-    constants: int = 0
-    replaces: bool = False
-    is_known: bool = True
+    params: tuple[int, ...] = ()  # the positions, from 0, of the parameters from which the texts are built
+    constants: int = 0  # bytes of the constants from which the texts are built
+    replaces: bool = False  # whether replace() may multiply the lengths
+    is_known: bool = True  # whether the texts are built from these parameters and constants only
 
     def fits(self, sizes: Mapping[int, int], most: int) -> bool:
         """Return whether the texts have at most ``most`` bytes, for parameters of these sizes."""

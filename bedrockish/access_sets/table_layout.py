@@ -31,40 +31,26 @@ def quote(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table.
-
-    Attributes:
-        name: its name.
-        columns: the stored columns, in the order of the preupdate hook.
-        writable: positions in ``columns`` of the columns that an INSERT may name: all but STORED generated columns.
-        rowid: a quoted name for its rowid that no column hides; empty if columns hide all names; None for a table
-            WITHOUT ROWID.
-        alias: position of the column that is the rowid (INTEGER PRIMARY KEY), or None.
-        key: positions of the primary key's columns, for a table WITHOUT ROWID.
-        virtual: whether it has VIRTUAL generated columns, whose values the hook cannot show.
-        unique: whether it has a UNIQUE constraint other than its own key.
-        triggers: whether it has triggers of its own.
-        active: whether it has triggers, or is the child or parent of a foreign key.
-        checks: whether it may have CHECKs.
-        reals: positions of the columns with REAL affinity, in which the hook may show a whole number as an int.
-        is_module: whether it is a virtual table that owns its rows; the hook reports their rowids by a shadow table.
-        own: further facts about such a table.
-    """
+    """A table."""
 
     name: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # the stored columns, in the order of the preupdate hook
+    # Positions in ``columns`` of the columns that an INSERT may name: all but STORED generated columns.
     writable: tuple[int, ...]
+    # A quoted name for its rowid that no column hides; empty if columns hide all names; None for a table WITHOUT ROWID.
     rowid: str | None
-    alias: int | None
-    key: tuple[int, ...]
-    virtual: bool
-    unique: bool
-    triggers: bool
-    active: bool
-    checks: bool
+    alias: int | None  # position of the column that is the rowid (INTEGER PRIMARY KEY), or None
+    key: tuple[int, ...]  # positions of the primary key's columns, for a table WITHOUT ROWID
+    virtual: bool  # whether it has VIRTUAL generated columns, whose values the hook cannot show
+    unique: bool  # whether it has a UNIQUE constraint other than its own key
+    triggers: bool  # whether it has triggers of its own
+    active: bool  # whether it has triggers, or is the child or parent of a foreign key
+    checks: bool  # whether it may have CHECKs
+    # Positions of the columns with REAL affinity, in which the hook may show a whole number as an int.
     reals: tuple[int, ...]
+    # Whether it is a virtual table that owns its rows; the hook reports their rowids by a shadow table.
     is_module: bool = False
-    own: OwnRows = _OF_NO_MODULE
+    own: OwnRows = _OF_NO_MODULE  # further facts about such a table
 
     @property
     def id_column(self) -> str:

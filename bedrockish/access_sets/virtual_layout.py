@@ -22,61 +22,41 @@ _VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORD
 
 @dataclass(frozen=True, slots=True)
 class ContentIndex:
-    """An FTS5 table that indexes the rows of an ordinary table.
-
-    Attributes:
-        name: its name.
-        columns: the columns of the content table that it indexes.
-        definition: its CREATE statement.
-    """
+    """An FTS5 table that indexes the rows of an ordinary table."""
 
     name: str
-    columns: tuple[str, ...]
-    definition: str
+    columns: tuple[str, ...]  # the columns of the content table that it indexes
+    definition: str  # its CREATE statement
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The rows of a virtual table that owns them.
-
-    Attributes:
-        name: its name.
-        columns: the columns that an INSERT may name.
-        rowid: a quoted name for its rowid; None if its first column is a text key.
-        alias: position of the column that is the rowid, or None.
-        row_table: the shadow table with a row for each of its rows, if the greatest rowid is found faster there.
-        marks: column -> the expression for its value in a statement, if it is not a plain parameter.
-        is_replaced: whether rows are deleted and inserted in place of updates, because the module cannot update every
-            column.
-    """
+    """The rows of a virtual table that owns them."""
 
     name: str
-    columns: tuple[str, ...]
-    rowid: str | None
-    alias: int | None
-    row_table: str = ""
+    columns: tuple[str, ...]  # the columns that an INSERT may name
+    rowid: str | None  # a quoted name for its rowid; None if its first column is a text key
+    alias: int | None  # position of the column that is the rowid, or None
+    row_table: str = ""  # the shadow table with a row for each of its rows, if the greatest rowid is found faster there
+    # Column -> the expression for its value in a statement, if it is not a plain parameter.
     marks: Mapping[str, str] = field(default_factory=dict)
+    # Whether rows are deleted and inserted in place of updates, because the module cannot update every column.
     is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualLayout:
-    """All virtual tables of a schema.
+    """The virtual tables of a schema."""
 
-    Attributes:
-        tables: the definitions, by name.
-        shadows: shadow table -> its virtual table, if each of its rows stands for a row of the virtual table with the
-            same rowid; else an empty text.
-        chunks: shadow table of vec0, each row of which holds the values of many rows -> the virtual table.
-        indexes: content table -> the indexes on its rows.
-        owners: the virtual tables that own their rows.
-    """
-
-    tables: Mapping[str, VirtualTable] = field(default_factory=dict)
+    tables: Mapping[str, VirtualTable] = field(default_factory=dict)  # the definitions, by name
+    # Shadow table -> its virtual table, if each of its rows stands for a row of the virtual table with the same rowid;
+    # else an empty text.
     shadows: Mapping[str, str] = field(default_factory=dict)
+    # Shadow table of vec0, each row of which holds the values of many rows -> the virtual table.
     chunks: Mapping[str, str] = field(default_factory=dict)
+    # Content table -> the indexes on its rows.
     indexes: Mapping[str, tuple[ContentIndex, ...]] = field(default_factory=dict)
-    owners: tuple[OwnRows, ...] = ()
+    owners: tuple[OwnRows, ...] = ()  # the virtual tables that own their rows
 
     @classmethod
     def read(cls, db: apsw.Connection, definitions: Definitions, listed: Iterable[tuple[str, str]]) -> "VirtualLayout":

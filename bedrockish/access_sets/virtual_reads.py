@@ -17,15 +17,10 @@ _FAIL, _IGNORE = 3, 4  # conflict clauses in P5 of VUpdate
 
 @dataclass(frozen=True, slots=True)
 class VirtualReads:
-    """The key spaces that a program reads through virtual tables.
+    """The key spaces that a program reads through virtual tables."""
 
-    Attributes:
-        objects: key spaces that it reads as a whole.
-        probes: key spaces that constraints look up; they count if the statement fails.
-    """
-
-    objects: tuple[str, ...] = ()
-    probes: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()  # key spaces that it reads as a whole
+    probes: tuple[str, ...] = ()  # key spaces that constraints look up; they count if the statement fails
 
 
 def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[str]) -> VirtualReads:

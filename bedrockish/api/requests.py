@@ -151,85 +151,55 @@ class Statement:
 
 @value
 class MemberChange:
-    """A change of the cluster's members, or of its users.
+    """A change of the cluster's members, or of its users."""
 
-    Attributes:
-        action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``,
-            ``level`` (raise the cluster's release level to the lowest level that a member has reported), ``void``
-            (record that all members skip a transaction's changes), or one of ``USER_ACTIONS``.
-        node: the member, user or transaction to change.
-        address: the address of the node (add, address), or of its successor (replace).
-        successor: name of the node that replaces it (replace).
-        store: id of the file of the added node; empty if it is not known yet.
-        level: the release level of the added node.
-        force: make the change even if the remaining voters have no quorum until others return, or no admin is left.
-        role: the user's role (add, grant, revoke).
-        secret: the hash of the user's password (add, passwd).
-        table: the table for which the role is granted (grant, revoke); empty for the whole database.
-    """
-
+    # ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``, ``level``
+    # (raise the cluster's release level to the lowest level that a member has reported), ``void`` (record that all
+    # members skip a transaction's changes), or one of ``USER_ACTIONS``.
     action: str
-    node: str
-    address: str = ""
-    successor: str = ""
-    store: str = ""
+    node: str  # the member, user or transaction to change
+    address: str = ""  # the address of the node (add, address), or of its successor (replace)
+    successor: str = ""  # name of the node that replaces it (replace)
+    store: str = ""  # id of the file of the added node; empty if it is not known yet
+    # Make the change even if the remaining voters have no quorum until others return, or no admin is left.
     force: bool = False
-    level: int = LEVEL
-    role: str = ""
-    secret: str = field(default="", repr=False)
-    table: str = ""
+    level: int = LEVEL  # the release level of the added node
+    role: str = ""  # the user's role (add, grant, revoke)
+    secret: str = field(default="", repr=False)  # the hash of the user's password (add, passwd)
+    table: str = ""  # the table for which the role is granted (grant, revoke); empty for the whole database
 
 
 @value
 class Named:
-    """A call of a registered command.
+    """A call of a registered command."""
 
-    Attributes:
-        name: name of the command.
-        args: plain values, by position or by name.
-    """
-
-    name: str
-    args: Sequence[Any] | Mapping[str, Any] = ()
+    name: str  # name of the command
+    args: Sequence[Any] | Mapping[str, Any] = ()  # plain values, by position or by name
 
 
 @value
 class Request:
-    """One command: statements that run as one transaction.
+    """One command: statements that run as one transaction."""
 
-    Attributes:
-        command: unique id chosen by the client; a command with this id is applied at most once in the whole cluster.
-        statements: statements to run, in order.
-        read: read level, used when no statement writes.
-        isolation: ``serializable`` or ``snapshot``.
-        token: the session's token.
-        timeout_s: how long the client waits, in seconds.
-        change: a change of the members, instead of statements.
-        read_only: refuse the request if it writes.
-        longest_s: total time limit of a request that is still being executed after ``timeout_s``; 0 for no extension.
-        call: a registered command to be called by name, instead of statements.
-        user: the authenticated user; empty in a cluster without users. No client can set it.
-        trace: the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded.
-        digest: the digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
-        temporary: name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the
-            first of them; empty if the session has none.
-        by_column: whether the client reads the rows of a large result by column. It is set by the client's link.
-    """
-
-    command: str
-    statements: tuple[Statement, ...]
-    read: str = SESSION
-    isolation: str = SERIALIZABLE
-    token: Token = field(default_factory=Token)
-    timeout_s: float = 30.0
-    change: MemberChange | None = None
-    read_only: bool = False
+    command: str  # unique id chosen by the client; a command with this id is applied at most once in the whole cluster
+    statements: tuple[Statement, ...]  # statements to run, in order
+    read: str = SESSION  # read level, used when no statement writes
+    isolation: str = SERIALIZABLE  # ``serializable`` or ``snapshot``
+    token: Token = field(default_factory=Token)  # the session's token
+    timeout_s: float = 30.0  # how long the client waits, in seconds
+    change: MemberChange | None = None  # a change of the members, instead of statements
+    read_only: bool = False  # refuse the request if it writes
+    # Total time limit of a request that is still being executed after ``timeout_s``; 0 for no extension.
     longest_s: float = 0.0
-    call: Named | None = None
-    user: str = ""
-    trace: str = ""
+    call: Named | None = None  # a registered command to be called by name, instead of statements
+    user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
+    trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
+    # The digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
     digest: bytes = b""
+    # Name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the first of them;
+    # empty if the session has none.
     temporary: str = ""
+    # Whether the client reads the rows of a large result by column. It is set by the client's link.
     by_column: bool = False
 
     @property
@@ -340,21 +310,13 @@ OPEN, SETTLED = _digest(["open"]), _digest(["settled"])
 
 @value
 class Result:
-    """The result of one statement.
+    """The result of one statement."""
 
-    Attributes:
-        columns: names of the result's columns; empty for a statement that returns no rows.
-        rows: the rows.
-        rowcount: number of rows changed by the statement itself; -1 for a statement that cannot change rows.
-        lastrowid: rowid of the last row inserted by the transaction so far, or None.
-        blocks: at a node, the rows before ``rows``, if they are encoded already; None if none are.
-    """
-
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    rowcount: int = -1
-    lastrowid: int | None = None
-    blocks: Blocks | None = None
+    columns: tuple[str, ...]  # names of the result's columns; empty for a statement that returns no rows
+    rows: list[tuple[Any, ...]]  # the rows
+    rowcount: int = -1  # number of rows changed by the statement itself; -1 for a statement that cannot change rows
+    lastrowid: int | None = None  # rowid of the last row inserted by the transaction so far, or None
+    blocks: Blocks | None = None  # at a node, the rows before ``rows``, if they are encoded already; None if none are
 
 
 def as_part_of_trace(request: Request) -> Request:
@@ -465,21 +427,13 @@ NOTHING = encode_results(())
 
 @value
 class Answer:
-    """A node's answer to a successful request.
+    """A node's answer to a successful request."""
 
-    Attributes:
-        results: encoded results, one for each statement.
-        token: the session's token after this request.
-        place: timeline and tick of the commit; None for a request that only read.
-        attempts: how often the node ran the request; more than 1 after conflicts.
-        more: in the answer of a stream, whether further rows may follow.
-    """
-
-    results: bytes
-    token: Token
-    place: tuple[str, int] | None = None
-    attempts: int = 1
-    more: bool = False
+    results: bytes  # encoded results, one for each statement
+    token: Token  # the session's token after this request
+    place: tuple[str, int] | None = None  # timeline and tick of the commit; None for a request that only read
+    attempts: int = 1  # how often the node ran the request; more than 1 after conflicts
+    more: bool = False  # in the answer of a stream, whether further rows may follow
 
 
 @value

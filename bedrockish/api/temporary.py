@@ -9,15 +9,10 @@ FRESH = "+"
 
 @dataclass(slots=True)
 class Temporary:
-    """The name of a session's TEMP objects.
+    """The name of a session's TEMP objects."""
 
-    Attributes:
-        name: the name under which the node keeps them; empty if the session has none.
-        is_made: whether a node has answered a request with that name.
-    """
-
-    name: str = ""
-    is_made: bool = False
+    name: str = ""  # the name under which the node keeps them; empty if the session has none
+    is_made: bool = False  # whether a node has answered a request with that name
 
     def begin(self, name: str) -> None:
         """Set the name, which must be unique, if none is set yet, because the session makes its first TEMP object."""

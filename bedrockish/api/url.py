@@ -93,39 +93,24 @@ def check_path(path: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The content of a client URL.
+    """The content of a client URL."""
 
-    Attributes:
-        addresses: nodes to try, in this order.
-        read: default read level.
-        timeout_s: default time for a call, in seconds.
-        connect_timeout_s: the seconds without any reachable node after which a call gives up.
-        cluster: the cluster to which a node must belong; None for any cluster.
-        choice: the node to ask: the ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
-        discover: also ask members of the cluster that are not in the URL; the default if the URL names several nodes.
-        user: name of the user; None without a user.
-        password: the user's password, or a token.
-        password_file: path of a file with the password or token.
-        local: path of the file of a node on this machine, for reads and transactions in the program; None without one.
-        ca: file with the certificates of the authorities that sign the nodes' certificates, or ``system``; None for no
-            TLS.
-        cert: file with the client's certificate.
-        key: file with the private key of that certificate.
-    """
-
-    addresses: tuple[Address, ...]
-    read: str = SESSION
-    timeout_s: float = 30.0
-    connect_timeout_s: float = 5.0
-    cluster: str | None = None
-    choice: str = FIRST
+    addresses: tuple[Address, ...]  # nodes to try, in this order
+    read: str = SESSION  # default read level
+    timeout_s: float = 30.0  # default time for a call, in seconds
+    connect_timeout_s: float = 5.0  # the seconds without any reachable node after which a call gives up
+    cluster: str | None = None  # the cluster to which a node must belong; None for any cluster
+    choice: str = FIRST  # the node to ask: the ``first`` of the list that answers, the ``nearest``, or a ``random`` one
+    # Also ask members of the cluster that are not in the URL; the default if the URL names several nodes.
     discover: bool = False
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    user: str | None = None  # name of the user; None without a user
+    password: str | None = field(default=None, repr=False)  # the user's password, or a token
+    # File with the certificates of the authorities that sign the nodes' certificates, or ``system``; None for no TLS.
     ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    password_file: str | None = None
+    cert: str | None = None  # file with the client's certificate
+    key: str | None = None  # file with the private key of that certificate
+    password_file: str | None = None  # path of a file with the password or token
+    # Path of the file of a node on this machine, for reads and transactions in the program; None without one.
     local: str | None = None
 
     def __str__(self) -> str:

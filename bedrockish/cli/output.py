@@ -32,21 +32,13 @@ CSV_QUOTED = re.compile(r"[^!#-&(-~]|,")  # sqlite3 puts quotes around values wi
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The style in which rows are printed.
+    """The style in which rows are printed."""
 
-    Attributes:
-        mode: one of ``ALL_MODES``.
-        headers: whether names come before rows; by default in tables, columns and CSV only.
-        null: the text for NULL; by default empty, and NULL in the mode ``plain``.
-        target: the table that ``insert`` names.
-        wrap: the most characters of a line in tables and columns; 0: the terminal's width, no bound without one.
-    """
-
-    mode: str
-    headers: bool | None = None
-    null: str | None = None
-    target: str = "table"
-    wrap: int = 0
+    mode: str  # one of ``ALL_MODES``
+    headers: bool | None = None  # whether names come before rows; by default in tables, columns and CSV only
+    null: str | None = None  # the text for NULL; by default empty, and NULL in the mode ``plain``
+    target: str = "table"  # the table that ``insert`` names
+    wrap: int = 0  # the most characters of a line in tables and columns; 0: the terminal's width, no bound without one
 
     def show(self, value: Any, *, lines: bool = False) -> str:
         """Return a value as text; with ``lines``, its line feeds and tabs are not escaped."""

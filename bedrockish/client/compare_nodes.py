@@ -24,25 +24,15 @@ SHOWN_MAX = 100  # differences that are listed
 
 @dataclass
 class Report:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        nodes: the nodes that answered to the end.
-        gone: the nodes that stopped answering, and why.
-        tables: number of compared tables.
-        rows: number of compared rows.
-        differences: rows that differ, at most ``SHOWN_MAX``.
-        skipped: tables that could not be compared, and why.
-        open: number of rows not compared, because transactions wrote them during each try.
-    """
-
-    nodes: list[str] = field(default_factory=list)
-    gone: dict[str, str] = field(default_factory=dict)
-    tables: int = 0
-    rows: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    open: int = 0
+    nodes: list[str] = field(default_factory=list)  # the nodes that answered to the end
+    gone: dict[str, str] = field(default_factory=dict)  # the nodes that stopped answering, and why
+    tables: int = 0  # number of compared tables
+    rows: int = 0  # number of compared rows
+    differences: list[Difference] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
+    skipped: list[str] = field(default_factory=list)  # tables that could not be compared, and why
+    open: int = 0  # number of rows not compared, because transactions wrote them during each try
 
 
 async def _no_pause(_rows: int) -> None:

@@ -26,18 +26,13 @@ PASSWORD_VARIABLE = "BEDROCKISH_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The credentials of a client.
+    """The credentials of a client."""
 
-    Attributes:
-        ssl_context: the TLS context; None for plain TCP.
-        user: the user's name; None without a user.
-        password: the user's password, or a token; None if it is in ``password_file``.
-        password_file: path of a file that is read for each link, so that it can be replaced while a program runs.
-    """
-
-    ssl_context: ssl.SSLContext | None = None
-    user: str | None = None
+    ssl_context: ssl.SSLContext | None = None  # the TLS context; None for plain TCP
+    user: str | None = None  # the user's name; None without a user
+    # The user's password, or a token; None if it is in ``password_file``.
     password: str | None = field(default=None, repr=False)
+    # Path of a file that is read for each link, so that it can be replaced while a program runs.
     password_file: str | None = None
 
     def _login(self) -> dict[str, Any]:

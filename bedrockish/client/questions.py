@@ -18,27 +18,16 @@ HISTORY = (
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One version of the schema.
+    """A version of the schema."""
 
-    Attributes:
-        version: 1, 2, …; version 0 is the schema with which the cluster began.
-        leader: the node that led the change.
-        clock: the clock of the change's transaction.
-        activates: the clock from which on the version is in force.
-        until: the clock from which on the next version is in force; None for the last version.
-        state: ``scheduled``, ``active`` or ``failed``; a failed version has the same schema as the version before it.
-        failure: why the data forbade the change; empty if it did not fail.
-        statements: the SQL of the change.
-    """
-
-    version: int
-    leader: str
-    clock: int
-    activates: int
-    until: int | None
-    state: str
-    failure: str
-    statements: str
+    version: int  # 1, 2, …; version 0 is the schema with which the cluster began
+    leader: str  # the node that led the change
+    clock: int  # the clock of the change's transaction
+    activates: int  # the clock from which on the version is in force
+    until: int | None  # the clock from which on the next version is in force; None for the last version
+    state: str  # ``scheduled``, ``active`` or ``failed``; a failed version has the same schema as the version before it
+    failure: str  # why the data forbade the change; empty if it did not fail
+    statements: str  # the SQL of the change
 
     @property
     def at(self) -> datetime:

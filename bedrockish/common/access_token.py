@@ -19,15 +19,10 @@ FOR_S_MAX = 366 * 86_400.0
 
 
 class AccessToken(NamedTuple):
-    """The content of a token.
-
-    Attributes:
-        user: the name.
-        until_ms: when the token expires, in milliseconds since 1970.
-    """
+    """The content of a token."""
 
     user: str
-    until_ms: int
+    until_ms: int  # when the token expires, in milliseconds since 1970
 
 
 def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:

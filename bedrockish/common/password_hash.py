@@ -22,21 +22,13 @@ _FORM = re.compile(r"scrypt:([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2}):([\w-]{22}):(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PasswordHash:
-    """The hash of one password.
+    """The hash of one password."""
 
-    Attributes:
-        log_n: binary logarithm of the cost.
-        r: block size.
-        p: parallelism.
-        salt: random bytes.
-        digest: the result of scrypt for the password.
-    """
-
-    log_n: int
-    r: int
-    p: int
-    salt: bytes
-    digest: bytes
+    log_n: int  # binary logarithm of the cost
+    r: int  # block size
+    p: int  # parallelism
+    salt: bytes  # random bytes
+    digest: bytes  # the result of scrypt for the password
 
     def __str__(self) -> str:
         return f"scrypt:{self.log_n}:{self.r}:{self.p}:{_text(self.salt)}:{_text(self.digest)}"

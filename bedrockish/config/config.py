@@ -29,153 +29,101 @@ OFF_AT_0 = {LEAST: 0}
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of a node.
+    """The limits of a node."""
 
-    Attributes:
-        memory_max: bytes that all requests, their results and waiting messages may take together; above it the newest
-            request is refused.
-        result_bytes_max: size of all results of one command together, in bytes.
-        changes_bytes_max: size of all rows that one command changes, before and after, in bytes.
-        statement_ms_max: how long one statement may run, in milliseconds.
-        connections_max: links of clients that are open at the same time.
-        connections_per_address_max: links of clients that may be open from one address.
-        in_flight_max: calls of one client that run at the same time; further ones are not read yet.
-        command_ms_max: how long the functions of one command that is called by name may run, in milliseconds.
-        loop_ms_max: how long a request may run in the node's loop before it is run again in a worker, in milliseconds.
-        workers_max: how many requests and commands run in background workers at the same time, each in a thread;
-            others wait.
-        open_transactions_max: interactive transactions that are open at the same time.
-        idle_transaction_ms: how long an interactive transaction may be idle before it is rolled back, in milliseconds;
-            at most the conflict window.
-        temporary_max: sessions with TEMP objects at the same time; one link has at most a quarter of them.
-        temporary_bytes_max: size of the TEMP tables of one session, in bytes.
-        idle_temporary_ms: how long TEMP objects are kept between two uses, in milliseconds.
-        streams_max: streamed results that are open at the same time.
-        idle_stream_ms: how long a streamed result may stay unread before it is ended, in milliseconds.
-        stream_ms_max: how long a streamed result may be read, in milliseconds; the write-ahead log cannot restart
-            during that time.
-    """
-
+    # Bytes that all requests, their results and waiting messages may take together; above it the newest request is
+    # refused.
     memory_max: int = 1 << 30
-    result_bytes_max: int = 32 << 20
-    changes_bytes_max: int = 32 << 20
-    statement_ms_max: int = 30_000
+    result_bytes_max: int = 32 << 20  # size of all results of one command together, in bytes
+    changes_bytes_max: int = 32 << 20  # size of all rows that one command changes, before and after, in bytes
+    statement_ms_max: int = 30_000  # how long one statement may run, in milliseconds
+    # How long the functions of one command that is called by name may run, in milliseconds.
     command_ms_max: int = 60_000
+    # How long a request may run in the node's loop before it is run again in a worker, in milliseconds.
     loop_ms_max: int = 10
+    # How many requests and commands run in background workers at the same time, each in a thread; others wait.
     workers_max: int = 4
-    connections_max: int = 2_000
-    connections_per_address_max: int = 1_000
-    in_flight_max: int = 128
-    open_transactions_max: int = 500
+    connections_max: int = 2_000  # links of clients that are open at the same time
+    connections_per_address_max: int = 1_000  # links of clients that may be open from one address
+    in_flight_max: int = 128  # calls of one client that run at the same time; further ones are not read yet
+    open_transactions_max: int = 500  # interactive transactions that are open at the same time
+    # How long an interactive transaction may be idle before it is rolled back, in milliseconds; at most the conflict
+    # window.
     idle_transaction_ms: int = 60_000
-    temporary_max: int = 16
-    temporary_bytes_max: int = 256 << 20
-    idle_temporary_ms: int = 3_600_000
-    streams_max: int = 64
-    idle_stream_ms: int = 60_000
+    temporary_max: int = 16  # sessions with TEMP objects at the same time; one link has at most a quarter of them
+    temporary_bytes_max: int = 256 << 20  # size of the TEMP tables of one session, in bytes
+    idle_temporary_ms: int = 3_600_000  # how long TEMP objects are kept between two uses, in milliseconds
+    streams_max: int = 64  # streamed results that are open at the same time
+    idle_stream_ms: int = 60_000  # how long a streamed result may stay unread before it is ended, in milliseconds
+    # How long a streamed result may be read, in milliseconds; the write-ahead log cannot restart during that time.
     stream_ms_max: int = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The node's log on standard error.
+    """The node's log on standard error."""
 
-    Attributes:
-        level: the least important kind of line that is written: debug, info, warning or error.
-        json: write each line as a JSON object.
-        slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: no request.
-    """
-
-    level: str = "info"
-    json: bool = False
+    level: str = "info"  # the least important kind of line that is written: debug, info, warning or error
+    json: bool = False  # write each line as a JSON object
+    # A request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: no request.
     slow_ms: int = field(default=1_000, metadata=OFF_AT_0)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The node's part of the cluster's clock.
+    """The node's part of the cluster's clock."""
 
-    Attributes:
-        enable_cluster_clock: whether the clock follows the wall clock; False is the safety valve: it only counts.
-        wall_offset_ms: added to the machine's wall clock, in milliseconds; to try out the effects of a wrong clock.
-    """
-
+    # Whether the clock follows the wall clock; False is the safety valve: it only counts.
     enable_cluster_clock: bool = True
+    # Added to the machine's wall clock, in milliseconds; to try out the effects of a wrong clock.
     wall_offset_ms: int = field(default=0, metadata={LEAST: -NUMBER_MAX})
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The length of the journal.
+    """The length of the journal."""
 
-    Attributes:
-        journal_prune: whether the node removes the beginning of its journal by itself, as far as no peer or reader
-            needs it.
-        journal_keep_minutes: how old an entry may become, in minutes by the cluster's clock.
-        journal_keep_mb: how large the journal may become, in millions of bytes, before its oldest entries go.
-    """
-
+    # Whether the node removes the beginning of its journal by itself, as far as no peer or reader needs it.
     journal_prune: bool = True
-    journal_keep_minutes: int = 7 * 24 * 60
-    journal_keep_mb: int = 1_000
+    journal_keep_minutes: int = 7 * 24 * 60  # how old an entry may become, in minutes by the cluster's clock
+    journal_keep_mb: int = 1_000  # how large the journal may become, in millions of bytes, before its oldest entries go
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The detection of damaged tables, and the repair.
+    """The detection of damaged tables, and the repair."""
 
-    Attributes:
-        scrub_rows_per_second: how fast a node compares its tables with those of the other nodes in the background, and
-            looks its rows up in their indexes; 0: it does neither.
-        scrub_minutes: how long after the beginning of a comparison the next one begins, in minutes.
-        repair_automatic: whether a node with damaged tables fills itself again as soon as the others say that it is
-            alone; if not, it waits for 'bedrockish member repair'.
-    """
-
+    # How fast a node compares its tables with those of the other nodes in the background, and looks its rows up in
+    # their indexes; 0: it does neither.
     scrub_rows_per_second: int = field(default=500, metadata=OFF_AT_0)
-    scrub_minutes: int = 60
+    scrub_minutes: int = 60  # how long after the beginning of a comparison the next one begins, in minutes
+    # Whether a node with damaged tables fills itself again as soon as the others say that it is alone; if not, it waits
+    # for 'bedrockish member repair'.
     repair_automatic: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The configuration of a node.
+    """The configuration of a node."""
 
-    Attributes:
-        node: name of this node: a letter, then up to 15 letters, digits or _.
-        database: path of the database file; it is created if it does not exist.
-        listen: where peers and clients connect, host:port. Port 0 takes a free one.
-        cluster: name of the cluster; nodes of different clusters refuse each other.
-        peers: the founding members and where they listen, this node included.
-        http: where HTTP and the dashboard are served, host:port; None: nowhere.
-        http_token: what a caller must send as a bearer token; empty: no token.
-        users: names of users and the hashes of their passwords; empty: no login is required.
-        plugins: Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
-        timings: durations in milliseconds.
-        limits: the limits of the node.
-        log: the log.
-        security: TLS and logins.
-        clock: the node's part of the cluster's clock.
-        journal: the length of the journal.
-        repair: detection and repair of damaged tables.
-    """
-
-    node: str
-    database: str
-    listen: Address
-    cluster: str = "bedrockish"
-    peers: Mapping[str, Address]
-    http: Address | None = None
-    http_token: str = field(default="", repr=False)
+    node: str  # name of this node: a letter, then up to 15 letters, digits or _
+    database: str  # path of the database file; it is created if it does not exist
+    listen: Address  # where peers and clients connect, host:port. Port 0 takes a free one.
+    cluster: str = "bedrockish"  # name of the cluster; nodes of different clusters refuse each other
+    peers: Mapping[str, Address]  # the founding members and where they listen, this node included
+    http: Address | None = None  # where HTTP and the dashboard are served, host:port; None: nowhere
+    http_token: str = field(default="", repr=False)  # what a caller must send as a bearer token; empty: no token
+    # Names of users and the hashes of their passwords; empty: no login is required.
     users: Users = field(default_factory=dict, repr=False)
+    # Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
     plugins: tuple[str, ...] = ()
-    timings: Settings = field(default_factory=Settings)
-    limits: Bounds = field(default_factory=Bounds)
-    log: Log = field(default_factory=Log)
-    security: Security = field(default_factory=Security)
-    clock: Clock = field(default_factory=Clock)
-    journal: Keeping = field(default_factory=Keeping)
-    repair: Repair = field(default_factory=Repair)
+    timings: Settings = field(default_factory=Settings)  # durations in milliseconds
+    limits: Bounds = field(default_factory=Bounds)  # the limits of the node
+    log: Log = field(default_factory=Log)  # the log
+    security: Security = field(default_factory=Security)  # TLS and logins
+    clock: Clock = field(default_factory=Clock)  # the node's part of the cluster's clock
+    journal: Keeping = field(default_factory=Keeping)  # the length of the journal
+    repair: Repair = field(default_factory=Repair)  # detection and repair of damaged tables
 
 
 _SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)

@@ -17,24 +17,16 @@ Users = Mapping[str, PasswordHash]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """TLS files and logins.
+    """TLS files and logins."""
 
-    Attributes:
-        tls: folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there
-            is a list of revoked certificates; empty: no TLS, or the files of the following keys.
-        tls_ca: file with the certificates that sign those of the nodes and clients.
-        tls_certificate: file with the certificate of this node, which contains the node's name.
-        tls_key: file with the private key of that certificate.
-        tls_revoked: file with the serial numbers of certificates that were revoked; empty: none.
-        insecure: whether HTTP may be served beyond this machine without a password.
-    """
-
+    # Folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there is a
+    # list of revoked certificates; empty: no TLS, or the files of the following keys.
     tls: str = ""
-    tls_ca: str = ""
-    tls_certificate: str = ""
-    tls_key: str = ""
-    tls_revoked: str = ""
-    insecure: bool = False
+    tls_ca: str = ""  # file with the certificates that sign those of the nodes and clients
+    tls_certificate: str = ""  # file with the certificate of this node, which contains the node's name
+    tls_key: str = ""  # file with the private key of that certificate
+    tls_revoked: str = ""  # file with the serial numbers of certificates that were revoked; empty: none
+    insecure: bool = False  # whether HTTP may be served beyond this machine without a password
 
     @property
     def encrypts(self) -> bool:
@@ -55,21 +47,13 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of TLS, which are read again on SIGHUP.
+    """The files of TLS, which are read again on SIGHUP."""
 
-    Attributes:
-        ca: the certificates that sign those of the nodes and clients.
-        certificate: the certificate of this node.
-        key: the private key of that certificate.
-        revoked: the list of revoked certificates; empty: none.
-        must_have_list: whether it is an error if that list does not exist.
-    """
-
-    ca: str
-    certificate: str
-    key: str
-    revoked: str
-    must_have_list: bool
+    ca: str  # the certificates that sign those of the nodes and clients
+    certificate: str  # the certificate of this node
+    key: str  # the private key of that certificate
+    revoked: str  # the list of revoked certificates; empty: none
+    must_have_list: bool  # whether it is an error if that list does not exist
 
 
 def read_users(value: object, where: str) -> Users:

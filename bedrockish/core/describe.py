@@ -59,17 +59,11 @@ def clock_text(clock: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Printer:
-    """A printer of one line for each message, effect, event or entry.
+    """A printer of one line for each message, effect, event or entry."""
 
-    Attributes:
-        nodes: all members, in the order of the bracket form ``[1, *, 0]``.
-        name: returns the name of a transaction.
-        request_id: returns the name of a client's request.
-    """
-
-    nodes: Sequence[str]
-    name: Callable[[Txid], str] = str
-    request_id: Callable[[int], str] = "request {}".format
+    nodes: Sequence[str]  # all members, in the order of the bracket form ``[1, *, 0]``
+    name: Callable[[Txid], str] = str  # returns the name of a transaction
+    request_id: Callable[[int], str] = "request {}".format  # returns the name of a client's request
 
     # -- messages --------------------------------------------------------------------------------------------------
 

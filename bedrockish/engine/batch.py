@@ -37,19 +37,13 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks of the batch to its engine.
+    """Callbacks of the batch to its engine."""
 
-    Attributes:
-        deafen: ends the capture of row changes.
-        reload: reads the schema again, after SQLite has rolled back the batch.
-        seal: writes the rows that every batch has, right before the commit; takes the batch's number.
-        committed: called right after the commit, before the next batch is open.
-    """
-
-    deafen: Callable[[], None]
-    reload: Callable[[], None]
+    deafen: Callable[[], None]  # ends the capture of row changes
+    reload: Callable[[], None]  # reads the schema again, after SQLite has rolled back the batch
+    # Writes the rows that every batch has, right before the commit; takes the batch's number.
     seal: Callable[[int], None]
-    committed: Callable[[], None]
+    committed: Callable[[], None]  # called right after the commit, before the next batch is open
 
 
 class Batch:

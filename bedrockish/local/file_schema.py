@@ -23,19 +23,12 @@ FILES_MAX = 4  # files whose schemas are kept
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileSchema:
-    """The schema and membership of one snapshot of a file.
+    """The schema and membership of one snapshot of a file."""
 
-    Attributes:
-        known: the schema, for all connections to the file.
-        membership: the cluster's members and users.
-        version: the version of the schema.
-        node: the name of the file's node.
-    """
-
-    known: Known
-    membership: Membership
-    version: int
-    node: str
+    known: Known  # the schema, for all connections to the file
+    membership: Membership  # the cluster's members and users
+    version: int  # the version of the schema
+    node: str  # the name of the file's node
 
     @property
     def is_learner(self) -> bool:

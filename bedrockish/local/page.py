@@ -45,35 +45,20 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 class Facts(NamedTuple):
-    """A node's published facts about itself and its file.
+    """A node's published facts about itself and its file."""
 
-    Attributes:
-        mode: ``SERVING``, ``READING``, ``REFUSING`` or ``STOPPED``.
-        boot: the id of the kernel's boot; a page of an earlier boot is stale.
-        process: id of the node's process.
-        generation: a number that changes whenever readers must open the file again.
-        since: start of the process, in the kernel's ticks; tells it apart from a later process with the same id.
-        device: device number of the file.
-        inode: inode number of the file.
-        written: the last batch in the WAL.
-        durable: the last batch on the disk.
-        heartbeat: when the node last ran, in nanoseconds since the kernel's boot, including suspended time.
-        safe: the clock up to which no more transaction can commit.
-        is_log_ending: 1 if the write-ahead log is about to start over, which a held snapshot prevents; else 0.
-    """
-
-    mode: int
-    boot: bytes
-    process: int
-    generation: int
-    since: int
-    device: int
-    inode: int
-    written: int
-    durable: int
-    heartbeat: int
-    safe: int
-    is_log_ending: int
+    mode: int  # ``SERVING``, ``READING``, ``REFUSING`` or ``STOPPED``
+    boot: bytes  # the id of the kernel's boot; a page of an earlier boot is stale
+    process: int  # id of the node's process
+    generation: int  # a number that changes whenever readers must open the file again
+    since: int  # start of the process, in the kernel's ticks; tells it apart from a later process with the same id
+    device: int  # device number of the file
+    inode: int  # inode number of the file
+    written: int  # the last batch in the WAL
+    durable: int  # the last batch on the disk
+    heartbeat: int  # when the node last ran, in nanoseconds since the kernel's boot, including suspended time
+    safe: int  # the clock up to which no more transaction can commit
+    is_log_ending: int  # 1 if the write-ahead log is about to start over, which a held snapshot prevents; else 0
 
     @property
     def runs(self) -> bool:

@@ -28,15 +28,10 @@ class NodeNeededError(UsageError):
 
 
 class Owner(Protocol):
-    """The transactions of the session that has the place.
+    """The transactions of the session that has the place."""
 
-    Attributes:
-        ids: the row ids leased by the node.
-        access: the rights of the cluster's users.
-    """
-
-    ids: LeasedIds
-    access: Access
+    ids: LeasedIds  # the row ids leased by the node
+    access: Access  # the rights of the cluster's users
 
     @property
     def attached(self) -> Attached:

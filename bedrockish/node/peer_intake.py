@@ -24,13 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class Loop(Protocol):
-    """The event loop of the node.
+    """The event loop of the node."""
 
-    Attributes:
-        counts: the node's counters.
-    """
-
-    counts: Counter[str]
+    counts: Counter[str]  # the node's counters
 
     def post(self, event: Event) -> None:
         """Queue an event for the next turn."""

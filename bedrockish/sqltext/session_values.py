@@ -36,19 +36,12 @@ class _Counted(Protocol):
 
 @dataclass(slots=True)
 class SessionValues:
-    """The values of one session, which a SQLite connection would keep.
+    """The values of one session, which a SQLite connection would keep."""
 
-    Attributes:
-        last_insert_rowid: rowid of the row that the session inserted last; 0 before its first INSERT.
-        changes: number of rows that the last INSERT, UPDATE or DELETE changed.
-        total_changes: number of rows changed since the session began.
-        settings: the PRAGMAs of ``session_settings`` that are on.
-    """
-
-    last_insert_rowid: int = 0
-    changes: int = 0
-    total_changes: int = 0
-    settings: Settings = NONE
+    last_insert_rowid: int = 0  # rowid of the row that the session inserted last; 0 before its first INSERT
+    changes: int = 0  # number of rows that the last INSERT, UPDATE or DELETE changed
+    total_changes: int = 0  # number of rows changed since the session began
+    settings: Settings = NONE  # the PRAGMAs of ``session_settings`` that are on
 
     def see(self, results: Sequence[_Counted]) -> None:
         """Update the values from the results of statements, in order."""

@@ -41,20 +41,14 @@ class NotTokensError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token.
+    """A token."""
 
-    Attributes:
-        kind: ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
-            ``param`` or ``op``.
-        start: position of its first character in the text.
-        end: position after its last character.
-        text: the text of the token.
-    """
-
+    # ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
+    # ``param`` or ``op``.
     kind: Kind
-    start: int
-    end: int
-    text: str
+    start: int  # position of its first character in the text
+    end: int  # position after its last character
+    text: str  # the text of the token
 
     def is_word(self, *keywords: str) -> bool:
         """Return whether the token is one of these keywords, given in upper case."""

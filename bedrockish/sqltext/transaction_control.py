@@ -25,15 +25,10 @@ _WORDS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A statement of transaction control.
+    """A statement of transaction control."""
 
-    Attributes:
-        kind: one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK_TO``.
-        name: name of the savepoint; empty for the first three kinds.
-    """
-
-    kind: str
-    name: str = ""
+    kind: str  # one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK_TO``
+    name: str = ""  # name of the savepoint; empty for the first three kinds
 
 
 def parse_control(sql: str) -> Control | None:

@@ -67,17 +67,11 @@ class GapError(JournalError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a continuous backup.
+    """The parameters of a continuous backup."""
 
-    Attributes:
-        every_s: how old the last snapshot may become before another one is made, in seconds.
-        keep_s: how far back a restore must be able to go, in seconds; None for ever.
-        once: whether to end after catching up to safe time.
-    """
-
-    every_s: float
-    keep_s: float | None
-    once: bool = False
+    every_s: float  # how old the last snapshot may become before another one is made, in seconds
+    keep_s: float | None  # how far back a restore must be able to go, in seconds; None for ever
+    once: bool = False  # whether to end after catching up to safe time
 
 
 def numbered(folder: Path, pattern: str) -> list[Path]:

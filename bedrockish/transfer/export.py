@@ -16,19 +16,12 @@ from bedrockish_journal.verify.new_file import why_not_new
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Attributes:
-        size: the size of the file, in bytes.
-        vector: the last tick of each timeline in it: it has all transactions up to these, and no others.
-        clock: the highest clock of a transaction in it.
-        cursor: the cursor at which the change feed continues after it.
-    """
-
-    size: int
-    vector: Vector
-    clock: int
-    cursor: str
+    size: int  # the size of the file, in bytes
+    vector: Vector  # the last tick of each timeline in it: it has all transactions up to these, and no others
+    clock: int  # the highest clock of a transaction in it
+    cursor: str  # the cursor at which the change feed continues after it
 
 
 async def export(url: str, path: Path) -> Exported:

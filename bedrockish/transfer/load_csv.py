@@ -29,19 +29,12 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file to be loaded, and the options of the load.
+    """A file to be loaded, and the options of the load."""
 
-    Attributes:
-        path: the file, in UTF-8.
-        separator: the character between two values.
-        skip: header lines to skip.
-        again: a word that distinguishes this load from an earlier one of the same file, so that the rows are added once
-            more.
-    """
-
-    path: Path
-    separator: str = ","
-    skip: int = 0
+    path: Path  # the file, in UTF-8
+    separator: str = ","  # the character between two values
+    skip: int = 0  # header lines to skip
+    # A word that distinguishes this load from an earlier one of the same file, so that the rows are added once more.
     again: str = ""
 
     def fingerprint(self, table: str) -> str:

@@ -39,35 +39,25 @@ SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The content of the database to be loaded.
+    """The content of the database to be loaded."""
 
-    Attributes:
-        tables: name and CREATE statement, parents before the children that refer to them; virtual tables that own their
-            rows are among them.
-        rest: type, name and CREATE statement of other virtual tables, indexes, views and triggers.
-        knots: all tables of the circle, by each table that refers to itself, or to others in a circle.
-        settings: PRAGMAs that belong to the content.
-    """
-
+    # Name and CREATE statement, parents before the children that refer to them; virtual tables that own their rows are
+    # among them.
     tables: list[tuple[str, str]]
+    # Type, name and CREATE statement of other virtual tables, indexes, views and triggers.
     rest: list[tuple[str, str, str]]
+    # All tables of the circle, by each table that refers to itself, or to others in a circle.
     knots: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # PRAGMAs that belong to the content
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of a load.
+    """The result of a load."""
 
-    Attributes:
-        rows: the number of rows in all, by table.
-        left_out: parts of the schema that the cluster refused, and the reasons.
-        before: the number of transactions that an earlier run had committed.
-    """
-
-    rows: dict[str, int]
-    left_out: list[str]
-    before: int
+    rows: dict[str, int]  # the number of rows in all, by table
+    left_out: list[str]  # parts of the schema that the cluster refused, and the reasons
+    before: int  # the number of transactions that an earlier run had committed
 
 
 def quote(name: str) -> str:

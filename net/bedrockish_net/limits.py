@@ -8,27 +8,18 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one link in bytes and seconds.
+    """The limits of one link in bytes and seconds."""
 
-    Attributes:
-        frame_bytes_max: the longest payload of a frame after both ends have sent HELLO.
-        hello_bytes_max: the longest payload before that, and so the most memory that a stranger can occupy.
-        outbox_bytes_max: the largest queue for a slow reader at the other end.
-        inbox_bytes_max: the largest queue for our own consumer; above it, the link stops reading from the stream.
-        hello_seconds: the longest time of a handshake, connecting included.
-        ping_seconds: the silence of the other end after which a Ping is sent.
-        silence_seconds: the silence after which the link ends, if the other end has accepted no bytes either.
-        goodbye_seconds: the longest time that closing waits for the last bytes to be sent.
-    """
-
-    frame_bytes_max: int = 64 * MIB
+    frame_bytes_max: int = 64 * MIB  # the longest payload of a frame after both ends have sent HELLO
+    # The longest payload before that, and so the most memory that a stranger can occupy.
     hello_bytes_max: int = 64 * KIB
-    outbox_bytes_max: int = 64 * MIB
+    outbox_bytes_max: int = 64 * MIB  # the largest queue for a slow reader at the other end
+    # The largest queue for our own consumer; above it, the link stops reading from the stream.
     inbox_bytes_max: int = 16 * MIB
-    hello_seconds: float = 5.0
-    ping_seconds: float = 2.0
-    silence_seconds: float = 8.0
-    goodbye_seconds: float = 1.0
+    hello_seconds: float = 5.0  # the longest time of a handshake, connecting included
+    ping_seconds: float = 2.0  # the silence of the other end after which a Ping is sent
+    silence_seconds: float = 8.0  # the silence after which the link ends, if the other end has accepted no bytes either
+    goodbye_seconds: float = 1.0  # the longest time that closing waits for the last bytes to be sent
 
     def __post_init__(self) -> None:
         assert 0 < self.hello_bytes_max <= self.frame_bytes_max < 1 << 32

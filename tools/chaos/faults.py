@@ -41,27 +41,16 @@ SYNC_S = 1.0  # how long a power cut waits for a batch that is not synced
 
 @dataclass
 class Faults:
-    """Draws faults and undoes them after a while.
+    """Draws faults and undoes them after a while."""
 
-    Attributes:
-        cluster: the nodes.
-        luck: the source of random choices.
-        kinds: the kinds of faults to draw.
-        programs: the programs on the nodes' files; there are more, later.
-        counts: the number of faults, by kind.
-        deaths: the last output of nodes that ended without being killed.
-        former: nodes that have left.
-        lost_bytes: of write-ahead logs, in power cuts.
-    """
-
-    cluster: ProxiedCluster
-    luck: random.Random
-    kinds: tuple[str, ...] = FAULTS
-    programs: Sequence[Program] = ()
-    counts: Counter[str] = field(default_factory=Counter)
-    deaths: list[str] = field(default_factory=list)
-    former: list[LocalNode] = field(default_factory=list)
-    lost_bytes: int = 0
+    cluster: ProxiedCluster  # the nodes
+    luck: random.Random  # the source of random choices
+    kinds: tuple[str, ...] = FAULTS  # the kinds of faults to draw
+    programs: Sequence[Program] = ()  # the programs on the nodes' files; there are more, later
+    counts: Counter[str] = field(default_factory=Counter)  # the number of faults, by kind
+    deaths: list[str] = field(default_factory=list)  # the last output of nodes that ended without being killed
+    former: list[LocalNode] = field(default_factory=list)  # nodes that have left
+    lost_bytes: int = 0  # of write-ahead logs, in power cuts
     _struck: set[str] = field(default_factory=set)  # nodes that are dead or stopped
     _killed: set[str] = field(default_factory=set)
     _parted: bool = False

@@ -30,42 +30,26 @@ HEAL_S = 240.0  # two nodes with flipped bits each compare their own journal fir
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a run.
+    """The parameters of a run."""
 
-    Attributes:
-        nodes: the number of nodes.
-        seconds: the least duration of the faults.
-        seed: the seed of the choices of clients and faults.
-        faults: the kinds of faults.
-        clients: the number of clients of each node.
-        level: the level of the nodes' logs.
-        by_file: whether clients are programs that open the file of their node, and read and execute in their own
-            process.
-        updates: the faults last until so many writing transactions were acknowledged, but at most ten times
-            ``seconds``.
-    """
-
-    nodes: int = 3
-    seconds: float = 60.0
-    seed: int = 1
-    faults: tuple[str, ...] = FAULTS
-    clients: int = 3
-    level: str = "info"
+    nodes: int = 3  # the number of nodes
+    seconds: float = 60.0  # the least duration of the faults
+    seed: int = 1  # the seed of the choices of clients and faults
+    faults: tuple[str, ...] = FAULTS  # the kinds of faults
+    clients: int = 3  # the number of clients of each node
+    level: str = "info"  # the level of the nodes' logs
+    # Whether clients are programs that open the file of their node, and read and execute in their own process.
     by_file: bool = False
+    # The faults last until so many writing transactions were acknowledged, but at most ten times ``seconds``.
     updates: int = 0
 
 
 @dataclass
 class Verdict:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        counts: the counts of events, by name.
-        wrong: the violations; empty if all is well.
-    """
-
-    counts: dict[str, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # the counts of events, by name
+    wrong: list[str] = field(default_factory=list)  # the violations; empty if all is well
 
 
 async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:

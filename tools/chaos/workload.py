@@ -101,27 +101,16 @@ class Keys:
 
 @dataclass
 class Workload:
-    """The clients and their record.
+    """The clients and their record."""
 
-    Attributes:
-        cluster: the cluster.
-        seed: the seed of all their choices; the results also depend on timing.
-        clients: the number of clients of each node.
-        by_file: whether the clients are programs, each on the file of its node.
-        programs: the programs.
-        history: their operations, in the order in which they ended.
-        errors: the number of answers with each error code.
-        strange: errors that no fault explains.
-    """
-
-    cluster: ProxiedCluster
-    seed: int
-    clients: int = 3
-    by_file: bool = False
-    programs: list[Program] = field(default_factory=list)
-    history: list[Operation] = field(default_factory=list)
-    errors: dict[str, int] = field(default_factory=dict)
-    strange: list[str] = field(default_factory=list)
+    cluster: ProxiedCluster  # the cluster
+    seed: int  # the seed of all their choices; the results also depend on timing
+    clients: int = 3  # the number of clients of each node
+    by_file: bool = False  # whether the clients are programs, each on the file of its node
+    programs: list[Program] = field(default_factory=list)  # the programs
+    history: list[Operation] = field(default_factory=list)  # their operations, in the order in which they ended
+    errors: dict[str, int] = field(default_factory=dict)  # the number of answers with each error code
+    strange: list[str] = field(default_factory=list)  # errors that no fault explains
     keys: Keys = field(default_factory=Keys)
     stopping: bool = False
     _values: int = 0

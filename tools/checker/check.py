@@ -52,17 +52,11 @@ SEARCHES: tuple[tuple[Kinds, Kinds, bool], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict on a history.
+    """The verdict on a history."""
 
-    Attributes:
-        findings: the anomalies; empty if all is well.
-        counts: operations by outcome and level, edges, and so on.
-        operations: the history, by id.
-    """
-
-    findings: list[Finding]
-    counts: dict[str, int]
-    operations: dict[int, Operation]
+    findings: list[Finding]  # the anomalies; empty if all is well
+    counts: dict[str, int]  # operations by outcome and level, edges, and so on
+    operations: dict[int, Operation]  # the history, by id
 
     @property
     def names(self) -> set[str]:

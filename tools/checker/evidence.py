@@ -13,17 +13,11 @@ WW, WR, RW = "ww", "wr", "rw"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One anomaly.
+    """An anomaly."""
 
-    Attributes:
-        name: the usual name of the anomaly.
-        text: its description.
-        operations: the ids of its operations.
-    """
-
-    name: str
-    text: str
-    operations: tuple[int, ...] = ()
+    name: str  # the usual name of the anomaly
+    text: str  # its description
+    operations: tuple[int, ...] = ()  # the ids of its operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +34,15 @@ class Edge:
 
 @dataclass
 class Evidence:
-    """Facts about a history that do not need an order.
+    """Facts about a history that do not need an order."""
 
-    Attributes:
-        operations: the operations, by id.
-        happened: ids of operations that took effect: acknowledged, or of unknown outcome and seen by a reader.
-        writers: key -> value -> (operation, the number of its later writes to this key).
-        edges: dependencies by key.
-        findings: violations.
-    """
-
-    operations: dict[int, Operation]
+    operations: dict[int, Operation]  # the operations, by id
+    # Ids of operations that took effect: acknowledged, or of unknown outcome and seen by a reader.
     happened: set[int] = field(default_factory=set)
+    # Key -> value -> (operation, the number of its later writes to this key).
     writers: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    edges: list[Edge] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)  # dependencies by key
+    findings: list[Finding] = field(default_factory=list)  # violations
     _found: set[tuple[str, frozenset[int] | str]] = field(default_factory=set)
 
     def find(self, name: str, text: str, *operations: int) -> None:

@@ -32,21 +32,13 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One access of a transaction to one key.
+    """An access of a transaction to one key."""
 
-    Attributes:
-        kind: ``append``, ``list``, ``write`` or ``read``.
-        key: the list or the register; no key is both.
-        value: the written value.
-        values: the values of a list that was read.
-        version: the version of a register, counted by the database.
-    """
-
-    kind: str
-    key: str
-    value: int | None = None
-    values: tuple[int, ...] = ()
-    version: int | None = None
+    kind: str  # ``append``, ``list``, ``write`` or ``read``
+    key: str  # the list or the register; no key is both
+    value: int | None = None  # the written value
+    values: tuple[int, ...] = ()  # the values of a list that was read
+    version: int | None = None  # the version of a register, counted by the database
 
     def __str__(self) -> str:
         shown = list(self.values) if self.kind == "list" else self.value
@@ -61,28 +53,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One transaction, as its client saw it.
+    """A transaction, as its client saw it."""
 
-    Attributes:
-        id: its number in the history, which is also its name in findings.
-        client: the client. A client is a session, with one operation at a time.
-        level: ``update`` for a transaction that writes; ``strict`` or ``session`` for one that only reads; ``final``
-            for the read of all tables at the end.
-        begin: the time of the request.
-        end: the time of the answer; for an unknown outcome, the time at which the client stopped waiting.
-        outcome: ``ok``, ``fail`` or ``unknown``.
-        steps: its reads and writes, in order.
-        note: facts for people: the node, the error, the command id.
-    """
-
-    id: int
-    client: str
+    id: int  # its number in the history, which is also its name in findings
+    client: str  # the client. A client is a session, with one operation at a time.
+    # ``update`` for a transaction that writes; ``strict`` or ``session`` for one that only reads; ``final`` for the
+    # read of all tables at the end.
     level: str
-    begin: float
-    end: float
-    outcome: str
-    steps: tuple[Step, ...]
-    note: str = ""
+    begin: float  # the time of the request
+    end: float  # the time of the answer; for an unknown outcome, the time at which the client stopped waiting
+    outcome: str  # ``ok``, ``fail`` or ``unknown``
+    steps: tuple[Step, ...]  # its reads and writes, in order
+    note: str = ""  # facts for people: the node, the error, the command id
 
     def __str__(self) -> str:
         steps = "; ".join(str(step) for step in self.steps)

@@ -35,21 +35,14 @@ def count(outcomes: Outcomes) -> dict[str, int]:
 
 @dataclass
 class Expected:
-    """The expected outcomes of a suite.
+    """The expected outcomes of a suite."""
 
-    Attributes:
-        release: the release with which they were observed.
-        passed: how many tests pass.
-        plain: the numbers of passed, failed and skipped tests with plain SQLite; empty where that makes no sense.
-        others: test -> refused, failed or skipped, and the reason.
-        selection: the part of the suite that runs; empty for the whole.
-    """
-
-    release: str
-    passed: int
+    release: str  # the release with which they were observed
+    passed: int  # how many tests pass
+    # The numbers of passed, failed and skipped tests with plain SQLite; empty where that makes no sense.
     plain: dict[str, int] = field(default_factory=dict)
-    others: Outcomes = field(default_factory=dict)
-    selection: str = ""
+    others: Outcomes = field(default_factory=dict)  # test -> refused, failed or skipped, and the reason
+    selection: str = ""  # the part of the suite that runs; empty for the whole
 
     def counts(self) -> dict[str, int]:
         """Return the number of tests of each kind."""

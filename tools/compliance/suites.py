@@ -18,29 +18,17 @@ Run = Callable[[Path], Outcomes]
 
 @dataclass(frozen=True)
 class Suite:
-    """One suite.
+    """A suite."""
 
-    Attributes:
-        name: its name on the command line.
-        heading: the heading of its part of the page.
-        title: its description.
-        release: returns the installed release; expectations are for one release.
-        run_ours: runs it against three nodes in a directory.
-        run_plain: runs it against plain SQLite; None where that makes no sense.
-        missing: returns what has to be installed first, or None.
-        selection: the part of it that runs, for the page.
-        same_as: the suite with the same expectations.
-    """
-
-    name: str
-    heading: str
-    title: str
-    release: Callable[[], str]
-    run_ours: Run
-    run_plain: Run | None = None
-    missing: Callable[[], str | None] = lambda: None
-    selection: str = "all"
-    same_as: str = ""
+    name: str  # its name on the command line
+    heading: str  # the heading of its part of the page
+    title: str  # its description
+    release: Callable[[], str]  # returns the installed release; expectations are for one release
+    run_ours: Run  # runs it against three nodes in a directory
+    run_plain: Run | None = None  # runs it against plain SQLite; None where that makes no sense
+    missing: Callable[[], str | None] = lambda: None  # returns what has to be installed first, or None
+    selection: str = "all"  # the part of it that runs, for the page
+    same_as: str = ""  # the suite with the same expectations
 
     @property
     def expectations(self) -> str:

@@ -23,19 +23,12 @@ from tools.demonstration.work import ACCOUNTS, OPENING_BALANCE, Tally, Transfer
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise, and whether it was kept.
+    """A promise, and whether it was kept."""
 
-    Attributes:
-        promise: the promise, in words.
-        kept: whether it holds.
-        found: the finding, for people.
-        node: the node, if the check was for one node.
-    """
-
-    promise: str
-    kept: bool
-    found: str
-    node: str = ""
+    promise: str  # the promise, in words
+    kept: bool  # whether it holds
+    found: str  # the finding, for people
+    node: str = ""  # the node, if the check was for one node
 
 
 async def vectors(cluster: LocalCluster) -> list[dict[str, int] | None]:

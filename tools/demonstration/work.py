@@ -41,25 +41,16 @@ class Transfer:
 
 @dataclass
 class Tally:
-    """The answers that the clients got.
+    """The answers that the clients got."""
 
-    Attributes:
-        promised: transfers that were acknowledged.
-        refused: transfers that were refused because an account would have been overdrawn.
-        unknown: transfers whose answer never came.
-        led: the number of acknowledged transfers that each node led.
-        retries: how often a node executed a transaction again after a conflict.
-        conflicts: how often a client got a conflict error and sent its command again.
-        lost: how often a client lost its answer or its node and sent its command again.
-    """
-
-    promised: dict[str, Transfer] = field(default_factory=dict)
+    promised: dict[str, Transfer] = field(default_factory=dict)  # transfers that were acknowledged
+    # Transfers that were refused because an account would have been overdrawn.
     refused: dict[str, Transfer] = field(default_factory=dict)
-    unknown: dict[str, Transfer] = field(default_factory=dict)
-    led: dict[str, int] = field(default_factory=dict)
-    retries: int = 0
-    conflicts: int = 0
-    lost: int = 0
+    unknown: dict[str, Transfer] = field(default_factory=dict)  # transfers whose answer never came
+    led: dict[str, int] = field(default_factory=dict)  # the number of acknowledged transfers that each node led
+    retries: int = 0  # how often a node executed a transaction again after a conflict
+    conflicts: int = 0  # how often a client got a conflict error and sent its command again
+    lost: int = 0  # how often a client lost its answer or its node and sent its command again
 
 
 async def open_accounts(client: Client, run: str) -> None:

@@ -24,38 +24,23 @@ class FormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL without a result.
+    """SQL without a result."""
 
-    Attributes:
-        line: number in its file.
-        sql: the text.
-        ok: whether it should succeed.
-    """
-
-    line: int
+    line: int  # number in its file
     sql: str
-    ok: bool
+    ok: bool  # whether it should succeed
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """SQL with a result.
+    """SQL with a result."""
 
-    Attributes:
-        line: number in its file.
-        sql: the text.
-        types: a letter for each column: I, T or R.
-        sort: the sorting before results are compared.
-        label: queries with the same label should have the same result.
-        expected: the values, or one line with their number and hash; None: not in the file.
-    """
-
-    line: int
+    line: int  # number in its file
     sql: str
-    types: str
-    sort: str
-    label: str
-    expected: tuple[str, ...] | None
+    types: str  # a letter for each column: I, T or R
+    sort: str  # the sorting before results are compared
+    label: str  # queries with the same label should have the same result
+    expected: tuple[str, ...] | None  # the values, or one line with their number and hash; None: not in the file
 
 
 @dataclass(frozen=True, slots=True)

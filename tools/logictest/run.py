@@ -25,25 +25,15 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Report:
-    """The result of a file.
+    """The result of a file."""
 
-    Attributes:
-        name: the name of the file.
-        statements: the number of statements that were run, without the queries.
-        queries: the number of queries that were run.
-        refused: the reasons for refusals, each with its number.
-        other: places at which SQLite's own result differs from the file.
-        wrong: places at which the cluster and SQLite differ.
-        given: tables that differ only in the ids that nodes assigned.
-    """
-
-    name: str
-    statements: int = 0
-    queries: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    other: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    given: list[str] = field(default_factory=list)
+    name: str  # the name of the file
+    statements: int = 0  # the number of statements that were run, without the queries
+    queries: int = 0  # the number of queries that were run
+    refused: Counter[str] = field(default_factory=Counter)  # the reasons for refusals, each with its number
+    other: list[str] = field(default_factory=list)  # places at which SQLite's own result differs from the file
+    wrong: list[str] = field(default_factory=list)  # places at which the cluster and SQLite differ
+    given: list[str] = field(default_factory=list)  # tables that differ only in the ids that nodes assigned
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,14 @@ from tools.modelcheck.place import Place
 
 @dataclass(frozen=True)
 class Facts:
-    """The durable facts of a node, and the answers to its clients.
+    """The durable facts of a node, and the answers to its clients."""
 
-    Attributes:
-        node: the name of the node.
-        journal: (leader, tick, hash, number of the transaction) of each entry, in the order applied.
-        aborted: transactions that are rolled back.
-        told: (command, answer to its client).
-        safe: the node's safe time.
-    """
-
-    node: str
+    node: str  # the name of the node
+    # (leader, tick, hash, number of the transaction) of each entry, in the order applied.
     journal: tuple[tuple[str, int, bytes, int], ...]
-    aborted: frozenset[Txid]
-    told: tuple[tuple[str, str], ...]
-    safe: int
+    aborted: frozenset[Txid]  # transactions that are rolled back
+    told: tuple[tuple[str, str], ...]  # (command, answer to its client)
+    safe: int  # the node's safe time
 
 
 def facts_of(place: Place) -> Facts:

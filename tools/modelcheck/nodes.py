@@ -34,22 +34,14 @@ class Choice:
 
 @dataclass(slots=True)
 class Known:
-    """A state of one node.
+    """A state of one node."""
 
-    Attributes:
-        node: the index of the node.
-        data: the frozen place.
-        facts: the number of its facts.
-        alive: whether the node runs.
-        choices: its possible spontaneous events; None until they are computed.
-        after: event -> (number of the node's next state, messages sent), for events that were run.
-    """
-
-    node: int
-    data: bytes
-    facts: int
-    alive: bool
-    choices: tuple[Choice, ...] | None = None
+    node: int  # the index of the node
+    data: bytes  # the frozen place
+    facts: int  # the number of its facts
+    alive: bool  # whether the node runs
+    choices: tuple[Choice, ...] | None = None  # its possible spontaneous events; None until they are computed
+    # Event -> (number of the node's next state, messages sent), for events that were run.
     after: dict[int, tuple[int, Sends]] = field(default_factory=dict)
 
 

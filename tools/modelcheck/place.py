@@ -86,37 +86,26 @@ class Place:
     """A node, or its durable state after a crash.
 
     Why so large: It has the complete state of a node and its clients at one state of the search.
-
-    Attributes:
-        script: the requests of clients at this node, in order.
-        eager: whether a write is durable at once; else a separate event makes it durable.
-        together: whether all requests of the script come at once.
-        node: the core; None while the node is dead.
-        requests: the requests that wait for an answer.
-        told: the answers to clients of this node, by command; they outlive the node.
-        newer: the answers to questions of strict reads, by number.
-        timers: the timers that the core has set, without their times.
-        assembling: messages that are being assembled from pieces.
-        taken: the number of requests of the script that were submitted.
-        now: the time, which stands still unless ``timed``; then the core's own timers run.
     """
 
     name: str
     membership: Membership
     settings: Settings
-    script: tuple[Request, ...]
-    eager: bool
+    script: tuple[Request, ...]  # the requests of clients at this node, in order
+    eager: bool  # whether a write is durable at once; else a separate event makes it durable
     disk: Disk
-    node: Node | None = None
-    requests: dict[int, Request] = field(default_factory=dict)
+    node: Node | None = None  # the core; None while the node is dead
+    requests: dict[int, Request] = field(default_factory=dict)  # the requests that wait for an answer
+    # The answers to clients of this node, by command; they outlive the node.
     told: dict[str, str] = field(default_factory=dict)
-    newer: dict[int, bool] = field(default_factory=dict)
+    newer: dict[int, bool] = field(default_factory=dict)  # the answers to questions of strict reads, by number
+    # The timers that the core has set, without their times.
     timers: set[tuple[Timer, object]] = field(default_factory=set)
-    assembling: deque[do.Assemble] = field(default_factory=deque)
-    taken: int = 0
-    now: Now = STILL
+    assembling: deque[do.Assemble] = field(default_factory=deque)  # messages that are being assembled from pieces
+    taken: int = 0  # the number of requests of the script that were submitted
+    now: Now = STILL  # the time, which stands still unless ``timed``; then the core's own timers run
     timed: bool = False
-    together: bool = False
+    together: bool = False  # whether all requests of the script come at once
 
     @property
     def core(self) -> Node:

@@ -14,25 +14,15 @@ TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 
 @dataclass(frozen=True)
 class Limits:
-    """The greatest numbers of spontaneous events in one run, for all nodes together.
+    """The greatest numbers of spontaneous events in one run, for all nodes together."""
 
-    Attributes:
-        suspicions: recoveries begun, or begun again.
-        rollbacks: transactions given up by their leaders without need.
-        retries: executions after the first of a command.
-        restarts: crashes after which the node starts again at once.
-        deaths: crashes for good.
-        resets: links that break, lose their messages, and open again.
-        heartbeats: reports of applied, closed and cut.
-    """
-
-    suspicions: int = 0
-    rollbacks: int = 0
-    retries: int = 0
-    restarts: int = 0
-    deaths: int = 0
-    resets: int = 0
-    heartbeats: int = 0
+    suspicions: int = 0  # recoveries begun, or begun again
+    rollbacks: int = 0  # transactions given up by their leaders without need
+    retries: int = 0  # executions after the first of a command
+    restarts: int = 0  # crashes after which the node starts again at once
+    deaths: int = 0  # crashes for good
+    resets: int = 0  # links that break, lose their messages, and open again
+    heartbeats: int = 0  # reports of applied, closed and cut
 
 
 LIMITS = tuple(field.name for field in fields(Limits))

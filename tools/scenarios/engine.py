@@ -114,17 +114,11 @@ def run_plainly(db: apsw.Connection, statements: Statements) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table.
+    """A line of the table."""
 
-    Attributes:
-        what: the measured work.
-        micros: its time in microseconds.
-        plain_micros: the time of plain SQLite for the same work; 0 if it has no such work.
-    """
-
-    what: str
-    micros: float
-    plain_micros: float = 0.0
+    what: str  # the measured work
+    micros: float  # its time in microseconds
+    plain_micros: float = 0.0  # the time of plain SQLite for the same work; 0 if it has no such work
 
 
 class Solo:

@@ -104,19 +104,12 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
 
 @dataclass
 class Ran:
-    """One run of one workload.
+    """A run of one workload."""
 
-    Attributes:
-        took: the time of each counted transaction, in seconds.
-        total: the number of transactions, warm-up included.
-        written: the number of these that wrote.
-        lost: the number of attempts that lost a conflict.
-    """
-
-    took: list[float] = field(default_factory=list)
-    total: int = 0
-    written: int = 0
-    lost: int = 0
+    took: list[float] = field(default_factory=list)  # the time of each counted transaction, in seconds
+    total: int = 0  # the number of transactions, warm-up included
+    written: int = 0  # the number of these that wrote
+    lost: int = 0  # the number of attempts that lost a conflict
 
 
 def in_threads(work: Callable[[int], None], clients: int) -> None:

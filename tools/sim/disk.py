@@ -53,11 +53,7 @@ Write = Persist | Forget | SavePiece | DropPieces | Keep | Apply | Activate | No
 
 @dataclass
 class Image:
-    """The content of a file.
-
-    Attributes:
-        flipped: the damaged rows, with their undamaged contents. No node knows them.
-    """
+    """The content of a file."""
 
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
@@ -75,6 +71,7 @@ class Image:
     schema: int = 0
     scheduled: Transaction | None = None
     cuts: dict[Txid, Cut] = field(default_factory=dict)
+    # The damaged rows, with their undamaged contents. No node knows them.
     flipped: dict[str, Row] = field(default_factory=dict)
 
     def write(self, write: Write) -> None:

@@ -24,15 +24,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that removes a rule.
+    """A fault that removes a rule."""
 
-    Attributes:
-        rule: the removed rule, in words.
-        options: the options of worlds in which the rule matters; the other options are drawn.
-    """
-
-    rule: str
+    rule: str  # the removed rule, in words
     edits: tuple[Edit, ...]
+    # The options of worlds in which the rule matters; the other options are drawn.
     options: tuple[tuple[str, object], ...] = ()
 
 

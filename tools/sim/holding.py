@@ -18,22 +18,14 @@ LATE_S = 0.1  # a machine that stood still ends a reservation in one of its next
 
 @dataclass
 class _Run:
-    """One run of a machine.
-
-    Attributes:
-        began: the time of its start.
-        held: the reservation that it honours now.
-        since: the time since which it honours this one.
-        over: the time of the first step after a reservation's longest time; 0 without such a step.
-        spent: seconds for which it has honoured reservations of others, each counted up to its longest time.
-    """
+    """A run of a machine."""
 
     boot: int
-    began: float
-    held: Txid | None = None
-    since: float = 0.0
-    over: float = 0.0
-    spent: float = 0.0
+    began: float  # the time of its start
+    held: Txid | None = None  # the reservation that it honours now
+    since: float = 0.0  # the time since which it honours this one
+    over: float = 0.0  # the time of the first step after a reservation's longest time; 0 without such a step
+    spent: float = 0.0  # seconds for which it has honoured reservations of others, each counted up to its longest time
 
 
 class Holding:

@@ -68,19 +68,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A database, and the statements and changes to try on it.
-
-    Attributes:
-        temporary: statements that make TEMP objects once the rows are there.
-        settings: the settings of the session that runs the queries.
-    """
+    """A database, and the statements and changes to try on it."""
 
     ddl: list[str]
     rows: list[tuple[str, tuple[Any, ...]]]
     queries: list[tuple[str, tuple[Any, ...]]]
     changes: list[tuple[str, tuple[Any, ...]]]
-    temporary: list[str] = field(default_factory=list)
-    settings: Settings = NONE
+    temporary: list[str] = field(default_factory=list)  # statements that make TEMP objects once the rows are there
+    settings: Settings = NONE  # the settings of the session that runs the queries
 
 
 def make_case(source: Source) -> Case:

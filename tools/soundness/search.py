@@ -38,19 +38,14 @@ class UnsoundError(Exception):
 
 @dataclass
 class Outcome:
-    """The effects of a statement, on a database that was restored afterwards.
-
-    Attributes:
-        blurred: tables of whose changes only the net effect is known.
-        blind: tables of whose single changes nothing is known.
-        last_ids: of each rowid table, the highest rowid before the statement.
-    """
+    """The effects of a statement, on a database that was restored afterwards."""
 
     visible: str
     failed: bool
     changes: list[RawChange]
-    blurred: list[str]
-    blind: list[str] = field(default_factory=list)
+    blurred: list[str]  # tables of whose changes only the net effect is known
+    blind: list[str] = field(default_factory=list)  # tables of whose single changes nothing is known
+    # Of each rowid table, the highest rowid before the statement.
     last_ids: dict[str, int] = field(default_factory=dict)
 
 

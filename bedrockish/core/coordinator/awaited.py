@@ -12,19 +12,12 @@ NAMED_BEFORE = 16  # ... and at most in the releases 0.2.0 and 0.2.1
 
 @dataclass(slots=True)
 class Awaited:
-    """The transactions whose ends a strict read of the cluster's own tables waits for.
+    """The transactions whose ends a strict read of the cluster's own tables waits for."""
 
-    Attributes:
-        config: the version of the membership whose majority was asked.
-        names: those whose end is not known, or not applied, here.
-        safe: the clock that safe time has to reach: it stands for transactions that an answer had no room for.
-        asked: how often their leaders were asked for their outcomes.
-    """
-
-    config: int
-    names: set[Txid] = field(default_factory=set)
-    safe: int = 0
-    asked: int = 0
+    config: int  # the version of the membership whose majority was asked
+    names: set[Txid] = field(default_factory=set)  # those whose end is not known, or not applied, here
+    safe: int = 0  # the clock that safe time has to reach: it stands for transactions that an answer had no room for
+    asked: int = 0  # how often their leaders were asked for their outcomes
 
     def add(self, others: Iterable[Txid], clock: int) -> None:
         """Add the transactions that a voter has named; ``clock`` is the voter's clock then."""

@@ -18,18 +18,12 @@ from bedrockish.core.state.state import State
 
 @dataclass(slots=True)
 class Round:
-    """One question to all voters.
+    """A question to all voters."""
 
-    Attributes:
-        request_id: the request that waits for the clock.
-        clock: the value that each voter is asked to move up to.
-        repeat: when to send the question again.
-        heard: the voters that have moved up to ``clock``, and to whose clock this node has moved up.
-    """
-
-    request_id: int
-    clock: int
-    repeat: Repeat
+    request_id: int  # the request that waits for the clock
+    clock: int  # the value that each voter is asked to move up to
+    repeat: Repeat  # when to send the question again
+    # The voters that have moved up to ``clock``, and to whose clock this node has moved up.
     heard: set[str] = field(default_factory=set)
 
 

@@ -22,20 +22,13 @@ WANTED_MAX = 256  # pieces that one WANT may name
 
 @dataclass(slots=True)
 class Ahead:
-    """The pieces of one transaction before its BEGIN.
+    """The pieces of one transaction before its BEGIN."""
 
-    Attributes:
-        number: the offer's name.
-        cut: its pieces.
-        size: the bytes of all pieces.
-        stored: the voters at which all pieces are durable.
-        told: when to repeat the offer to each voter; empty while it waits for other offers.
-    """
-
-    number: int
-    cut: Cut
-    size: int
-    stored: set[str] = field(default_factory=set)
+    number: int  # the offer's name
+    cut: Cut  # its pieces
+    size: int  # the bytes of all pieces
+    stored: set[str] = field(default_factory=set)  # the voters at which all pieces are durable
+    # When to repeat the offer to each voter; empty while it waits for other offers.
     told: dict[str, Repeat] = field(default_factory=dict)
 
 

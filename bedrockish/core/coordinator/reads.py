@@ -45,52 +45,31 @@ EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
 
 @dataclass(slots=True)
 class Read:
-    """One strict read whose question is waiting or under way.
+    """One strict read whose question is waiting or under way."""
 
-    Attributes:
-        number: the number of the request.
-        base: the vector of its snapshot.
-        access_set: the keys that it has read.
-        patience_s: the seconds that it waits for answers.
-        deadline: seconds at which the request ends.
-        clear: this node, if its own answer counts; else empty.
-        config: the version of the membership when this node compared the read.
-    """
-
-    number: int
-    base: Vector
-    access_set: AccessSet
-    patience_s: float
-    deadline: float
-    clear: set[str]
-    config: int
+    number: int  # the number of the request
+    base: Vector  # the vector of its snapshot
+    access_set: AccessSet  # the keys that it has read
+    patience_s: float  # the seconds that it waits for answers
+    deadline: float  # seconds at which the request ends
+    clear: set[str]  # this node, if its own answer counts; else empty
+    config: int  # the version of the membership when this node compared the read
 
 
 @dataclass(slots=True)
 class Question:
-    """One question to the voters: about the keys of some reads, or about every key.
+    """One question to the voters: about the keys of some reads, or about every key."""
 
-    Attributes:
-        reads: the reads; empty for a question about every key.
-        number: the driver's number of a question about every key, else 0.
-        check: the message to the voters.
-        asked: seconds at which the question was sent.
-        overdue: seconds at which the question ends without enough answers.
-        clear: the voters that know no conflicting transaction.
-        rest: the voters to ask when the first ones are late; empty once they are asked.
-        config: the version of the membership under which the voters in ``clear`` count.
-        awaited: the transactions that were named so far, for a read that waits for their ends; else None. Then
-            ``clear`` has the voters that have answered.
-    """
-
-    reads: list[Read]
-    number: int
-    check: Check
-    asked: float
-    overdue: float
-    clear: set[str]
-    rest: list[str]
-    config: int
+    reads: list[Read]  # the reads; empty for a question about every key
+    number: int  # the driver's number of a question about every key, else 0
+    check: Check  # the message to the voters
+    asked: float  # seconds at which the question was sent
+    overdue: float  # seconds at which the question ends without enough answers
+    clear: set[str]  # the voters that know no conflicting transaction
+    rest: list[str]  # the voters to ask when the first ones are late; empty once they are asked
+    config: int  # the version of the membership under which the voters in ``clear`` count
+    # The transactions that were named so far, for a read that waits for their ends; else None. Then ``clear`` has the
+    # voters that have answered.
     awaited: Awaited | None = None
 
 

@@ -19,15 +19,11 @@ from bedrockish_journal.model.vector import Vector
 
 @value
 class Early:
-    """The durable facts that suffice for a BEGIN: its leader's own vote need not be durable (decision 36).
+    """The durable facts that suffice for a BEGIN: its leader's own vote need not be durable (decision 36)."""
 
-    Attributes:
-        clock: the clock of the transaction. A restarted leader must not give it to another transaction.
-        tick: the last tick of the leader's own timeline in the base. A commit that is not durable may be lost, and
-            another one may then get its tick.
-    """
-
-    clock: int
+    clock: int  # the clock of the transaction. A restarted leader must not give it to another transaction.
+    # The last tick of the leader's own timeline in the base. A commit that is not durable may be lost, and another one
+    # may then get its tick.
     tick: int
 
     def is_durable(self, ceiling: int, tick: int) -> bool:

@@ -46,17 +46,11 @@ class Mode(IntEnum):
 
 @value
 class Alarm:
-    """A fault of a node.
+    """A fault of a node."""
 
-    Attributes:
-        mode: the mode of the node while the alarm is raised.
-        reason: for people: the fault and the remedy.
-        details: plain facts for programs, such as ``table`` and ``key``.
-    """
-
-    mode: Mode
-    reason: str
-    details: Mapping[str, str | int]
+    mode: Mode  # the mode of the node while the alarm is raised
+    reason: str  # for people: the fault and the remedy
+    details: Mapping[str, str | int]  # plain facts for programs, such as ``table`` and ``key``
 
 
 class Health:

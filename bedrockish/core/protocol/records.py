@@ -26,108 +26,75 @@ FORGOTTEN = Txid(0, "")  # the transaction of a command whose id is older than a
 
 @value
 class Prepared:
-    """The result of executing a request, before any voter has approved it.
+    """The result of executing a request, before any voter has approved it."""
 
-    Attributes:
-        base: the applied vector of its snapshot.
-        schema: version of the schema that it ran on.
-        readonly: whether it wrote nothing; then ``result`` is the answer and ``changes`` is empty.
-        kind: ``rows``, ``schema`` or ``members``.
-        access_set: the keys and ranges that it read and wrote.
-        changes: encoded changes (see ``bedrockish_journal.model.changes``).
-        result: encoded results (see ``bedrockish.api.requests``).
-        clock: the value of ``transaction_clock()`` in it, later than every commit in ``base``; 0 if it was not called.
-        joined: the commands that were executed after it, on top of its changes, each with its encoded results.
-        shares: the number of changes of each command, its own first; empty if unknown.
-        users: the user of each command, its own first; empty if it is the only command, or none has a user.
-        digests: the digest of each command's request, its own first; empty if it is the only command.
-        delay_ms: the least delay between the decision and the activation of a schema change: the time that nodes need
-            to build an index online.
-        spans: the written ranges that stand for many entries of an index. Only transactions that read in such a range
-            conflict with it: a transaction that writes other rows writes other entries, and the keys of the rows
-            themselves are written as well.
-        config: the version of the membership by which the rights of its user were last checked; 0 if they were checked
-            statement by statement alone.
-        reads_system: whether it read tables of the cluster itself, such as the journal. Every commit adds rows to them,
-            and no transaction has keys of these rows, so no conflict test finds what such a read has missed.
-    """
-
-    base: Vector
-    schema: int
-    readonly: bool
-    kind: str
-    access_set: AccessSet
-    changes: bytes
-    result: bytes
+    base: Vector  # the applied vector of its snapshot
+    schema: int  # version of the schema that it ran on
+    readonly: bool  # whether it wrote nothing; then ``result`` is the answer and ``changes`` is empty
+    kind: str  # ``rows``, ``schema`` or ``members``
+    access_set: AccessSet  # the keys and ranges that it read and wrote
+    changes: bytes  # encoded changes (see ``bedrockish_journal.model.changes``)
+    result: bytes  # encoded results (see ``bedrockish.api.requests``)
+    # The value of ``transaction_clock()`` in it, later than every commit in ``base``; 0 if it was not called.
     clock: int = 0
+    # The commands that were executed after it, on top of its changes, each with its encoded results.
     joined: tuple[tuple[str, bytes], ...] = ()
-    shares: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()  # the number of changes of each command, its own first; empty if unknown
+    # The user of each command, its own first; empty if it is the only command, or none has a user.
     users: tuple[str, ...] = ()
+    # The digest of each command's request, its own first; empty if it is the only command.
     digests: tuple[bytes, ...] = ()
+    # The least delay between the decision and the activation of a schema change: the time that nodes need to build an
+    # index online.
     delay_ms: int = 0
+    # The written ranges that stand for many entries of an index. Only transactions that read in such a range conflict
+    # with it: a transaction that writes other rows writes other entries, and the keys of the rows themselves are
+    # written as well.
     spans: tuple[Range, ...] = ()
+    # The version of the membership by which the rights of its user were last checked; 0 if they were checked statement
+    # by statement alone.
     config: int = 0
+    # Whether it read tables of the cluster itself, such as the journal. Every commit adds rows to them, and no
+    # transaction has keys of these rows, so no conflict test finds what such a read has missed.
     reads_system: bool = False
 
 
 @dataclass(slots=True)
 class Vote:
-    """This node's promises about one transaction. Durable before any answer that depends on it leaves.
+    """This node's promises about one transaction. Durable before any answer that depends on it leaves."""
 
-    Attributes:
-        txid: the transaction's name.
-        transaction: the transaction itself, so that any voter can finish it; None if only its rollback was seen.
-        held: whether it is approved, or held for a recovery; while the outcome is unknown it is *pending*.
-        promised: the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries).
-        accepted: the highest (ballot, commit?) accepted, or None.
-    """
-
-    txid: Txid
+    txid: Txid  # the transaction's name
+    # The transaction itself, so that any voter can finish it; None if only its rollback was seen.
     transaction: Transaction | None
-    held: bool = False
-    promised: int = 0
-    accepted: tuple[int, bool] | None = None
+    held: bool = False  # whether it is approved, or held for a recovery; while the outcome is unknown it is *pending*
+    promised: int = 0  # the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries)
+    accepted: tuple[int, bool] | None = None  # the highest (ballot, commit?) accepted, or None
 
 
 @value
 class Member:
-    """A member of the cluster.
+    """A member of the cluster."""
 
-    Attributes:
-        node: the name of the member.
-        address: ``host:port`` at which it listens.
-        voter: whether it approves transactions; a learner only applies them.
-        store: the random id of its file; empty until it is known.
-    """
-
-    node: str
-    address: str
-    voter: bool = True
-    store: str = ""
+    node: str  # the name of the member
+    address: str  # ``host:port`` at which it listens
+    voter: bool = True  # whether it approves transactions; a learner only applies them
+    store: str = ""  # the random id of its file; empty until it is known
 
 
 @value
 class Membership:
-    """The members and users of the cluster, as of a commit.
+    """The members and users of the cluster, as of a commit."""
 
-    Attributes:
-        version: the number of changes before; the cluster was founded with 0.
-        members: the members, by name.
-        cluster_id: the random id that the cluster got at its founding.
-        level: the release level that every member reads, see ``levels``.
-        retired: timelines of former members that vectors omit, each with the version from which on.
-        users: the users of the cluster, by name; None for a removed user.
-        former: the sorted names of former voters: no node with another file gets such a name.
-        void: transactions that no node could apply, and whose changes all members skip by an operator's order.
-    """
-
-    version: int
-    members: Mapping[str, Member]
-    cluster_id: str = ""
-    level: int = LEVEL
+    version: int  # the number of changes before; the cluster was founded with 0
+    members: Mapping[str, Member]  # the members, by name
+    cluster_id: str = ""  # the random id that the cluster got at its founding
+    level: int = LEVEL  # the release level that every member reads, see ``levels``
+    # Timelines of former members that vectors omit, each with the version from which on.
     retired: Mapping[str, int] = field(default_factory=dict)
+    # The users of the cluster, by name; None for a removed user.
     users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
-    former: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()  # the sorted names of former voters: no node with another file gets such a name
+    # Transactions that no node could apply, and whose changes all members skip by an operator's order.
     void: tuple[Txid, ...] = ()
 
     @property
@@ -163,15 +130,10 @@ def decode_membership(data: bytes) -> Membership:
 
 @value
 class Joining:
-    """The facts that a new node gets when it is added; its own file lacks them until it has caught up.
+    """The facts that a new node gets when it is added; its own file lacks them until it has caught up."""
 
-    Attributes:
-        membership: the members at that moment, the new node among them.
-        vector: the cluster's commits at that moment; when all of them are applied, the node has caught up.
-    """
-
-    membership: Membership
-    vector: Vector
+    membership: Membership  # the members at that moment, the new node among them
+    vector: Vector  # the cluster's commits at that moment; when all of them are applied, the node has caught up
 
 
 def encode_joining(joining: Joining) -> bytes:
@@ -194,53 +156,33 @@ def decode_joining(data: bytes) -> Joining:
 
 @value
 class Recovered:
-    """The facts in a node's file when it starts.
+    """The facts in a node's file when it starts."""
 
-    Attributes:
-        node: the name of the node.
-        store: the random id of the file.
-        membership: the membership in force.
-        applied: the last applied tick of each timeline.
-        heads: the hash of the last applied entry of each timeline.
-        window: an iterator of recent entries, newest last, whose access sets conflict tests need: all that may not be
-            settled, and as many older ones as can be read in a moment.
-        votes: every stored vote.
-        ceiling: the clock never went above this before the restart.
-        cut: the highest cut that was ever announced (section 6 of the protocol).
-        batches: the number of durable batches of the file.
-        safe: the stored safe time.
-        settled: the stored clock up to which no transaction can be decided any more.
-        schema: version of the schema in force.
-        scheduled: the schema change that is applied and not activated yet.
-        alarms: the stored alarms, by name (``health``).
-        blocked: decided transactions that no node can apply, and that wait for an operator's decision.
-        pieces: the pieces of transactions that are saved: sha256 -> size.
-        named: the pieces that votes refer to, instead of the transaction's body.
-        lost: the reason why the file lacks a promise of this node; empty if it lacks none.
-        joining: the facts that a new node got when it was added; None once it has caught up.
-        removed: the last tick of each timeline that was removed from the journal.
-        holds: readers that still need the journal from a clock on.
-    """
-
-    node: str
-    store: str
-    membership: Membership
-    applied: Vector = field(default_factory=dict)
-    heads: Mapping[str, bytes] = field(default_factory=dict)
+    node: str  # the name of the node
+    store: str  # the random id of the file
+    membership: Membership  # the membership in force
+    applied: Vector = field(default_factory=dict)  # the last applied tick of each timeline
+    heads: Mapping[str, bytes] = field(default_factory=dict)  # the hash of the last applied entry of each timeline
+    # An iterator of recent entries, newest last, whose access sets conflict tests need: all that may not be settled,
+    # and as many older ones as can be read in a moment.
     window: Iterable[Entry] = ()
-    votes: tuple[Vote, ...] = ()
-    ceiling: int = 0
-    cut: int = 0
-    batches: int = 0
-    safe: int = 0
-    joining: Joining | None = None
-    removed: Vector = field(default_factory=dict)
+    votes: tuple[Vote, ...] = ()  # every stored vote
+    ceiling: int = 0  # the clock never went above this before the restart
+    cut: int = 0  # the highest cut that was ever announced (section 6 of the protocol)
+    batches: int = 0  # the number of durable batches of the file
+    safe: int = 0  # the stored safe time
+    joining: Joining | None = None  # the facts that a new node got when it was added; None once it has caught up
+    removed: Vector = field(default_factory=dict)  # the last tick of each timeline that was removed from the journal
+    # Readers that still need the journal from a clock on.
     holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    schema: int = 0
-    scheduled: Transaction | None = None
+    schema: int = 0  # version of the schema in force
+    scheduled: Transaction | None = None  # the schema change that is applied and not activated yet
+    # The pieces of transactions that are saved: sha256 -> size.
     pieces: Mapping[bytes, int] = field(default_factory=dict)
+    # The pieces that votes refer to, instead of the transaction's body.
     named: Mapping[Txid, tuple[bytes, ...]] = field(default_factory=dict)
-    lost: str = ""
-    alarms: Mapping[str, Alarm] = field(default_factory=dict)
+    lost: str = ""  # the reason why the file lacks a promise of this node; empty if it lacks none
+    alarms: Mapping[str, Alarm] = field(default_factory=dict)  # the stored alarms, by name (``health``)
+    # Decided transactions that no node can apply, and that wait for an operator's decision.
     blocked: frozenset[Txid] = frozenset()
-    settled: int = 0
+    settled: int = 0  # the stored clock up to which no transaction can be decided any more

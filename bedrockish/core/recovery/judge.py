@@ -14,21 +14,14 @@ from bedrockish_journal.model.transaction import Txid
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one voter about a transaction, given with its promise to accept no lower ballot.
+    """The answer of one voter about a transaction, given with its promise to accept no lower ballot."""
 
-    Attributes:
-        standing: whether the voter holds the transaction (``Standing``).
-        accepted: the highest (ballot, commit?) that the voter has accepted, or None.
-        blockers: the conflicting transactions that are pending at the voter.
-        ended: the conflicting transactions whose outcome the voter knows, or whose abort it has accepted.
-        safe: the voter's safe time; all transactions up to it have ended, and the voter may have forgotten their
-            outcomes.
-    """
-
-    standing: int
-    accepted: tuple[int, bool] | None = None
-    blockers: frozenset[Txid] = frozenset()
+    standing: int  # whether the voter holds the transaction (``Standing``)
+    accepted: tuple[int, bool] | None = None  # the highest (ballot, commit?) that the voter has accepted, or None
+    blockers: frozenset[Txid] = frozenset()  # the conflicting transactions that are pending at the voter
+    # The conflicting transactions whose outcome the voter knows, or whose abort it has accepted.
     ended: frozenset[Txid] = frozenset()
+    # The voter's safe time; all transactions up to it have ended, and the voter may have forgotten their outcomes.
     safe: int = 0
 
 

@@ -40,27 +40,16 @@ PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still fin
 
 @dataclass(slots=True)
 class Round:
-    """One attempt of ours to finish a transaction of another leader.
+    """One attempt of ours to finish a transaction of another leader."""
 
-    Attributes:
-        transaction: the transaction to finish.
-        ballot: a ballot that belongs to this node alone.
-        since: seconds at which the round began.
-        answers: the answers of the voters that have promised.
-        decision: the proposal, commit or abort; None while promises are collected.
-        accepted: the voters that have accepted the proposal.
-        blockers: the transactions that must end first.
-        tries: the number of the attempt; each attempt waits twice as long as the one before.
-    """
-
-    transaction: Transaction
-    ballot: int
-    since: float
-    answers: dict[str, Answer] = field(default_factory=dict)
-    decision: bool | None = None
-    accepted: set[str] = field(default_factory=set)
-    blockers: dict[Txid, Transaction] = field(default_factory=dict)
-    tries: int = 1
+    transaction: Transaction  # the transaction to finish
+    ballot: int  # a ballot that belongs to this node alone
+    since: float  # seconds at which the round began
+    answers: dict[str, Answer] = field(default_factory=dict)  # the answers of the voters that have promised
+    decision: bool | None = None  # the proposal, commit or abort; None while promises are collected
+    accepted: set[str] = field(default_factory=set)  # the voters that have accepted the proposal
+    blockers: dict[Txid, Transaction] = field(default_factory=dict)  # the transactions that must end first
+    tries: int = 1  # the number of the attempt; each attempt waits twice as long as the one before
 
 
 class Recovery:

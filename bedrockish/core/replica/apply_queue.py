@@ -30,19 +30,12 @@ EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched agai
 
 @dataclass(slots=True)
 class Gap:
-    """A timeline of which this node lacks ticks up to ``upto``.
+    """A timeline of which this node lacks ticks up to ``upto``."""
 
-    Attributes:
-        upto: the last tick that is known to exist.
-        since: seconds at which the gap was noted.
-        asked: when to ask again; None if a peer can be asked at once.
-        peer: the peer that was asked last.
-    """
-
-    upto: int
-    since: float
-    asked: Repeat | None = None
-    peer: str = ""
+    upto: int  # the last tick that is known to exist
+    since: float  # seconds at which the gap was noted
+    asked: Repeat | None = None  # when to ask again; None if a peer can be asked at once
+    peer: str = ""  # the peer that was asked last
 
 
 class ApplyQueue:

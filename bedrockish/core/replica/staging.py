@@ -34,18 +34,12 @@ DROPPED_MAX = 32  # pieces dropped at a heartbeat: SQLite needs time to free the
 
 @dataclass(slots=True)
 class Offered:
-    """A transaction that a peer has offered before its BEGIN.
+    """A transaction that a peer has offered before its BEGIN."""
 
-    Attributes:
-        names: the names of all its pieces.
-        missing: the names of the pieces that are not saved here.
-        touched: seconds at which the transaction was last offered, or one of its pieces came.
-    """
-
-    names: frozenset[bytes]
+    names: frozenset[bytes]  # the names of all its pieces
     size: int
-    missing: set[bytes]
-    touched: float
+    missing: set[bytes]  # the names of the pieces that are not saved here
+    touched: float  # seconds at which the transaction was last offered, or one of its pieces came
 
 
 @dataclass(slots=True)
@@ -60,19 +54,13 @@ class Incomplete:
 
 @dataclass(slots=True)
 class Pull:
-    """The requests for pieces to one peer.
+    """The requests for pieces to one peer."""
 
-    Attributes:
-        queue: the pieces to ask for next, with their sizes.
-        asked: the pieces on their way, with the seconds at which they were asked for and their sizes.
-        window: how many pieces may be on their way.
-        least: seconds that the quickest piece has taken since the link was last idle.
-    """
-
-    queue: deque[Name] = field(default_factory=deque)
+    queue: deque[Name] = field(default_factory=deque)  # the pieces to ask for next, with their sizes
+    # The pieces on their way, with the seconds at which they were asked for and their sizes.
     asked: dict[bytes, tuple[float, int]] = field(default_factory=dict)
-    window: float = WINDOW_MIN
-    least: float = 0.0
+    window: float = WINDOW_MIN  # how many pieces may be on their way
+    least: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
 
     def came(self, digest: bytes, seconds: float) -> int | None:
         """Note that a piece has arrived, and how long it took; return its size, or None if it was not asked for."""

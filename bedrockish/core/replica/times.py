@@ -5,18 +5,14 @@ from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """The three clocks of one node.
+    """The three clocks of one node."""
 
-    Attributes:
-        closed: the node approves no transaction at or below this clock.
-        cut: a majority has closed time up to this clock, and everything that these voters had applied then is applied
-            at the node; durable before it is announced.
-        safe: a majority has its cut at this clock or later, and everything that these voters had applied then is
-            applied at the node.
-    """
-
-    closed: int
+    closed: int  # the node approves no transaction at or below this clock
+    # A majority has closed time up to this clock, and everything that these voters had applied then is applied at the
+    # node; durable before it is announced.
     cut: int
+    # A majority has its cut at this clock or later, and everything that these voters had applied then is applied at the
+    # node.
     safe: int
 
 

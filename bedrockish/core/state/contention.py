@@ -18,15 +18,10 @@ _OTHERS = "others"
 
 
 class ConflictCount(NamedTuple):
-    """How many conflicts there were.
+    """How many conflicts there were."""
 
-    Attributes:
-        object: ``t:NAME``, ``i:NAME``, or ``others``.
-        exact: ``key``, ``range`` or ``whole``.
-    """
-
-    object: str
-    exact: str
+    object: str  # ``t:NAME``, ``i:NAME``, or ``others``
+    exact: str  # ``key``, ``range`` or ``whole``
     times: int
 
 

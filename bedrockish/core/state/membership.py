@@ -24,27 +24,18 @@ BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; i
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about the members that are known at the node that makes a change.
+    """The facts about the members that are known at the node that makes a change."""
 
-    Attributes:
-        alive: the members heard of lately, and the node itself.
-        behind: how many commits each member lacks, as far as is known.
-        timelines: every node that ever led a commit, also former members.
-        stores: ids of the members' files, as far as they are known.
-        levels: the release levels that the members have told, and the level of the node itself.
-        whole: timelines of former members that every member has up to the same tick (``Timelines.whole``).
-        read_only: the members that have reported that they are read-only.
-        void: transactions whose changes an operator has had this node skip.
-    """
-
-    alive: AbstractSet[str] = frozenset()
-    behind: Mapping[str, int] = field(default_factory=dict)
-    timelines: AbstractSet[str] = frozenset()
-    stores: Mapping[str, str] = field(default_factory=dict)
+    alive: AbstractSet[str] = frozenset()  # the members heard of lately, and the node itself
+    behind: Mapping[str, int] = field(default_factory=dict)  # how many commits each member lacks, as far as is known
+    timelines: AbstractSet[str] = frozenset()  # every node that ever led a commit, also former members
+    stores: Mapping[str, str] = field(default_factory=dict)  # ids of the members' files, as far as they are known
+    # The release levels that the members have told, and the level of the node itself.
     levels: Mapping[str, int] = field(default_factory=dict)
+    # Timelines of former members that every member has up to the same tick (``Timelines.whole``).
     whole: AbstractSet[str] = frozenset()
-    read_only: AbstractSet[str] = frozenset()
-    void: AbstractSet[str] = frozenset()
+    read_only: AbstractSet[str] = frozenset()  # the members that have reported that they are read-only
+    void: AbstractSet[str] = frozenset()  # transactions whose changes an operator has had this node skip
 
 
 def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:

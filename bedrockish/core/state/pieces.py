@@ -28,44 +28,33 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Assembling:
-    """A message whose pieces are all here, and which is being put together.
+    """A message whose pieces are all here, and which is being put together."""
 
-    Attributes:
-        peer: its sender.
-        closable: the clock up to which time could be closed when it was complete: a BEGIN with a later clock came in
-            time.
-        until: seconds until which closed time waits for the message.
-    """
-
-    peer: str
+    peer: str  # its sender
     parts: tuple[Part, ...]
+    # The clock up to which time could be closed when it was complete: a BEGIN with a later clock came in time.
     closable: int
-    until: float
+    until: float  # seconds until which closed time waits for the message
 
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces of large transactions that this node has.
-
-    Attributes:
-        saved: the pieces in its file: sha256 -> size.
-        named: the saved pieces that a vote names.
-        offered: the pieces of our own undecided transactions, by their hash.
-        assembling: messages that are being put together, in the order in which they became complete.
-        sent: by peer, the pieces of messages that were sent to it, as far as it has not asked for them.
-        taken: by peer, the seconds at which it last took a piece of a message.
-        known: the transaction of the message that is received now, decoded in another thread; usually None.
-    """
+    """The pieces of large transactions that this node has."""
 
     settings: Settings
-    saved: dict[bytes, int]
-    named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)
+    saved: dict[bytes, int]  # the pieces in its file: sha256 -> size
+    named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)  # the saved pieces that a vote names
+    # The pieces of our own undecided transactions, by their hash.
     offered: dict[bytes, Slice] = field(default_factory=dict)
+    # Messages that are being put together, in the order in which they became complete.
     assembling: list[Assembling] = field(default_factory=list)
+    # By peer, the pieces of messages that were sent to it, as far as it has not asked for them.
     sent: dict[str, list[Sent]] = field(default_factory=dict)
+    # By peer, the seconds at which it last took a piece of a message.
     taken: dict[str, float] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0
+    # The transaction of the message that is received now, decoded in another thread; usually None.
     known: Transaction | None = None
 
     def __post_init__(self) -> None:

@@ -7,43 +7,31 @@ SCHEMA_GRACE_MS = 20  # time for the arrival of transactions from before a schem
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Timings and bounds of one node.
+    """Timings and bounds of one node."""
 
-    Attributes:
-        heartbeat_ms: interval at which a node sends its applied vector and its closed time to the others.
-        suspicion_ms: silence of a leader after which others finish its transactions.
-        closing_lag_ms: greatest lag of a node's closed time behind its clock; slower transactions are rejected as TOO
-            LATE.
-        closing_lag_ms_min: smallest such lag; between the two bounds, the lag adapts to the delay of transactions.
-        conflict_window_ms: greatest age of a snapshot at BEGIN; access sets are kept for up to twice that time.
-        clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
-        clock_leap_ms: greatest leap of most voters' wall clocks that the cluster's clock follows while the node runs.
-        clock_block_ms: distance by which the durable ceiling is raised above the clock at a time.
-        fetch_after_ms: age of a gap in a timeline after which the missing entries are fetched.
-        fetch_bytes: size of the entries of a timeline that one FETCH requests.
-        inline_bytes: size above which a transaction or a message is sent in pieces.
-        piece_bytes: size of one piece.
-        ask_rest_ms: shortest wait of a leader for a quorum before it asks the other voters; 0: it asks all at once.
-        schema_delay_ms: time from the decision of a schema change to its activation, with more than one voter; doubled
-            at each further attempt.
-        reserve_ms: longest reservation of a statement that has lost to others repeatedly, see
-            ``coordinator.reservations``; with 1, reservations have practically no effect.
-    """
-
-    heartbeat_ms: int = 100
-    suspicion_ms: int = 1_000
+    heartbeat_ms: int = 100  # interval at which a node sends its applied vector and its closed time to the others
+    suspicion_ms: int = 1_000  # silence of a leader after which others finish its transactions
+    # Greatest lag of a node's closed time behind its clock; slower transactions are rejected as TOO LATE.
     closing_lag_ms: int = 500
+    # Smallest such lag; between the two bounds, the lag adapts to the delay of transactions.
     closing_lag_ms_min: int = 100
+    # Greatest age of a snapshot at BEGIN; access sets are kept for up to twice that time.
     conflict_window_ms: int = 60_000
-    clock_offset_ms: int = 5_000
+    clock_offset_ms: int = 5_000  # a BEGIN whose clock is further than this ahead of our wall clock is refused
+    # Greatest leap of most voters' wall clocks that the cluster's clock follows while the node runs.
     clock_leap_ms: int = 600_000
-    clock_block_ms: int = 1_000
-    fetch_after_ms: int = 50
-    fetch_bytes: int = 4_000_000
-    inline_bytes: int = 256 << 10
-    piece_bytes: int = 64 << 10
+    clock_block_ms: int = 1_000  # distance by which the durable ceiling is raised above the clock at a time
+    fetch_after_ms: int = 50  # age of a gap in a timeline after which the missing entries are fetched
+    fetch_bytes: int = 4_000_000  # size of the entries of a timeline that one FETCH requests
+    inline_bytes: int = 256 << 10  # size above which a transaction or a message is sent in pieces
+    piece_bytes: int = 64 << 10  # size of one piece
+    # Shortest wait of a leader for a quorum before it asks the other voters; 0: it asks all at once.
     ask_rest_ms: int = 10
+    # Time from the decision of a schema change to its activation, with more than one voter; doubled at each further
+    # attempt.
     schema_delay_ms: int = 50
+    # Longest reservation of a statement that has lost to others repeatedly, see ``coordinator.reservations``; with 1,
+    # reservations have practically no effect.
     reserve_ms: int = 3_000
 
 

@@ -26,16 +26,11 @@ _UPKEEP = frozenset({"merge", "optimize", "rebuild"})
 
 
 class Command(NamedTuple):
-    """A command in the text of a statement.
+    """A command in the text of a statement."""
 
-    Attributes:
-        table: the virtual table.
-        is_literal: whether its values are in the text, or can be written into the text.
-        is_upkeep: whether it changes no result of an index that matches its rows; other commands configure an index.
-    """
-
-    table: str
-    is_literal: bool
+    table: str  # the virtual table
+    is_literal: bool  # whether its values are in the text, or can be written into the text
+    # Whether it changes no result of an index that matches its rows; other commands configure an index.
     is_upkeep: bool = False
 
 

@@ -29,38 +29,26 @@ Rows = dict[int, Sequence[Value]]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """An index, with the statements that change it.
+    """An index, with the statements that change it."""
 
-    Attributes:
-        name: name of the index.
-        places: places of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
-        find: the query for the indexed columns of a row.
-        remove: the statement that removes the values of a row.
-        add: the statement that adds the values of a row.
-        columns: the indexed columns, quoted, each with a placeholder for the name of the table.
-    """
-
-    name: str
+    name: str  # name of the index
+    # Places of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
     places: tuple[int, ...] | None
-    find: str
-    remove: str
-    add: str
-    columns: tuple[str, ...]
+    find: str  # the query for the indexed columns of a row
+    remove: str  # the statement that removes the values of a row
+    add: str  # the statement that adds the values of a row
+    columns: tuple[str, ...]  # the indexed columns, quoted, each with a placeholder for the name of the table
 
 
 @dataclass(slots=True)
 class Edit:
-    """The effect of some row changes on one index.
-
-    Attributes:
-        removed: values to remove.
-        added: values to add; for an index on VIRTUAL columns, they are read after the change.
-        touched: rowids of the changed rows, for an index on VIRTUAL columns only.
-    """
+    """The effect of some row changes on one index."""
 
     kept: _Kept
-    removed: Rows = field(default_factory=dict)
+    removed: Rows = field(default_factory=dict)  # values to remove
+    # Values to add; for an index on VIRTUAL columns, they are read after the change.
     added: Rows = field(default_factory=dict)
+    # Rowids of the changed rows, for an index on VIRTUAL columns only.
     touched: dict[int, None] = field(default_factory=dict)
 
 

@@ -30,30 +30,19 @@ CACHE_KIB = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The batch that a held snapshot shows.
+    """The batch that a held snapshot shows."""
 
-    Attributes:
-        flushed: the state of the file after the batch.
-        clock: a clock at or after every commit in the snapshot and the activation of its schema.
-        following: the clock at which the next schema comes into force; None if no change is scheduled.
-    """
-
-    flushed: Flushed
-    clock: int
-    following: int | None
+    flushed: Flushed  # the state of the file after the batch
+    clock: int  # a clock at or after every commit in the snapshot and the activation of its schema
+    following: int | None  # the clock at which the next schema comes into force; None if no change is scheduled
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The answer to a request that only reads.
+    """The answer to a request that only reads."""
 
-    Attributes:
-        result: the encoded results.
-        clock: a clock at or after every commit in the snapshot and the activation of its schema.
-    """
-
-    result: bytes
-    clock: int
+    result: bytes  # the encoded results
+    clock: int  # a clock at or after every commit in the snapshot and the activation of its schema
 
 
 class CommittedReads:

@@ -21,43 +21,28 @@ from bedrockish.engine.storage.row_applier import RowApplier
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the engine that open transactions use.
-
-    Attributes:
-        reader: opens another connection that only reads.
-        control: runs a statement of ours that returns no rows, such as SAVEPOINT, on ``db``.
-        redo: writes the open batch again after SQLite has rolled it back because of one statement.
-    """
+    """The parts of the engine that open transactions use."""
 
     db: apsw.Connection
     executor: Executor
     capture: Capture
     applier: RowApplier
     limits: Limits
-    reader: Callable[[], apsw.Connection]
-    control: Callable[[str], object]
-    redo: Callable[[], None]
+    reader: Callable[[], apsw.Connection]  # opens another connection that only reads
+    control: Callable[[str], object]  # runs a statement of ours that returns no rows, such as SAVEPOINT, on ``db``
+    redo: Callable[[], None]  # writes the open batch again after SQLite has rolled it back because of one statement
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The state of the file after a batch.
+    """The state of the file after a batch."""
 
-    Attributes:
-        applied: the last applied tick of each timeline.
-        schema: the version of the schema in force.
-        clock: a clock at or after the clock of every applied entry.
-        batches: the number of batches that were committed in the life of the file.
-        members: how often the members and users had been read from the file.
-        ceiling: the ceiling of the node's clock.
-    """
-
-    applied: Mapping[str, int]
-    schema: int
-    clock: int
-    batches: int = 0
-    members: int = 0
-    ceiling: int = 0
+    applied: Mapping[str, int]  # the last applied tick of each timeline
+    schema: int  # the version of the schema in force
+    clock: int  # a clock at or after the clock of every applied entry
+    batches: int = 0  # the number of batches that were committed in the life of the file
+    members: int = 0  # how often the members and users had been read from the file
+    ceiling: int = 0  # the ceiling of the node's clock
 
 
 class Guest(Protocol):
@@ -109,26 +94,16 @@ class Lends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Functions and objects to open and prepare further connections, for work in other threads.
+    """Functions and objects to open and prepare further connections, for work in other threads."""
 
-    Attributes:
-        reader: opens another connection that only reads.
-        prepare: registers the functions and collations of plugins on a connection.
-        wal: the file descriptor of the WAL; duplicate it before use.
-        ids: assigns ids on the writing connection.
-        locks: the rows that transactions have locked.
-        known: returns the schema as the writer's connection has read it.
-        access: the rights of users.
-    """
-
-    reader: Callable[[], apsw.Connection]
-    prepare: Callable[[apsw.Connection], None]
-    wal: int
-    ids: AutoIds
+    reader: Callable[[], apsw.Connection]  # opens another connection that only reads
+    prepare: Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
+    wal: int  # the file descriptor of the WAL; duplicate it before use
+    ids: AutoIds  # assigns ids on the writing connection
     limits: Limits
-    locks: RowLocks
-    known: Callable[[], Known]
-    access: Access
+    locks: RowLocks  # the rows that transactions have locked
+    known: Callable[[], Known]  # returns the schema as the writer's connection has read it
+    access: Access  # the rights of users
 
     def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:
         """Return an Executor for this connection that shares the writer's knowledge of the schema."""

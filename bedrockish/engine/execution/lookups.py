@@ -19,17 +19,11 @@ from bedrockish.engine.statements.classify import READ, Piece
 
 
 class Lookup(NamedTuple):
-    """A compiled lookup.
+    """A compiled lookup."""
 
-    Attributes:
-        piece: the statement, which calls no function and has no settings.
-        most: the bytes that a value may have when the lookup runs in the node's loop.
-        head: the encoded result up to the rows.
-    """
-
-    piece: Piece
-    most: int
-    head: bytes
+    piece: Piece  # the statement, which calls no function and has no settings
+    most: int  # the bytes that a value may have when the lookup runs in the node's loop
+    head: bytes  # the encoded result up to the rows
 
     def run(self, db: apsw.Connection, statement: Statement, limits: Limits) -> bytes | None:
         """Return the encoded result of a statement with this text; None if the caller has to run it to find an error.

@@ -68,64 +68,41 @@ class Session:
 
     Why so large: It is a record of one open transaction: its execution, its swapping out and its COMMIT are in modules
     of their own, and share it.
-
-    Attributes:
-        command: the id of its command.
-        user: the client's user name; empty where clients need no user.
-        base: the vector of the commits that it has seen; None until its first statement.
-        base_clock: a clock at or after the clocks of all these commits.
-        clock: the value of ``transaction_clock()`` in the transaction; 0 until it is called.
-        schema: the version of the schema that it runs on.
-        sets: the keys and ranges that it has read and written.
-        snapshot: the snapshot on which it reads until its first write.
-        changes: the rows that it has changed, in order.
-        blurred: the tables for which only the net effect of the changes is known.
-        size: an estimate of the bytes of the changes.
-        wrote: whether a statement that writes has succeeded, even if it changed no row.
-        log: the statements that were run, for the case that the transaction changes the schema later; None: there were
-            too many.
-        logged: an estimate of the bytes of the results in the log.
-        asked: the bytes of the texts and parameters in the log.
-        workspace: its own workspace: a copy of the database since its first schema statement, or an overlay since it
-            has many rows or TEMP objects; None while it runs on the engine's connection.
-        moves_at: the number of changed rows at which it moves to a workspace of its own.
-        unsure: whether a deferred foreign key was broken when the transaction was swapped out.
-        behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
-            snapshot.
-        looked_behind: whether it has read the schema or system tables, which are in no access set.
-        reads_system: whether it has read tables of the cluster itself, such as the journal.
-        over: whether SQLite itself has ended the transaction.
-        lent: whether another thread reads on its snapshot; if ``ended`` is set then, the session ends after that.
-        ended: whether it is no longer needed.
     """
 
     serializable: bool
-    command: str = ""
-    user: str = ""
-    base_clock: int = 0
-    clock: int = 0
-    base: dict[str, int] | None = None
-    schema: int = 0
-    sets: Growing | None = None
-    snapshot: Snapshot | None = None
-    changes: list[Change] = field(default_factory=list)
-    blurred: list[str] = field(default_factory=list)
+    command: str = ""  # the id of its command
+    user: str = ""  # the client's user name; empty where clients need no user
+    base_clock: int = 0  # a clock at or after the clocks of all these commits
+    clock: int = 0  # the value of ``transaction_clock()`` in the transaction; 0 until it is called
+    base: dict[str, int] | None = None  # the vector of the commits that it has seen; None until its first statement
+    schema: int = 0  # the version of the schema that it runs on
+    sets: Growing | None = None  # the keys and ranges that it has read and written
+    snapshot: Snapshot | None = None  # the snapshot on which it reads until its first write
+    changes: list[Change] = field(default_factory=list)  # the rows that it has changed, in order
+    blurred: list[str] = field(default_factory=list)  # the tables for which only the net effect of the changes is known
     marks: list[Mark] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # an estimate of the bytes of the changes
     lastrowid: int = 0
-    wrote: bool = False
+    wrote: bool = False  # whether a statement that writes has succeeded, even if it changed no row
+    # The statements that were run, for the case that the transaction changes the schema later; None: there were too
+    # many.
     log: list[Logged] | None = field(default_factory=list)
-    logged: int = 0
-    asked: int = 0
+    logged: int = 0  # an estimate of the bytes of the results in the log
+    asked: int = 0  # the bytes of the texts and parameters in the log
+    # Its own workspace: a copy of the database since its first schema statement, or an overlay since it has many rows
+    # or TEMP objects; None while it runs on the engine's connection.
     workspace: SessionWorkspace | None = None
-    moves_at: int = 1_000
-    unsure: bool = False
+    moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
+    unsure: bool = False  # whether a deferred foreign key was broken when the transaction was swapped out
+    # Whether rows that it has read on its snapshot were written since, so that it cannot get a newer snapshot.
     behind: bool = False
-    looked_behind: bool = False
-    reads_system: bool = False
-    over: bool = False
+    looked_behind: bool = False  # whether it has read the schema or system tables, which are in no access set
+    reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
+    over: bool = False  # whether SQLite itself has ended the transaction
+    # Whether another thread reads on its snapshot; if ``ended`` is set then, the session ends after that.
     lent: bool = False
-    ended: bool = False
+    ended: bool = False  # whether it is no longer needed
 
     def follow(self, other: "Session") -> None:
         """Take over the state of another record of the same transaction, which is not used any more."""

@@ -169,32 +169,21 @@ def _busy_of(thread: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one request, and of the WAL file.
+    """Bounds of one request, and of the WAL file."""
 
-    Attributes:
-        result_bytes: size of all results of a request together.
-        changes_bytes: size of all rows that a request changes, before and after.
-        statement_s: how long one statement may run, in seconds.
-        wal_frames: frames in the WAL at which a background checkpoint is due.
-        wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline, if less than a quarter of
-            ``wal_frames`` are left to copy; at twice as many frames, unless a reader holds the checkpoint back.
-        seconds: a clock that only goes forward, in seconds.
-        busy: returns the processor time of the calling thread, in seconds.
-        busy_of: returns the processor time of another, running thread, by its identity.
-        budget_s: processor time that a request may use in the loop, in seconds, before it is run again in a worker.
-        memory: the memory of all requests together.
-    """
-
-    result_bytes: int = 64 << 20
-    changes_bytes: int = 32 << 20
-    statement_s: float = 30.0
-    wal_frames: int = 4_000
+    result_bytes: int = 64 << 20  # size of all results of a request together
+    changes_bytes: int = 32 << 20  # size of all rows that a request changes, before and after
+    statement_s: float = 30.0  # how long one statement may run, in seconds
+    wal_frames: int = 4_000  # frames in the WAL at which a background checkpoint is due
+    # Frames at which a batch's end finishes the checkpoint itself, inline, if less than a quarter of ``wal_frames`` are
+    # left to copy; at twice as many frames, unless a reader holds the checkpoint back.
     wal_frames_max: int = 32_000
-    seconds: Callable[[], float] = monotonic
-    busy: Callable[[], float] = thread_time
-    busy_of: Callable[[int], float] = _busy_of
+    seconds: Callable[[], float] = monotonic  # a clock that only goes forward, in seconds
+    busy: Callable[[], float] = thread_time  # returns the processor time of the calling thread, in seconds
+    busy_of: Callable[[int], float] = _busy_of  # returns the processor time of another, running thread, by its identity
+    # Processor time that a request may use in the loop, in seconds, before it is run again in a worker.
     budget_s: float = 0.01
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(default_factory=Memory)  # the memory of all requests together
 
     @property
     def length_bytes(self) -> int:

@@ -119,60 +119,39 @@ class Piece:
     """One compiled statement of a client's text.
 
     Why so large: It is a record, with a field for each fact that compiling a statement shows.
-
-    Attributes:
-        sql: the text of the statement alone.
-        kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes only TEMP tables) or ``empty`` (only blanks and
-            comments).
-        names: name of each parameter; None for a parameter without a name.
-        columns: names of the result's columns.
-        tables: the tables that it touches, by their names in the schema.
-        whole_schema: whether it reads definitions of tables that it does not name.
-        rest: the text after the statement.
-        setting: the name of the PRAGMA that it sets until the end of the request, or empty.
-        inner: pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
-        auto: the text to run instead, in which the node assigns the ids that the statement leaves out.
-        declared: name and declared type of each column of the result; the type is None if it is not a table's column.
-        needs: the role that a user needs to run it.
-        reads: all tables and views that it reads, also by views, triggers and foreign keys.
-        writes: all tables that it changes, also by views, triggers and foreign keys.
-        named: the argument ``named`` of ``virtual_reads`` for this statement.
-        configures: whether it makes a change that SQLite's counter of schema changes does not count.
-        fills: whether it makes a table and its rows, as CREATE TABLE ... AS SELECT.
-        defines: whether it makes, changes or drops a TEMP object.
-        is_command: whether it is a command of a virtual table whose values have to be written into its text.
-        is_upkeep: whether it is a command of FTS5 that changes no result of an index that matches its rows.
-        is_dear: whether it calls a function or module that takes long and cannot be interrupted.
-        stays: whether it makes a table of vec1. The connection fails later if this is undone by a rollback to a
-            savepoint, and not by a rollback of the whole transaction.
-        compares: whether it calls ``like``, also by views and triggers.
-        settings: the settings of its session that change its effect, and with which it therefore runs.
     """
 
-    sql: str
+    sql: str  # the text of the statement alone
+    # ``read``, ``write``, ``schema``, ``temporary`` (it changes only TEMP tables) or ``empty`` (only blanks and
+    # comments).
     kind: str
-    names: tuple[str | None, ...]
-    columns: tuple[str, ...]
-    tables: frozenset[str]
-    whole_schema: bool
-    rest: str
-    setting: str = ""
+    names: tuple[str | None, ...]  # name of each parameter; None for a parameter without a name
+    columns: tuple[str, ...]  # names of the result's columns
+    tables: frozenset[str]  # the tables that it touches, by their names in the schema
+    whole_schema: bool  # whether it reads definitions of tables that it does not name
+    rest: str  # the text after the statement
+    setting: str = ""  # the name of the PRAGMA that it sets until the end of the request, or empty
+    # Pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
     inner: frozenset[tuple[str, str]] = frozenset()
+    # The text to run instead, in which the node assigns the ids that the statement leaves out.
     auto: Rewritten | None = None
+    # Name and declared type of each column of the result; the type is None if it is not a table's column.
     declared: tuple[tuple[str, str | None], ...] = ()
-    needs: int = 0
-    reads: frozenset[str] = frozenset()
-    writes: frozenset[str] = frozenset()
-    named: frozenset[str] = frozenset()
-    configures: bool = False
-    fills: bool = False
-    defines: bool = False
-    is_command: bool = False
-    is_upkeep: bool = False
-    is_dear: bool = False
+    needs: int = 0  # the role that a user needs to run it
+    reads: frozenset[str] = frozenset()  # all tables and views that it reads, also by views, triggers and foreign keys
+    writes: frozenset[str] = frozenset()  # all tables that it changes, also by views, triggers and foreign keys
+    named: frozenset[str] = frozenset()  # the argument ``named`` of ``virtual_reads`` for this statement
+    configures: bool = False  # whether it makes a change that SQLite's counter of schema changes does not count
+    fills: bool = False  # whether it makes a table and its rows, as CREATE TABLE ... AS SELECT
+    defines: bool = False  # whether it makes, changes or drops a TEMP object
+    is_command: bool = False  # whether it is a command of a virtual table whose values have to be written into its text
+    is_upkeep: bool = False  # whether it is a command of FTS5 that changes no result of an index that matches its rows
+    is_dear: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
+    # Whether it makes a table of vec1. The connection fails later if this is undone by a rollback to a savepoint, and
+    # not by a rollback of the whole transaction.
     stays: bool = False
-    compares: bool = False
-    settings: Settings = NONE
+    compares: bool = False  # whether it calls ``like``, also by views and triggers
+    settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
     _behind: bool | None = field(default=None, repr=False, compare=False)
     _system: bool | None = field(default=None, repr=False, compare=False)
 

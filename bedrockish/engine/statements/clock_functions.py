@@ -27,31 +27,19 @@ class ClockNeededError(UsageError):
 
 @dataclass(slots=True)
 class Scope:
-    """The values that the functions return to the running statement.
+    """The values that the functions return to the running statement."""
 
-    Attributes:
-        tick: returns a new value of the node's clock; None: the running statement may not call the functions.
-        skip: advances the node's clock by a number of values, and returns it.
-        command: the id of the command.
-        clock: the transaction's clock; 0 if no majority was asked for a clock.
-        used: whether a statement has asked for the transaction's clock.
-        named: whether a statement has asked for the id of the command.
-        is_missing: whether a statement has asked for the clock while it was 0.
-        locks: the rows that open transactions have locked.
-        base: the commits that the transaction has seen; None: not known.
-        locked: keys of the rows that the statement has locked.
-    """
-
+    # Returns a new value of the node's clock; None: the running statement may not call the functions.
     tick: Callable[[], int] | None = None
-    skip: Callable[[int], int] | None = None
-    command: str = ""
-    clock: int = 0
-    used: bool = False
-    named: bool = False
-    is_missing: bool = False
-    locks: RowLocks | None = None
-    base: Mapping[str, int] | None = None
-    locked: list[bytes] = field(default_factory=list)
+    skip: Callable[[int], int] | None = None  # advances the node's clock by a number of values, and returns it
+    command: str = ""  # the id of the command
+    clock: int = 0  # the transaction's clock; 0 if no majority was asked for a clock
+    used: bool = False  # whether a statement has asked for the transaction's clock
+    named: bool = False  # whether a statement has asked for the id of the command
+    is_missing: bool = False  # whether a statement has asked for the clock while it was 0
+    locks: RowLocks | None = None  # the rows that open transactions have locked
+    base: Mapping[str, int] | None = None  # the commits that the transaction has seen; None: not known
+    locked: list[bytes] = field(default_factory=list)  # keys of the rows that the statement has locked
 
     def take(self) -> int:
         """Return a new value of the node's clock."""

@@ -36,17 +36,11 @@ _QUOTE = re.compile("[\"`']")
 
 @dataclass(slots=True)
 class Text:
-    """The size of a text, and how often it mentions each name.
+    """The size of a text, and how often it mentions each name."""
 
-    Attributes:
-        size: how many tokens it has.
-        tables: the names at places where SQL expects a table.
-        others: the names at all places.
-    """
-
-    size: int = 0
-    tables: Counter[str] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
+    size: int = 0  # how many tokens it has
+    tables: Counter[str] = field(default_factory=Counter)  # the names at places where SQL expects a table
+    others: Counter[str] = field(default_factory=Counter)  # the names at all places
 
     def add(self, other: "Text") -> None:
         """Add another text, which is a part of this one."""
@@ -57,18 +51,12 @@ class Text:
 
 @dataclass(slots=True)
 class Parsed:
-    """A statement: the whole text, and the texts in it that have names.
-
-    Attributes:
-        named: the texts of a query's common tables, or of a table's generated columns, by name.
-        is_table: whether the statement defines a table.
-        defines: the folded name that a CREATE TABLE or CREATE VIEW defines, or empty.
-    """
+    """A statement: the whole text, and the texts in it that have names."""
 
     whole: Text
-    named: dict[str, Text]
-    is_table: bool
-    defines: str
+    named: dict[str, Text]  # the texts of a query's common tables, or of a table's generated columns, by name
+    is_table: bool  # whether the statement defines a table
+    defines: str  # the folded name that a CREATE TABLE or CREATE VIEW defines, or empty
 
 
 T = TypeVar("T")

@@ -16,25 +16,15 @@ class NotUnderstoodError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Positions of the parts of an INSERT; ``first`` to ``end`` are places of tokens, end not included.
+    """Positions of the parts of an INSERT; ``first`` to ``end`` are places of tokens, end not included."""
 
-    Attributes:
-        schema: the name before the dot, or None.
-        table: the table as it was named.
-        target_end: number of tokens up to the table's name or alias.
-        columns: names in the list of columns; None without a list.
-        kind: kind of the source of rows: ``default``, ``values`` or ``select``.
-        first: place of the source's first token.
-        end: place after the source's last token.
-    """
-
-    schema: str | None
-    table: str
-    target_end: int
-    columns: tuple[str, ...] | None
-    kind: str
-    first: int
-    end: int
+    schema: str | None  # the name before the dot, or None
+    table: str  # the table as it was named
+    target_end: int  # number of tokens up to the table's name or alias
+    columns: tuple[str, ...] | None  # names in the list of columns; None without a list
+    kind: str  # kind of the source of rows: ``default``, ``values`` or ``select``
+    first: int  # place of the source's first token
+    end: int  # place after the source's last token
 
 
 class InsertParser:

@@ -27,17 +27,12 @@ _ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """An INSERT whose ids the node assigns.
+    """An INSERT whose ids the node assigns."""
 
-    Attributes:
-        table: the table, by its name in the schema.
-        sql: the text to run.
-        nulls: places, from 0, of the parameters that may be the id: ``sql`` is run only if one of them is NULL, and the
-            client's own text otherwise. Empty: ``sql`` is always run.
-    """
-
-    table: str
-    sql: str
+    table: str  # the table, by its name in the schema
+    sql: str  # the text to run
+    # Places, from 0, of the parameters that may be the id: ``sql`` is run only if one of them is NULL, and the client's
+    # own text otherwise. Empty: ``sql`` is always run.
     nulls: tuple[int, ...]
 
 

@@ -55,17 +55,12 @@ class Does(Protocol):
 
 @value
 class Rights:
-    """The rights of one user.
-
-    Attributes:
-        user: the name.
-        role: ``NOBODY``, 0 for a user without a role, or one of ``READER`` to ``ADMIN``; each includes the lower ones.
-        tables: roles for single tables, by their folded names.
-    """
+    """The rights of one user."""
 
     user: str
+    # ``NOBODY``, 0 for a user without a role, or one of ``READER`` to ``ADMIN``; each includes the lower ones.
     role: int
-    tables: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, int] = field(default_factory=dict)  # roles for single tables, by their folded names
 
     def check(self, piece: Does, views: Collection[str] = ()) -> None:
         """Make sure that the user may run a statement.

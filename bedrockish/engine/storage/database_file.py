@@ -41,19 +41,13 @@ RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """Initial values for a new file, with which an old file must agree.
+    """Initial values for a new file, with which an old file must agree."""
 
-    Attributes:
-        node: name of the node whose file this is.
-        membership: the first members of the cluster.
-        store: random id of a new file; an old one keeps its own.
-        joining: for a node that joins a cluster later and replays its journal: the message that admitted it
-            (``encode_joining``); ``membership`` is then the cluster's founding membership, which lacks the node.
-    """
-
-    node: str
-    membership: Membership
-    store: str
+    node: str  # name of the node whose file this is
+    membership: Membership  # the first members of the cluster
+    store: str  # random id of a new file; an old one keeps its own
+    # For a node that joins a cluster later and replays its journal: the message that admitted it (``encode_joining``);
+    # ``membership`` is then the cluster's founding membership, which lacks the node.
     joining: bytes = b""
 
 

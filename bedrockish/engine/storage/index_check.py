@@ -38,17 +38,11 @@ ROW = "bedrockish_row"  # no user's table has such a name
 
 @dataclass(slots=True)
 class Looked:
-    """The result of a check of one range.
+    """The result of a check of one range."""
 
-    Attributes:
-        count: number of rows in the range.
-        last: the key of the last row; None if the range reaches the end of the table.
-        lacks: an index that lacks a row of the range, and that row; empty if every index has every row.
-    """
-
-    count: int = 0
-    last: Key | None = None
-    lacks: str = ""
+    count: int = 0  # number of rows in the range
+    last: Key | None = None  # the key of the last row; None if the range reaches the end of the table
+    lacks: str = ""  # an index that lacks a row of the range, and that row; empty if every index has every row
 
 
 def on_reader(lend: Callable[[], AbstractContextManager[Reader]], action: Callable[[Reader], T]) -> T:

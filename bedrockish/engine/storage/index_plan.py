@@ -31,29 +31,17 @@ _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a build, made before any row is read.
+    """The plan of a build, made before any row is read."""
 
-    Attributes:
-        table: name of the table, as the schema spells it.
-        table_sql: the statement that made it.
-        name: name of the result.
-        sql: the statement that makes the result, as SQLite keeps it.
-        stand_in_sql: the statement that makes the stand-in.
-        rowid: a name of the rowid, in the table as in the stand-in, quoted.
-        columns: the columns of the stand-in's rows: the rowid, and then the columns of the result.
-        load: the query for these columns of all rows that have an entry, in the order of the entries.
-        one: the query for these columns of the row with one rowid.
-    """
-
-    table: str
-    table_sql: str
-    name: str
-    sql: str
-    stand_in_sql: str
-    rowid: str
-    columns: tuple[str, ...]
-    load: str
-    one: str
+    table: str  # name of the table, as the schema spells it
+    table_sql: str  # the statement that made it
+    name: str  # name of the result
+    sql: str  # the statement that makes the result, as SQLite keeps it
+    stand_in_sql: str  # the statement that makes the stand-in
+    rowid: str  # a name of the rowid, in the table as in the stand-in, quoted
+    columns: tuple[str, ...]  # the columns of the stand-in's rows: the rowid, and then the columns of the result
+    load: str  # the query for these columns of all rows that have an entry, in the order of the entries
+    one: str  # the query for these columns of the row with one rowid
 
     @property
     def title(self) -> str:
@@ -63,51 +51,31 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan(Plan):
-    """The plan of the build of an index.
+    """The plan of the build of an index."""
 
-    Attributes:
-        bare_sql: the statement that describes the stand-in as a table without the index.
-        index_sql: the statement that makes the index on the stand-in.
-        is_plain: whether each row has an entry, and each term of an entry is a column.
-        terms: the names of the columns of an entry, if the index is plain.
-    """
-
-    bare_sql: str
-    index_sql: str
-    is_plain: bool
-    terms: tuple[str, ...]
+    bare_sql: str  # the statement that describes the stand-in as a table without the index
+    index_sql: str  # the statement that makes the index on the stand-in
+    is_plain: bool  # whether each row has an entry, and each term of an entry is a column
+    terms: tuple[str, ...]  # the names of the columns of an entry, if the index is plain
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan(Plan):
-    """The plan of the build of an FTS5 index on the rows of a table.
+    """The plan of the build of an FTS5 index on the rows of a table."""
 
-    Attributes:
-        near: the query for the rows from a rowid on, in order.
-    """
-
-    near: str
+    near: str  # the query for the rows from a rowid on, in order
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The parts of a CREATE INDEX.
+    """The parts of a CREATE INDEX."""
 
-    Attributes:
-        unique: whether it has the word UNIQUE.
-        table: the name of the table, as the statement spells it.
-        terms: the text in the parentheses.
-        where: the text from WHERE on, or empty.
-        rest: the text from the opening parenthesis on.
-        names: the words in ``rest`` that may name a column, folded.
-    """
-
-    unique: bool
-    table: str
-    terms: str
-    where: str
-    rest: str
-    names: frozenset[str]
+    unique: bool  # whether it has the word UNIQUE
+    table: str  # the name of the table, as the statement spells it
+    terms: str  # the text in the parentheses
+    where: str  # the text from WHERE on, or empty
+    rest: str  # the text from the opening parenthesis on
+    names: frozenset[str]  # the words in ``rest`` that may name a column, folded
 
 
 def makes_index(steps: Sequence[Step]) -> bool:

@@ -32,32 +32,20 @@ WINDOW_BYTES_MAX = 256 << 20  # bytes of settled entries that a start reads at m
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the journal.
+    """The size of the journal."""
 
-    Attributes:
-        entries: number of entries.
-        bytes: their approximate size.
-        oldest: the smallest clock; 0 in an empty journal.
-    """
-
-    entries: int
-    bytes: int
-    oldest: int
+    entries: int  # number of entries
+    bytes: int  # their approximate size
+    oldest: int  # the smallest clock; 0 in an empty journal
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The node's file.
+    """The node's file."""
 
-    Attributes:
-        free: number of free pages.
-        pages: number of all pages.
-        can_shrink: whether free pages can be returned to the disk; False in a file that an earlier release made.
-    """
-
-    free: int
-    pages: int
-    can_shrink: bool
+    free: int  # number of free pages
+    pages: int  # number of all pages
+    can_shrink: bool  # whether free pages can be returned to the disk; False in a file that an earlier release made
 
 
 def _shrink(db: apsw.Connection, pages: int) -> None:

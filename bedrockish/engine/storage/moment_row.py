@@ -20,25 +20,16 @@ QUERY = f"SELECT value FROM bedrockish_meta WHERE key = '{KEY}'"
 
 @value
 class FileMoment:
-    """The state of the database that a snapshot shows.
+    """The state of the database that a snapshot shows."""
 
-    Attributes:
-        batch: how many batches were committed in the life of the file.
-        vector: the last applied tick of each timeline.
-        clock: a clock at or after the clock of every applied entry.
-        schema: version of the schema in force.
-        in_force: the clock from which on that version is in force.
-        following: the clock from which on the next version will be in force; None if no change is scheduled.
-        members: version of the membership.
-    """
-
-    batch: int
-    vector: Mapping[str, int]
-    clock: int
-    schema: int
-    in_force: int = 0
+    batch: int  # how many batches were committed in the life of the file
+    vector: Mapping[str, int]  # the last applied tick of each timeline
+    clock: int  # a clock at or after the clock of every applied entry
+    schema: int  # version of the schema in force
+    in_force: int = 0  # the clock from which on that version is in force
+    # The clock from which on the next version will be in force; None if no change is scheduled.
     following: int | None = None
-    members: int = 0
+    members: int = 0  # version of the membership
 
 
 def write(db: apsw.Connection, moment: FileMoment) -> None:

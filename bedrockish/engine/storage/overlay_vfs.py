@@ -42,17 +42,11 @@ _frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int], FramePages]" = 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A state of the file, right after a commit.
+    """A state of the file, right after a commit."""
 
-    Attributes:
-        frames: how many frames of the WAL belong to the state.
-        salt: the salt of the WAL, which changes each time the WAL restarts.
-        version: a number that differs for each commit.
-    """
-
-    frames: int
-    salt: bytes
-    version: int
+    frames: int  # how many frames of the WAL belong to the state
+    salt: bytes  # the salt of the WAL, which changes each time the WAL restarts
+    version: int  # a number that differs for each commit
 
 
 def salt_of(wal: int) -> bytes:

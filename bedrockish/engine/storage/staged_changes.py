@@ -41,27 +41,16 @@ class _NotForAllError(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """Changes of one kind in one table that follow each other.
+    """Changes of one kind in one table that follow each other."""
 
-    Attributes:
-        table: the table whose rows change.
-        op: INSERT, UPDATE or DELETE.
-        name: name of the in-memory table that has the changes.
-        fill: the statement that puts one change into the in-memory table.
-        changes: number of changes.
-        written: places of the columns that any change of an UPDATE run sets.
-        first: the smallest rowid of the changes.
-        last: the greatest rowid of the changes.
-    """
-
-    table: Table
-    op: str
-    name: str
-    fill: str
-    changes: int = 0
-    written: set[int] = field(default_factory=set)
-    first: int = INT_MAX
-    last: int = INT_MIN
+    table: Table  # the table whose rows change
+    op: str  # INSERT, UPDATE or DELETE
+    name: str  # name of the in-memory table that has the changes
+    fill: str  # the statement that puts one change into the in-memory table
+    changes: int = 0  # number of changes
+    written: set[int] = field(default_factory=set)  # places of the columns that any change of an UPDATE run sets
+    first: int = INT_MAX  # the smallest rowid of the changes
+    last: int = INT_MIN  # the greatest rowid of the changes
 
 
 class StagedChanges:

@@ -34,17 +34,11 @@ Handler = Callable[[Request], Awaitable[Reply]]
 
 @dataclass
 class Kept:
-    """A stream between two calls of its client.
+    """A stream between two calls of its client."""
 
-    Attributes:
-        session: the stream.
-        credentials: the digest of its caller's credentials; only that caller may continue the stream.
-        caller: the user or the address whose share of streams it uses.
-    """
-
-    session: Session
-    credentials: bytes
-    caller: str
+    session: Session  # the stream
+    credentials: bytes  # the digest of its caller's credentials; only that caller may continue the stream
+    caller: str  # the user or the address whose share of streams it uses
 
 
 class Pipelines:

@@ -44,17 +44,13 @@ class ResultUnsayableError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a batch: a statement, and whether its rows are wanted.
-
-    Attributes:
-        condition: the condition, on the outcomes of earlier steps, under which it is run; None: it always is.
-        problem: the error of a malformed statement, which is answered as the error of this step.
-    """
+    """One step of a batch: a statement, and whether its rows are wanted."""
 
     statement: Statement
     want_rows: bool
+    # The condition, on the outcomes of earlier steps, under which it is run; None: it always is.
     condition: Json | None = None
-    problem: UsageError | None = None
+    problem: UsageError | None = None  # the error of a malformed statement, which is answered as the error of this step
 
 
 def _field(found: object, name: str, kind: type, *, where: str, default: Any = ...) -> Any:

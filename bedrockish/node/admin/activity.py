@@ -24,21 +24,13 @@ PACKED = ("at_ms", "seconds", "commits", "conflicts", "answers", "p50_ms", "p95_
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some seconds of a node's life.
+    """Some seconds of a node's life."""
 
-    Attributes:
-        at_ms: Unix time of its end.
-        seconds: how long it was.
-        commits: transactions that this node led to a commit.
-        conflicts: rejects that it received because of another transaction.
-        times: the number of answers in each bucket of ``Histogram``.
-    """
-
-    at_ms: int
-    seconds: float
-    commits: int
-    conflicts: int
-    times: Sequence[int]
+    at_ms: int  # Unix time of its end
+    seconds: float  # how long it was
+    commits: int  # transactions that this node led to a commit
+    conflicts: int  # rejects that it received because of another transaction
+    times: Sequence[int]  # the number of answers in each bucket of ``Histogram``
 
     def packed(self) -> list[float | int | None]:
         """Return the values of ``PACKED``."""

@@ -84,17 +84,11 @@ def start_core(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The bound up to which the journal may be removed.
+    """The bound up to which the journal may be removed."""
 
-    Attributes:
-        clock: the latest clock of an entry that may be removed.
-        held: the last tick of each leader that may be removed; None: no such bound.
-        why: reasons for keeping more, for people.
-    """
-
-    clock: int
-    held: dict[str, int] | None
-    why: list[str]
+    clock: int  # the latest clock of an entry that may be removed
+    held: dict[str, int] | None  # the last tick of each leader that may be removed; None: no such bound
+    why: list[str]  # reasons for keeping more, for people
 
 
 class Upkeep:

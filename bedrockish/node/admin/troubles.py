@@ -30,23 +30,15 @@ OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of trouble of a node or its cluster.
+    """One kind of trouble of a node or its cluster."""
 
-    Attributes:
-        code: a stable word for programs.
-        title: its meaning, as a phrase.
-        do: what to do about it.
-        find: returns the text of the trouble, with its facts, from a status; empty without the trouble.
-        useless: whether clients should send the node no requests; ``/readyz`` fails then.
-        after_s: how long the trouble must last before it is reported, in seconds.
-    """
-
-    code: str
-    title: str
-    do: str
+    code: str  # a stable word for programs
+    title: str  # its meaning, as a phrase
+    do: str  # what to do about it
+    # Returns the text of the trouble, with its facts, from a status; empty without the trouble.
     find: Callable[[Status], str]
-    useless: bool = False
-    after_s: float = 0.0
+    useless: bool = False  # whether clients should send the node no requests; ``/readyz`` fails then
+    after_s: float = 0.0  # how long the trouble must last before it is reported, in seconds
 
     def told(self, text: str) -> dict[str, Any]:
         """Return the trouble as plain data, with its facts as text."""

@@ -19,17 +19,11 @@ Start = tuple[bytes, int]  # the id of a start, and the number of batches in the
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of a file as another node has last seen it.
+    """The state of a file as another node has last seen it."""
 
-    Attributes:
-        store: random id of the file; empty if none was seen.
-        batches: the number of durable batches in it.
-        start: id of the start of the process that had written the last of them; empty if unknown.
-    """
-
-    store: str = ""
-    batches: int = 0
-    start: bytes = b""
+    store: str = ""  # random id of the file; empty if none was seen
+    batches: int = 0  # the number of durable batches in it
+    start: bytes = b""  # id of the start of the process that had written the last of them; empty if unknown
 
 
 def add_start(kept: bytes | None, start: bytes, batches: int) -> bytes:

@@ -25,18 +25,13 @@ class Ruling(Enum):
 
 @value
 class Word:
-    """A member's answer about the entry.
+    """A member's answer about the entry."""
 
-    Attributes:
-        mode: the mode of that member.
-        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has had its changes skipped,
-            ``rolled back`` or ``unknown``.
-        blocked: whether the entry stops that member.
-    """
-
-    mode: Mode
+    mode: Mode  # the mode of that member
+    # ``committed`` if it has applied the entry, ``void`` if an operator has had its changes skipped, ``rolled back`` or
+    # ``unknown``.
     outcome: str
-    blocked: bool = False
+    blocked: bool = False  # whether the entry stops that member
 
     @property
     def has_it(self) -> bool:

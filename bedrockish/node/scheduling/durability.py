@@ -70,16 +70,12 @@ class Waiter:
 
 @dataclass(slots=True)
 class Kept:
-    """The output that must not be sent before the open batch is durable.
-
-    Attributes:
-        hurries: whether a message must not wait for a later batch.
-    """
+    """The output that must not be sent before the open batch is durable."""
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # messages by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
-    hurries: bool = False
+    hurries: bool = False  # whether a message must not wait for a later batch
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.replies or self.marks)

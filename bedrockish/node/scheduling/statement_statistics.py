@@ -54,26 +54,17 @@ class Statistics:
 
 @value
 class Ran:
-    """The facts of a request that was answered.
+    """The facts of a request that was answered."""
 
-    Attributes:
-        took_s: seconds from its arrival to its answer.
-        failed: whether it was answered with an error.
-        refused: whether that error rejects the text itself. Such a text is not shown: if its quotes are wrong, a value
-            in it may look like a name.
-        attempts: how often it was executed.
-        result_bytes: the size of its encoded results.
-        user: its user; empty without one.
-        trace: its trace, as ``traceparent``; empty without one.
-    """
-
-    took_s: float
-    failed: bool = False
+    took_s: float  # seconds from its arrival to its answer
+    failed: bool = False  # whether it was answered with an error
+    # Whether that error rejects the text itself. Such a text is not shown: if its quotes are wrong, a value in it may
+    # look like a name.
     refused: bool = False
-    attempts: int = 1
-    result_bytes: int = 0
-    user: str = ""
-    trace: str = ""
+    attempts: int = 1  # how often it was executed
+    result_bytes: int = 0  # the size of its encoded results
+    user: str = ""  # its user; empty without one
+    trace: str = ""  # its trace, as ``traceparent``; empty without one
 
 
 class StatementStatistics:

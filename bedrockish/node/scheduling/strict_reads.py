@@ -34,20 +34,14 @@ PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to t
 
 
 class StrictRead(NamedTuple):
-    """A strict read.
-
-    Attributes:
-        began: the time of its arrival, by ``time.monotonic``.
-        prepare: returns its result, if a program has executed it; else None.
-        base: the state on which the program has executed it.
-    """
+    """A strict read."""
 
     request: Request
     done: Done
     owner: object
-    began: float
-    prepare: Prepare | None = None
-    base: Vector = NOWHERE
+    began: float  # the time of its arrival, by ``time.monotonic``
+    prepare: Prepare | None = None  # returns its result, if a program has executed it; else None
+    base: Vector = NOWHERE  # the state on which the program has executed it
 
 
 class Serving(Protocol):

@@ -61,30 +61,20 @@ class StopWorkError(BaseException):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request that runs in a worker, once.
+    """A request that runs in a worker, once."""
 
-    Attributes:
-        key: the number of the request, or an object that no other job has.
-        take: takes the result of a job that is not a client's request.
-        since: seconds at which the job got its place.
-        stopped: seconds at which the job was stopped; 0 before that.
-        clock: whether a majority has been asked for its transaction's clock.
-        is_over: whether its thread has finished the work; guarded by ``lock``.
-        busy_s: the processor time of its thread, in seconds.
-    """
-
-    key: object
+    key: object  # the number of the request, or an object that no other job has
     request: Request
     action: Action
     is_python: bool
-    clock: bool = False
-    take: Callable[[Any], None] | None = None
+    clock: bool = False  # whether a majority has been asked for its transaction's clock
+    take: Callable[[Any], None] | None = None  # takes the result of a job that is not a client's request
     workspace: Workspace | None = None
     thread: threading.Thread | None = None
-    since: float = 0.0
-    stopped: float = 0.0
-    is_over: bool = False
-    busy_s: float = 0.0
+    since: float = 0.0  # seconds at which the job got its place
+    stopped: float = 0.0  # seconds at which the job was stopped; 0 before that
+    is_over: bool = False  # whether its thread has finished the work; guarded by ``lock``
+    busy_s: float = 0.0  # the processor time of its thread, in seconds
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

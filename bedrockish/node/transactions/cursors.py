@@ -52,34 +52,20 @@ ENDED_MAX = 1_000  # ended streams whose error is kept for a later step of the c
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One open stream.
+    """An open stream."""
 
-    Attributes:
-        name: the id of its command.
-        owner: the link, or another object, that it belongs to.
-        caller: the user or the address to whose share it counts.
-        columns: the names of its columns.
-        token: the state that it sees.
-        snapshot: the snapshot that it reads.
-        batches: its rows.
-        since: when it began, in seconds.
-        touched: when a batch was last taken, in seconds.
-        rows: the number of rows that were taken.
-        error: why it ended; None while it is open.
-    """
-
-    name: str
-    owner: object
-    caller: str
-    columns: tuple[str, ...]
-    token: Token
-    snapshot: Snapshot
-    batches: Batches
-    since: float
-    touched: float
-    rows: int = 0
+    name: str  # the id of its command
+    owner: object  # the link, or another object, that it belongs to
+    caller: str  # the user or the address to whose share it counts
+    columns: tuple[str, ...]  # the names of its columns
+    token: Token  # the state that it sees
+    snapshot: Snapshot  # the snapshot that it reads
+    batches: Batches  # its rows
+    since: float  # when it began, in seconds
+    touched: float  # when a batch was last taken, in seconds
+    rows: int = 0  # the number of rows that were taken
     is_busy: bool = False
-    error: BedrockishError | None = None
+    error: BedrockishError | None = None  # why it ended; None while it is open
     turn: trio.Lock = field(default_factory=trio.Lock)
 
 

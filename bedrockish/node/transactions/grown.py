@@ -25,16 +25,11 @@ GROWN_MAX = 8  # workspaces at a time; each keeps two connections and up to 48 M
 
 @dataclass(slots=True, eq=False)
 class _Moved:
-    """A transaction that has moved.
-
-    Attributes:
-        caller: the user or the address to whose share it counts.
-        checked: the commits with which its reads and writes up to its last step were compared.
-    """
+    """A transaction that has moved."""
 
     workspace: OverlayTransaction
-    caller: str
-    checked: Mapping[str, int]
+    caller: str  # the user or the address to whose share it counts
+    checked: Mapping[str, int]  # the commits with which its reads and writes up to its last step were compared
 
 
 class GrownTransactions:

@@ -20,39 +20,26 @@ OPEN_PARTS = 2  # all open transactions may take memory_max divided by this numb
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """One open transaction.
+    """An open transaction."""
 
-    Attributes:
-        request: its BEGIN.
-        owner: the link that it belongs to.
-        caller: the user or the address to whose share it counts.
-        session: its work so far.
-        since: when it began, in seconds.
-        touched: when its last statement ended, in seconds.
-        rights: the rights of its user at its last step; None: all rights.
-        config: the version of the membership that grants these rights.
-        busy: the number of steps that run, or wait for their turn.
-        last: the beginning of its last statement.
-        level: commits that include every one that was acknowledged before its first read of the cluster's own tables;
-            None if there was no such read. Only of a transaction whose read level is ``strict``.
-        told: the durable commits that its client's answers rest on; None: the client was told nothing.
-        id: a random text that names it to operators, who must not learn its command id, which belongs to its user.
-        turn: the semaphore that one step at a time acquires.
-    """
-
-    request: Request
-    owner: object
-    caller: str
-    session: Session
-    since: float
-    touched: float
-    rights: Rights | None
-    config: int
-    busy: int = 0
-    last: str = ""
+    request: Request  # its BEGIN
+    owner: object  # the link that it belongs to
+    caller: str  # the user or the address to whose share it counts
+    session: Session  # its work so far
+    since: float  # when it began, in seconds
+    touched: float  # when its last statement ended, in seconds
+    rights: Rights | None  # the rights of its user at its last step; None: all rights
+    config: int  # the version of the membership that grants these rights
+    busy: int = 0  # the number of steps that run, or wait for their turn
+    last: str = ""  # the beginning of its last statement
+    # Commits that include every one that was acknowledged before its first read of the cluster's own tables; None if
+    # there was no such read. Only of a transaction whose read level is ``strict``.
     level: Mapping[str, int] | None = None
+    # The durable commits that its client's answers rest on; None: the client was told nothing.
     told: Mapping[str, int] | None = None
+    # A random text that names it to operators, who must not learn its command id, which belongs to its user.
     id: str = field(default_factory=lambda: os.urandom(6).hex())
+    # The semaphore that one step at a time acquires.
     turn: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1, max_value=1))
 
     @property

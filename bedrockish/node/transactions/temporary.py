@@ -33,17 +33,12 @@ _ELSEWHERE = "they were at another node, or on a link that was lost"
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """The TEMP objects of one session.
-
-    Attributes:
-        caller: the user or the address to whose share they count.
-        touched: when the session's last transaction began, in seconds.
-    """
+    """The TEMP objects of one session."""
 
     owner: object
-    caller: str
+    caller: str  # the user or the address to whose share they count
     workspace: TemporaryWorkspace
-    touched: float
+    touched: float  # when the session's last transaction began, in seconds
 
     @property
     def is_ending(self) -> bool:

@@ -9,65 +9,39 @@ from bedrockish_journal.model.access_set import object_of
 
 
 class Finding(NamedTuple):
-    """A finding as it is printed.
+    """A finding as it is printed."""
 
-    Attributes:
-        check: the law (``bedrockish_journal.model.laws``).
-        level: ``fault``, or ``information`` for a state that honest journals can show as well.
-        node: the nodes in whose files it was found, separated by commas.
-        leader: the timeline of the entry.
-        tick: the tick of the entry.
-        txid: the transaction.
-        table: the object of a conflict.
-        key: the key of a conflict, in hexadecimal.
-        text: the fault in a sentence.
-    """
-
-    check: str
-    level: str
-    node: str | None
-    leader: str | None
-    tick: int | None
-    txid: str | None
-    table: str | None
-    key: str | None
-    text: str
+    check: str  # the law (``bedrockish_journal.model.laws``)
+    level: str  # ``fault``, or ``information`` for a state that honest journals can show as well
+    node: str | None  # the nodes in whose files it was found, separated by commas
+    leader: str | None  # the timeline of the entry
+    tick: int | None  # the tick of the entry
+    txid: str | None  # the transaction
+    table: str | None  # the object of a conflict
+    key: str | None  # the key of a conflict, in hexadecimal
+    text: str  # the fault in a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The input of an audit.
+    """The input of an audit."""
 
-    Attributes:
-        nodes: the nodes whose journals were given.
-        entries: the number of entries in all journals together.
-        transactions: the number of different transactions.
-        heads: the last tick of each timeline.
-        removed: for each node and timeline, the last tick that was removed from its journal and not checked.
-    """
-
-    nodes: list[str]
-    entries: int
-    transactions: int
-    heads: dict[str, int]
+    nodes: list[str]  # the nodes whose journals were given
+    entries: int  # the number of entries in all journals together
+    transactions: int  # the number of different transactions
+    heads: dict[str, int]  # the last tick of each timeline
+    # For each node and timeline, the last tick that was removed from its journal and not checked.
     removed: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The findings of one law.
+    """The findings of one law."""
 
-    Attributes:
-        check: the name of the law.
-        says: the law in words.
-        findings: the first findings.
-        counts: the number of all findings of each level.
-    """
-
-    check: str
-    says: str
-    findings: list[Finding]
-    counts: dict[str, int]
+    check: str  # the name of the law
+    says: str  # the law in words
+    findings: list[Finding]  # the first findings
+    counts: dict[str, int]  # the number of all findings of each level
 
 
 @dataclass(frozen=True, slots=True)

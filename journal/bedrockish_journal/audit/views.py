@@ -7,23 +7,14 @@ from typing import NamedTuple
 
 
 class Dialect(NamedTuple):
-    """The SQL expressions in which the two engines differ.
+    """The SQL expressions in which the two engines differ."""
 
-    Attributes:
-        eid: the id of a distinct entry.
-        no_eid: NULL with the type of ``eid``.
-        number: the number of a transaction, in the order of clock and origin.
-        each: the function that turns an array into rows.
-        series: the function that returns an array of the integers between two, both included.
-        names: the distinct names in a group, sorted, separated by commas.
-    """
-
-    eid: str
-    no_eid: str
-    number: str
-    each: str
-    series: str
-    names: str
+    eid: str  # the id of a distinct entry
+    no_eid: str  # NULL with the type of ``eid``
+    number: str  # the number of a transaction, in the order of clock and origin
+    each: str  # the function that turns an array into rows
+    series: str  # the function that returns an array of the integers between two, both included
+    names: str  # the distinct names in a group, sorted, separated by commas
 
 
 DUCKDB = Dialect(
@@ -45,17 +36,11 @@ SPARK = Dialect(
 
 
 class View(NamedTuple):
-    """A table that is derived from others.
-
-    Attributes:
-        name: its name.
-        sql: its query.
-        kept: whether to materialize its rows, because several laws query them.
-    """
+    """A table that is derived from others."""
 
     name: str
-    sql: str
-    kept: bool = False
+    sql: str  # its query
+    kept: bool = False  # whether to materialize its rows, because several laws query them
 
 
 HIGHEST = (1 << 63) - 1

@@ -135,36 +135,25 @@ def parse_cursor(text: str | None) -> Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction of the feed.
+    """A transaction of the feed."""
 
-    Attributes:
-        cursor: the place right after the transaction, from which a reader continues.
-        clock: the transaction's hybrid clock; for a schema change, the clock from which on it is in force. Clocks never
-            decrease along the feed.
-        leader: the leader that began the transaction.
-        place: its timeline and tick in the journal.
-        command: the client's id of the command.
-        joined: the ids of further commands that were executed after it in the same transaction.
-        kind: ``rows``, ``schema`` or ``members``.
-        changes: the rows that it changed, in the order of the changes, with the whole row before and after.
-        statements: the statements of a schema change; empty if the change failed on the data.
-        after: the vector that the transaction had seen.
-        makers: the id of the command that made each of ``changes``; None if several commands share the transaction and
-            their shares are unknown (see ``Transaction.shares``).
-        users: the users of ``command`` and of each of ``joined``; None for a client that did not have to authenticate.
-    """
-
-    cursor: Cursor
+    cursor: Cursor  # the place right after the transaction, from which a reader continues
+    # The transaction's hybrid clock; for a schema change, the clock from which on it is in force. Clocks never decrease
+    # along the feed.
     clock: int
-    leader: str
-    place: tuple[str, int]
-    command: str
-    joined: tuple[str, ...]
-    kind: str
+    leader: str  # the leader that began the transaction
+    place: tuple[str, int]  # its timeline and tick in the journal
+    command: str  # the client's id of the command
+    joined: tuple[str, ...]  # the ids of further commands that were executed after it in the same transaction
+    kind: str  # ``rows``, ``schema`` or ``members``
+    # The rows that it changed, in the order of the changes, with the whole row before and after.
     changes: tuple[Change, ...]
-    statements: tuple[str, ...]
-    after: dict[str, int]
+    statements: tuple[str, ...]  # the statements of a schema change; empty if the change failed on the data
+    after: dict[str, int]  # the vector that the transaction had seen
+    # The id of the command that made each of ``changes``; None if several commands share the transaction and their
+    # shares are unknown (see ``Transaction.shares``).
     makers: tuple[str | None, ...] = ()
+    # The users of ``command`` and of each of ``joined``; None for a client that did not have to authenticate.
     users: tuple[str | None, ...] = ()
 
     @property

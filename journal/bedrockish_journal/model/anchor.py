@@ -29,29 +29,17 @@ class AnchorError(JournalFileError):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The signed statement.
+    """The signed statement."""
 
-    Attributes:
-        cluster: the id of the cluster.
-        number: the number of the anchor in its file, from 1.
-        previous: the SHA-256 of the line before the anchor, in hexadecimal; ``FIRST`` for the first anchor.
-        wall_ms: milliseconds since 1970 by the wall clock of the program that requested the anchor.
-        clock: the safe clock of the node that was asked: no new commit can get a clock up to this one.
-        founders: the SHA-256 of the membership of the founders, in hexadecimal.
-        members: the version of the membership in force.
-        voters: the names of the voters of that membership, sorted.
-        heads: for each timeline its last tick, and the hash of that entry in hexadecimal.
-    """
-
-    cluster: str
-    number: int
-    previous: str
-    wall_ms: int
-    clock: int
-    founders: str
-    members: int
-    voters: tuple[str, ...]
-    heads: Mapping[str, tuple[int, str]]
+    cluster: str  # the id of the cluster
+    number: int  # the number of the anchor in its file, from 1
+    previous: str  # the SHA-256 of the line before the anchor, in hexadecimal; ``FIRST`` for the first anchor
+    wall_ms: int  # milliseconds since 1970 by the wall clock of the program that requested the anchor
+    clock: int  # the safe clock of the node that was asked: no new commit can get a clock up to this one
+    founders: str  # the SHA-256 of the membership of the founders, in hexadecimal
+    members: int  # the version of the membership in force
+    voters: tuple[str, ...]  # the names of the voters of that membership, sorted
+    heads: Mapping[str, tuple[int, str]]  # for each timeline its last tick, and the hash of that entry in hexadecimal
 
     @property
     def quorum(self) -> int:
@@ -65,29 +53,19 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The signature of one node.
+    """The signature of one node."""
 
-    Attributes:
-        certificates: the node's own certificate, then the certificates between it and the authority; PEM.
-        signature: the signature of ``SIGNED_AS`` and the statement, in hexadecimal.
-    """
-
-    certificates: str
-    signature: str
+    certificates: str  # the node's own certificate, then the certificates between it and the authority; PEM
+    signature: str  # the signature of ``SIGNED_AS`` and the statement, in hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A line of an anchor file.
+    """A line of an anchor file."""
 
-    Attributes:
-        text: the statement as it was signed.
-        statement: the decoded statement.
-        signatures: each node's signature; None for a node without a certificate, which signs nothing.
-    """
-
-    text: str
-    statement: Statement
+    text: str  # the statement as it was signed
+    statement: Statement  # the decoded statement
+    # Each node's signature; None for a node without a certificate, which signs nothing.
     signatures: Mapping[str, Signature | None] = field(default_factory=dict)
 
     def line(self) -> str:

@@ -13,28 +13,18 @@ from bedrockish_journal.model.entry import GENESIS, entry_hash
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A violation of a law.
+    """A violation of a law."""
 
-    Attributes:
-        check: the broken law: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``,
-            ``clock``, ``txid``, ``command``, ``quorum``, ``members``, ``fork``, ``lost`` …
-        node: the node in whose file the violation was found.
-        leader: the timeline.
-        tick: the place in the timeline.
-        txid: the transaction, printed.
-        table: the table, if the finding is about rows.
-        key: the key of the row, printed.
-        text: the finding and its place, for a person.
-    """
-
+    # The broken law: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``, ``clock``,
+    # ``txid``, ``command``, ``quorum``, ``members``, ``fork``, ``lost`` ….
     check: str
-    node: str
-    leader: str | None = None
-    tick: int | None = None
-    txid: str | None = None
-    table: str | None = None
-    key: str | None = None
-    text: str = ""
+    node: str  # the node in whose file the violation was found
+    leader: str | None = None  # the timeline
+    tick: int | None = None  # the place in the timeline
+    txid: str | None = None  # the transaction, printed
+    table: str | None = None  # the table, if the finding is about rows
+    key: str | None = None  # the key of the row, printed
+    text: str = ""  # the finding and its place, for a person
 
 
 class Link(Protocol):
@@ -67,14 +57,10 @@ class Link(Protocol):
 
 @dataclass(slots=True)
 class Chains:
-    """The ends of all timelines of one journal while its entries are checked one after the other.
+    """The ends of all timelines of one journal while its entries are checked one after the other."""
 
-    Attributes:
-        node: the node that has the journal, for the findings.
-        heads: last tick and *recomputed* hash of each timeline.
-    """
-
-    node: str
+    node: str  # the node that has the journal, for the findings
+    # Last tick and *recomputed* hash of each timeline.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     def check(self, link: Link) -> Iterator[Finding]:

@@ -65,17 +65,11 @@ class Change:
 
 @value
 class Step:
-    """A statement of a schema change, run when the change comes into force.
+    """A statement of a schema change, run when the change comes into force."""
 
-    Attributes:
-        sql: the statement, with the values of its parameters written into it.
-        kind: ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again.
-        told: a digest of the result that the client got; empty if no other result was possible.
-    """
-
-    sql: str
-    kind: str = DO
-    told: bytes = b""
+    sql: str  # the statement, with the values of its parameters written into it
+    kind: str = DO  # ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again
+    told: bytes = b""  # a digest of the result that the client got; empty if no other result was possible
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:

@@ -23,28 +23,18 @@ GENESIS = bytes(32)  # ``prev`` of the first entry of every timeline
 
 @value
 class Entry:
-    """A commit.
+    """A commit."""
 
-    Attributes:
-        leader: the entry's timeline, named after the only node that appends to it.
-        tick: the place of the entry in the timeline: 1, 2, 3, …
-        quorum: the gist's partial vector: for each approver its own tick when it approved (the leader: this tick).
-            For an adopted entry: the nodes that held the transaction when its adopter asked.
-        transaction: the committed transaction; ``transaction.base`` is the entry's ``after``.
-        adopted_from: the leader that began the transaction, if another node committed it; else None.
-        prev: hash of the entry before it in the timeline.
-        label: canonical bytes of (leader, tick, txid, quorum, adopted_from).
-        hash: sha256 over prev, label and the transaction's body.
-    """
-
-    leader: str
-    tick: int
+    leader: str  # the entry's timeline, named after the only node that appends to it
+    tick: int  # the place of the entry in the timeline: 1, 2, 3, …
+    # The gist's partial vector: for each approver its own tick when it approved (the leader: this tick). For an adopted
+    # entry: the nodes that held the transaction when its adopter asked.
     quorum: Vector
-    transaction: Transaction
-    adopted_from: str | None
-    prev: bytes
-    label: bytes = field(repr=False, default=b"")
-    hash: bytes = field(repr=False, default=b"")
+    transaction: Transaction  # the committed transaction; ``transaction.base`` is the entry's ``after``
+    adopted_from: str | None  # the leader that began the transaction, if another node committed it; else None
+    prev: bytes  # hash of the entry before it in the timeline
+    label: bytes = field(repr=False, default=b"")  # canonical bytes of (leader, tick, txid, quorum, adopted_from)
+    hash: bytes = field(repr=False, default=b"")  # sha256 over prev, label and the transaction's body
 
     def __post_init__(self) -> None:
         if not self.label:

@@ -12,19 +12,12 @@ ANCHORS = "an [anchor](audit.md#anchors)"
 
 
 class Law(NamedTuple):
-    """A law.
+    """A law."""
 
-    Attributes:
-        name: the name that findings use.
-        says: the law as a sentence.
-        needs: the files that a check needs.
-        simulated: whether the simulator checks the law in every world, too.
-    """
-
-    name: str
-    says: str
-    needs: str = FILE
-    simulated: bool = True
+    name: str  # the name that findings use
+    says: str  # the law as a sentence
+    needs: str = FILE  # the files that a check needs
+    simulated: bool = True  # whether the simulator checks the law in every world, too
 
     @property
     def brief(self) -> str:

@@ -28,42 +28,26 @@ ROLES = ("reader", "writer", "owner", "admin")  # each role includes the rights 
 
 
 class UserSaid(NamedTuple):
-    """A user of the cluster in a membership.
+    """A user of the cluster in a membership."""
 
-    Attributes:
-        secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty if left out.
-        role: 0 for no role, or one of ``READER`` to ``ADMIN``.
-        number: version of the membership that set the password.
-        tables: roles for single tables, ``READER`` or ``WRITER``, by the tables' names.
-    """
-
-    secret: str
-    role: int
-    number: int
-    tables: Mapping[str, int] = {}
+    secret: str  # the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty if left out
+    role: int  # 0 for no role, or one of ``READER`` to ``ADMIN``
+    number: int  # version of the membership that set the password
+    tables: Mapping[str, int] = {}  # roles for single tables, ``READER`` or ``WRITER``, by the tables' names
 
 
 class MembershipSaid(NamedTuple):
-    """A decoded membership.
+    """A decoded membership."""
 
-    Attributes:
-        version: the number of membership changes before.
-        members: the members in the order of the encoding.
-        cluster_id: the random id that the cluster got at its founding.
-        level: the release level that every member reads.
-        retired: timelines that vectors no longer name -> the version of the membership that retired them.
-        users: the users of the cluster, by name; None for a removed user.
-        former: names of nodes that were voters before and are not now, sorted.
-        void: transactions whose changes fit the tables of no node, and that an operator had all members skip.
-    """
-
-    version: int
-    members: tuple[MemberSaid, ...]
-    cluster_id: str
-    level: int
+    version: int  # the number of membership changes before
+    members: tuple[MemberSaid, ...]  # the members in the order of the encoding
+    cluster_id: str  # the random id that the cluster got at its founding
+    level: int  # the release level that every member reads
+    # Timelines that vectors no longer name -> the version of the membership that retired them.
     retired: Mapping[str, int]
-    users: Mapping[str, UserSaid | None] = {}
-    former: tuple[str, ...] = ()
+    users: Mapping[str, UserSaid | None] = {}  # the users of the cluster, by name; None for a removed user
+    former: tuple[str, ...] = ()  # names of nodes that were voters before and are not now, sorted
+    # Transactions whose changes fit the tables of no node, and that an operator had all members skip.
     void: tuple[Txid, ...] = ()
 
     @property

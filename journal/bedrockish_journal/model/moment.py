@@ -25,16 +25,11 @@ _PLACE = re.compile(r"([^:,]+):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment; one of ``clock`` and ``vector`` is given.
+    """A moment; one of ``clock`` and ``vector`` is given."""
 
-    Attributes:
-        text: the moment as typed.
-        clock: the last clock that is included.
-        vector: the last included tick of each timeline; a timeline that it does not name is not included.
-    """
-
-    text: str
-    clock: int | None = None
+    text: str  # the moment as typed
+    clock: int | None = None  # the last clock that is included
+    # The last included tick of each timeline; a timeline that it does not name is not included.
     vector: Vector | None = None
 
     def has(self, entry: Entry) -> bool:

@@ -46,16 +46,12 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class Claims:
-    """The claims of one file about its cluster.
+    """The claims of one file about its cluster."""
 
-    Attributes:
-        wrong: the claims that do not hold.
-        memberships: all memberships that the file has, by version.
-        began_with: the number of objects with which the cluster began, by the file; None if the file does not say it.
-    """
-
-    wrong: list[Claim] = field(default_factory=list)
+    wrong: list[Claim] = field(default_factory=list)  # the claims that do not hold
+    # All memberships that the file has, by version.
     memberships: dict[int, MembershipSaid] = field(default_factory=dict)
+    # The number of objects with which the cluster began, by the file; None if the file does not say it.
     began_with: int | None = None
 
 

@@ -22,24 +22,15 @@ class RowMismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
-
-    Attributes:
-        name: its name.
-        columns: names of the columns of ``SELECT *``.
-        generated: names of the generated columns among them.
-        primary: names of the primary key's columns, in the key's order.
-        rowid: a name of the rowid in SQL; None for a table WITHOUT ROWID.
-        alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column.
-        marks: column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do.
-    """
+    """A table."""
 
     name: str
-    columns: tuple[str, ...]
-    generated: frozenset[str]
-    primary: tuple[str, ...]
-    rowid: str | None
-    alias: str | None
+    columns: tuple[str, ...]  # names of the columns of ``SELECT *``
+    generated: frozenset[str]  # names of the generated columns among them
+    primary: tuple[str, ...]  # names of the primary key's columns, in the key's order
+    rowid: str | None  # a name of the rowid in SQL; None for a table WITHOUT ROWID
+    alias: str | None  # the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column
+    # Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do.
     marks: Mapping[str, str] = field(default_factory=dict)
 
 

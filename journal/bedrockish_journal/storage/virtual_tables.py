@@ -46,19 +46,12 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VirtualTable:
-    """The definition of one virtual table.
-
-    Attributes:
-        name: its name.
-        module: its module, in lower case.
-        arguments: the module's arguments, split at the commas.
-        options: the options of FTS5 that are given, by their full names.
-    """
+    """The definition of one virtual table."""
 
     name: str
-    module: str
-    arguments: tuple[str, ...]
-    options: dict[str, str]
+    module: str  # its module, in lower case
+    arguments: tuple[str, ...]  # the module's arguments, split at the commas
+    options: dict[str, str]  # the options of FTS5 that are given, by their full names
 
     @property
     def content(self) -> str:

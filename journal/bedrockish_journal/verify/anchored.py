@@ -23,22 +23,16 @@ _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 
 @dataclass(slots=True)
 class Anchored:
-    """The result of comparing journals with anchors.
+    """The result of comparing journals with anchors."""
 
-    Attributes:
-        anchors: the number of checked anchors.
-        places: the number of heads in these anchors.
-        removed: the number of heads that could not be checked, because every given file has removed their entries.
-        signed: the number of anchors that a majority of the voters has signed, with certificates of the given
-            authority; None without an authority.
-        findings: the faults.
-    """
-
-    anchors: int = 0
-    places: int = 0
+    anchors: int = 0  # the number of checked anchors
+    places: int = 0  # the number of heads in these anchors
+    # The number of heads that could not be checked, because every given file has removed their entries.
     removed: int = 0
+    # The number of anchors that a majority of the voters has signed, with certificates of the given authority; None
+    # without an authority.
     signed: int | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # the faults
 
 
 def founders_hash(db: apsw.Connection) -> str:

@@ -26,19 +26,14 @@ _OLDER = "restore from a younger backup, or add a file that still has it, such a
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The beginning of a replay.
+    """The beginning of a replay."""
 
-    Attributes:
-        source: the file with whose tables the replay begins; None: the replay begins with an empty database.
-        heads: the last tick of each timeline that is in the tables, and its hash.
-        waiting: the schema change that is committed in the file and not yet in force.
-        latest: see ``latest``.
-    """
-
+    # The file with whose tables the replay begins; None: the replay begins with an empty database.
     source: Source | None = None
+    # The last tick of each timeline that is in the tables, and its hash.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    waiting: Entry | None = None
-    latest: int = 0
+    waiting: Entry | None = None  # the schema change that is committed in the file and not yet in force
+    latest: int = 0  # see ``latest``
 
     @property
     def applied(self) -> dict[str, int]:

@@ -15,18 +15,12 @@ UNREADABLE = "a page that cannot be read"
 
 @value
 class Difference:
-    """A row that differs between nodes, although every transaction that has written it is applied at all of them.
+    """A row that differs between nodes, although every transaction that has written it is applied at all of them."""
 
-    Attributes:
-        table: the table; empty for the definition of a table or an index.
-        key: the row's key as text.
-        nodes: the digest of the row at each node; empty if the node lacks the row.
-        minority: the nodes whose row differs from that of most members of the cluster; empty without a majority.
-    """
-
-    table: str
-    key: str
-    nodes: Mapping[str, str]
+    table: str  # the table; empty for the definition of a table or an index
+    key: str  # the row's key as text
+    nodes: Mapping[str, str]  # the digest of the row at each node; empty if the node lacks the row
+    # The nodes whose row differs from that of most members of the cluster; empty without a majority.
     minority: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -41,17 +35,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of comparing one range.
+    """The result of comparing one range."""
 
-    Attributes:
-        differences: rows that differ.
-        open: the number of rows that could not be compared, because a transaction has written them in the meantime.
-        why_not: the reason why the range could not be compared; empty if it was compared.
-    """
-
-    differences: list[Difference]
+    differences: list[Difference]  # rows that differ
+    # The number of rows that could not be compared, because a transaction has written them in the meantime.
     open: int = 0
-    why_not: str = ""
+    why_not: str = ""  # the reason why the range could not be compared; empty if it was compared
 
 
 def alike(answers: Mapping[str, RangeDigest]) -> bool:

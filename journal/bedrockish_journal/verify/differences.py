@@ -21,17 +21,11 @@ ZERO = "bedrockish_zero"  # an SQL function that distinguishes -0.0 from 0.0
 
 
 class Difference(NamedTuple):
-    """A row or a definition that differs.
+    """A row or a definition that differs."""
 
-    Attributes:
-        table: the table, or the name of the definition that differs.
-        key: the row's key as SQL literals; None for a definition.
-        text: the actual and the expected state, in a sentence.
-    """
-
-    table: str
-    key: str | None
-    text: str
+    table: str  # the table, or the name of the definition that differs
+    key: str | None  # the row's key as SQL literals; None for a definition
+    text: str  # the actual and the expected state, in a sentence
 
 
 def differences(path: str, should_be: str, limit: int) -> list[Difference]:

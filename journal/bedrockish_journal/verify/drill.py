@@ -28,24 +28,15 @@ Said = Callable[[str], None]
 
 @dataclass(slots=True)
 class Drill:
-    """The result of a drill.
+    """The result of a drill."""
 
-    Attributes:
-        path: the backup.
-        faults: its faults; if empty, a cluster can be founded from it.
-        entries: the number of entries in its journal.
-        complete: the clock up to which it has every commit.
-        latest: the greatest clock in it.
-        digest: the digest of the database that was restored from it.
-        unproven: the reason why its tables could not be compared with a replay of its journal; empty if they were.
-    """
-
-    path: str
-    faults: list[str] = field(default_factory=list)
-    entries: int = 0
-    complete: int = 0
-    latest: int = 0
-    digest: str = ""
+    path: str  # the backup
+    faults: list[str] = field(default_factory=list)  # its faults; if empty, a cluster can be founded from it
+    entries: int = 0  # the number of entries in its journal
+    complete: int = 0  # the clock up to which it has every commit
+    latest: int = 0  # the greatest clock in it
+    digest: str = ""  # the digest of the database that was restored from it
+    # The reason why its tables could not be compared with a replay of its journal; empty if they were.
     unproven: str = "it was not restored"
 
 

@@ -30,37 +30,24 @@ from bedrockish_journal.verify.tables import why_not_whole
 
 @dataclass(slots=True)
 class DirectoryDrill(Drill):
-    """The result of a drill of a continuous backup.
+    """The result of a drill of a continuous backup."""
 
-    Attributes:
-        snapshots: the number of snapshots.
-        since: the first clock that can be restored; 0 if every moment since the cluster began can be restored.
-        gaps: pairs of clocks between which no moment can be restored, because the nodes no longer had the entries.
-    """
-
-    snapshots: int = 0
-    since: int = 0
+    snapshots: int = 0  # the number of snapshots
+    since: int = 0  # the first clock that can be restored; 0 if every moment since the cluster began can be restored
+    # Pairs of clocks between which no moment can be restored, because the nodes no longer had the entries.
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A snapshot or a segment as it was when the drill began; the last segment may grow during the drill.
-
-    Attributes:
-        begins: the tick of each timeline after which its journal begins.
-        ends: the last tick of each timeline in it or before it.
-        safe: the clock up to which it is complete.
-        latest: the greatest clock in it.
-        entries: the number of entries in its journal.
-    """
+    """A snapshot or a segment as it was when the drill began; the last segment may grow during the drill."""
 
     path: Path
-    begins: Vector
-    ends: Vector
-    safe: int
-    latest: int
-    entries: int
+    begins: Vector  # the tick of each timeline after which its journal begins
+    ends: Vector  # the last tick of each timeline in it or before it
+    safe: int  # the clock up to which it is complete
+    latest: int  # the greatest clock in it
+    entries: int  # the number of entries in its journal
 
     @property
     def number(self) -> str:

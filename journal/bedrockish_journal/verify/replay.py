@@ -63,35 +63,20 @@ PROGRESS_EVERY = 1_000  # entries
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of a replay.
+    """The report of a replay."""
 
-    Attributes:
-        target: the file that was written.
-        digest: the digest of its contents.
-        entries: the number of applied entries, second labels included.
-        repeats: the number of second labels, which changed nothing.
-        voids: the number of entries that fitted the tables of no node, and that an operator had all members skip.
-        changes: the number of rows inserted, updated and deleted.
-        statements: the number of statements of schema changes.
-        applied: the vector of the result.
-        later: the number of entries that were left out, because they are later than the wanted moment.
-        clock: the greatest clock in the result.
-        order: ``journal`` or ``random``.
-        seed: the seed of the random order.
-    """
-
-    target: str
-    digest: str
-    entries: int
-    repeats: int
-    voids: int
-    changes: int
-    statements: int
-    applied: dict[str, int]
-    order: str
-    seed: int
-    later: int
-    clock: int
+    target: str  # the file that was written
+    digest: str  # the digest of its contents
+    entries: int  # the number of applied entries, second labels included
+    repeats: int  # the number of second labels, which changed nothing
+    voids: int  # the number of entries that fitted the tables of no node, and that an operator had all members skip
+    changes: int  # the number of rows inserted, updated and deleted
+    statements: int  # the number of statements of schema changes
+    applied: dict[str, int]  # the vector of the result
+    order: str  # ``journal`` or ``random``
+    seed: int  # the seed of the random order
+    later: int  # the number of entries that were left out, because they are later than the wanted moment
+    clock: int  # the greatest clock in the result
 
 
 class Sourced(NamedTuple):

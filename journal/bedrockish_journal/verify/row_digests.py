@@ -35,46 +35,29 @@ Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Consecutive rows of a table by key.
+    """Consecutive rows of a table by key."""
 
-    Attributes:
-        table: the table; empty for the definitions of all tables.
-        after: the key before the first row; None: the range starts at the beginning of the table.
-        upto: the last key; None: the range ends after ``limit`` rows or at the end of the table.
-        limit: the greatest number of rows if ``upto`` is None; 0: no limit.
-    """
-
-    table: str
-    after: Key | None = None
-    upto: Key | None = None
-    limit: int = 0
+    table: str  # the table; empty for the definitions of all tables
+    after: Key | None = None  # the key before the first row; None: the range starts at the beginning of the table
+    upto: Key | None = None  # the last key; None: the range ends after ``limit`` rows or at the end of the table
+    limit: int = 0  # the greatest number of rows if ``upto`` is None; 0: no limit
 
 
 @dataclass(slots=True)
 class RangeDigest:
-    """The rows of one node in a range.
+    """The rows of one node in a range."""
 
-    Attributes:
-        vector: the vector that is applied in the snapshot.
-        schema: the version of the schema in the snapshot.
-        digest: the digest of all rows of the range.
-        count: the number of rows.
-        last: the key of the last row; None if the range reaches the end of the table.
-        rows: the key as CBOR and the digest of each row, if they were asked for.
-        touched: keys that transactions beyond the vector of the question have written, as CBOR.
-        incomparable: the reason why the cut cannot be compared with others; empty if it can.
-        unreadable: SQLite's error for a page that cannot be read; empty if all pages can be read.
-    """
-
-    vector: dict[str, int]
-    schema: int
-    digest: bytes = b""
-    count: int = 0
-    last: Key | None = None
+    vector: dict[str, int]  # the vector that is applied in the snapshot
+    schema: int  # the version of the schema in the snapshot
+    digest: bytes = b""  # the digest of all rows of the range
+    count: int = 0  # the number of rows
+    last: Key | None = None  # the key of the last row; None if the range reaches the end of the table
+    # The key as CBOR and the digest of each row, if they were asked for.
     rows: dict[bytes, bytes] = field(default_factory=dict)
+    # Keys that transactions beyond the vector of the question have written, as CBOR.
     touched: set[bytes] = field(default_factory=set)
-    incomparable: str = ""
-    unreadable: str = ""
+    incomparable: str = ""  # the reason why the cut cannot be compared with others; empty if it can
+    unreadable: str = ""  # SQLite's error for a page that cannot be read; empty if all pages can be read
 
 
 def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None) -> RangeDigest:

@@ -36,44 +36,28 @@ PROGRESS_EVERY = 10_000  # entries
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The checked content of one file.
+    """The checked content of one file."""
 
-    Attributes:
-        node: the node.
-        path: the file.
-        entries: the number of entries.
-        repeats: the number of entries that are second labels.
-        adopted: the number of adopted entries.
-        applied: the vector of all entries.
-        nodes: every node that leads a timeline or ever was a member.
-        removed: the last removed tick of each timeline; the entries after it are verified.
-    """
-
-    node: str
-    path: str
-    entries: int
-    repeats: int
-    adopted: int
-    applied: dict[str, int]
-    nodes: list[str]
+    node: str  # the node
+    path: str  # the file
+    entries: int  # the number of entries
+    repeats: int  # the number of entries that are second labels
+    adopted: int  # the number of adopted entries
+    applied: dict[str, int]  # the vector of all entries
+    nodes: list[str]  # every node that leads a timeline or ever was a member
+    # The last removed tick of each timeline; the entries after it are verified.
     removed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of a verification.
+    """The result of a verification."""
 
-    Attributes:
-        findings: all faults; empty if the journals keep the laws.
-        counts: the counts of each file.
-        lacks: for each node the (leader, first tick, last tick) that others have and it does not. Being behind is not
-            a fault.
-        unseen: the laws that were not checked, each with the option or file that it needs.
-    """
-
-    findings: list[Finding]
-    counts: list[Counts]
+    findings: list[Finding]  # all faults; empty if the journals keep the laws
+    counts: list[Counts]  # the counts of each file
+    # For each node the (leader, first tick, last tick) that others have and it does not. Being behind is not a fault.
     lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
+    # The laws that were not checked, each with the option or file that it needs.
     unseen: dict[str, str] = field(default_factory=dict)
 
     @property

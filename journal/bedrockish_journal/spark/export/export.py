@@ -42,36 +42,22 @@ ENTRIES_AT_ONCE = 2_048
 
 
 class Written(NamedTuple):
-    """A range of ticks whose files have temporary names.
+    """A range of ticks whose files have temporary names."""
 
-    Attributes:
-        span: the range.
-        tables: the tables that have rows of the range.
-        prev: the ``prev`` of its first entry.
-        hash: the hash of its last entry.
-    """
-
-    span: Span
-    tables: list[str]
-    prev: bytes
-    hash: bytes
+    span: Span  # the range
+    tables: list[str]  # the tables that have rows of the range
+    prev: bytes  # the ``prev`` of its first entry
+    hash: bytes  # the hash of its last entry
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes:
-        node: the node.
-        entries: the number of entries that this run has exported.
-        expected: the number of entries that were missing when the run began.
-        vector: the vector up to which this node's journal is exported.
-    """
-
-    node: str
-    entries: int
-    expected: int
-    vector: dict[str, int]
+    node: str  # the node
+    entries: int  # the number of entries that this run has exported
+    expected: int  # the number of entries that were missing when the run began
+    vector: dict[str, int]  # the vector up to which this node's journal is exported
 
 
 def export(

@@ -31,14 +31,10 @@ class ExportError(JournalError):
 
 @dataclass(slots=True)
 class Manifest:
-    """The extent of an export.
+    """The extent of an export."""
 
-    Attributes:
-        vectors: for each node, the last tick of each timeline.
-        hashes: for each node, the hash of the entry at that tick, in hexadecimal.
-    """
-
-    vectors: dict[str, dict[str, int]] = field(default_factory=dict)
+    vectors: dict[str, dict[str, int]] = field(default_factory=dict)  # for each node, the last tick of each timeline
+    # For each node, the hash of the entry at that tick, in hexadecimal.
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
 
 

@@ -26,27 +26,19 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Context:
-    """The common state of the rows of one file.
+    """The common state of the rows of one file."""
 
-    Attributes:
-        node: the node that has the file.
-        path: the file, for errors.
-        look_up: returns the columns of a table's declared primary key, by the node's present schema.
-        beginning: the node's records of the time before its journal.
-        cluster: the id of the cluster; empty if the journal does not tell it.
-        skip: leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
-        columns: the columns wanted; values that only other columns need are not computed. None for all.
-        named: the tables whose ``changes`` are wanted, by their folded names; None for all.
-    """
-
-    node: str
-    path: str
+    node: str  # the node that has the file
+    path: str  # the file, for errors
+    # Returns the columns of a table's declared primary key, by the node's present schema.
     look_up: Callable[[str], list[str]]
-    beginning: Beginning
+    beginning: Beginning  # the node's records of the time before its journal
+    # Leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
     skip: bool = False
+    # The columns wanted; values that only other columns need are not computed. None for all.
     columns: frozenset[str] | None = None
-    named: frozenset[str] | None = None
-    cluster: str = ""
+    named: frozenset[str] | None = None  # the tables whose ``changes`` are wanted, by their folded names; None for all
+    cluster: str = ""  # the id of the cluster; empty if the journal does not tell it
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None
     _decoded: "Decoded | EntryMalformedError | None" = None

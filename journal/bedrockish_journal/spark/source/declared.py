@@ -34,17 +34,11 @@ _TABLES = r"""SELECT name FROM sqlite_master WHERE type = 'table'
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The declarations of a table in all versions of the schema.
+    """The declarations of a table in all versions of the schema."""
 
-    Attributes:
-        table: its name.
-        types: the first type of each stored column, by name.
-        keys: the columns of its primary keys, that of the last version first.
-    """
-
-    table: str
-    types: dict[str, str]
-    keys: tuple[tuple[str, ...], ...]
+    table: str  # its name
+    types: dict[str, str]  # the first type of each stored column, by name
+    keys: tuple[tuple[str, ...], ...]  # the columns of its primary keys, that of the last version first
 
 
 def declared(feeds: Iterable[Feed], table: str) -> Declared:

@@ -35,18 +35,12 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A node's record of the time before its journal.
+    """A node's record of the time before its journal."""
 
-    Attributes:
-        founding: the encoded membership of the cluster's founding; None if the file lacks it.
-        changed: the encoded memberships of removed entries; None without such entries.
-        marks: a mark for each timeline whose first entries were removed.
-        void: clock and origin of each transaction that the node skipped by an operator's decision.
-    """
-
-    founding: object = None
-    changed: object = None
-    marks: tuple[Mark, ...] = ()
+    founding: object = None  # the encoded membership of the cluster's founding; None if the file lacks it
+    changed: object = None  # the encoded memberships of removed entries; None without such entries
+    marks: tuple[Mark, ...] = ()  # a mark for each timeline whose first entries were removed
+    # Clock and origin of each transaction that the node skipped by an operator's decision.
     void: frozenset[tuple[int, str]] = frozenset()
 
     @property

@@ -20,15 +20,10 @@ ENTRY_BYTES = 500  # estimate of a file's bytes per entry with small commits
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The sources from which the journal of each node is read.
+    """The sources from which the journal of each node is read."""
 
-    Attributes:
-        files: node -> path of its file, or its URL.
-        exports: node -> directory of an export that has its journal.
-    """
-
-    files: dict[str, str] = field(default_factory=dict)
-    exports: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # node -> path of its file, or its URL
+    exports: dict[str, str] = field(default_factory=dict)  # node -> directory of an export that has its journal
 
     @property
     def nodes(self) -> list[str]:

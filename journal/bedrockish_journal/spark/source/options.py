@@ -21,34 +21,22 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a read, checked.
+    """The options of a read, checked."""
 
-    Attributes:
-        path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
-        table: the name of the table.
-        rows: the user's table whose changes are wanted, with typed columns, instead of ``table``.
-        limits: the conditions on wanted entries and changes.
-        columns: the columns wanted, in this order; empty for all.
-        partition_rows: commits read by one task; None for the default, by which one task reads all of a running node.
-        skip_malformed: leave out entries that cannot be decoded instead of failing.
-        newest: of several copies of a node's journal, read the one that goes furthest instead of failing.
-        starting: the beginning of a new stream.
-        until: the end of a stream: the last entry that the node has applied, or its safe time.
-        max_commits: the greatest number of commits of each node in one batch of a stream; None for no limit.
-        access: credentials for running nodes: user, password, ca, cert and key, as far as they are not in the URLs.
-    """
-
-    path: str
-    table: str = "commits"
-    rows: str | None = None
-    limits: Limits = NO_LIMITS
-    columns: tuple[str, ...] = ()
+    path: str  # the journals: comma separated node files, globs, directories, and URLs of running nodes
+    table: str = "commits"  # the name of the table
+    rows: str | None = None  # the user's table whose changes are wanted, with typed columns, instead of ``table``
+    limits: Limits = NO_LIMITS  # the conditions on wanted entries and changes
+    columns: tuple[str, ...] = ()  # the columns wanted, in this order; empty for all
+    # Commits read by one task; None for the default, by which one task reads all of a running node.
     partition_rows: int | None = None
-    skip_malformed: bool = False
-    newest: bool = False
-    starting: str = BEGINNING
-    until: str = APPLIED
+    skip_malformed: bool = False  # leave out entries that cannot be decoded instead of failing
+    newest: bool = False  # of several copies of a node's journal, read the one that goes furthest instead of failing
+    starting: str = BEGINNING  # the beginning of a new stream
+    until: str = APPLIED  # the end of a stream: the last entry that the node has applied, or its safe time
+    # The greatest number of commits of each node in one batch of a stream; None for no limit.
     max_commits: int | None = None
+    # Credentials for running nodes: user, password, ca, cert and key, as far as they are not in the URLs.
     access: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

@@ -49,17 +49,11 @@ _UNSAFE = f"""SELECT leader, min(tick) FROM (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The conditions of a query on entries, all of which an entry has to meet.
+    """The conditions of a query on entries, all of which an entry has to meet."""
 
-    Attributes:
-        leaders: the timelines; None for all.
-        clocks: the bounds of clocks.
-        named: the tables whose ``changes`` are wanted, by their folded names; None for all.
-    """
-
-    leaders: frozenset[str] | None = None
-    clocks: Between = ALL
-    named: frozenset[str] | None = None
+    leaders: frozenset[str] | None = None  # the timelines; None for all
+    clocks: Between = ALL  # the bounds of clocks
+    named: frozenset[str] | None = None  # the tables whose ``changes`` are wanted, by their folded names; None for all
 
     def meet(self, leader: str | None, clock: int | None) -> bool:
         """Return whether a row is within the limits; as in SQL, None does not meet a limit."""
@@ -73,19 +67,13 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wanted entries of a range of ticks, and their wanted columns.
+    """The wanted entries of a range of ticks, and their wanted columns."""
 
-    Attributes:
-        clocks: the bounds of clocks.
-        kind: the kind of the entries, without second labels, which change nothing; None for all entries.
-        blobs: whether label and body are wanted; without them SQLite does not read their pages.
-        whole: whether each tick of the range must exist.
-    """
-
-    clocks: Between = ALL
+    clocks: Between = ALL  # the bounds of clocks
+    # The kind of the entries, without second labels, which change nothing; None for all entries.
     kind: str | None = None
-    blobs: bool = True
-    whole: bool = False
+    blobs: bool = True  # whether label and body are wanted; without them SQLite does not read their pages
+    whole: bool = False  # whether each tick of the range must exist
 
     @property
     def query(self) -> tuple[str, tuple[object, ...]]:

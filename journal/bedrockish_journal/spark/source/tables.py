@@ -24,21 +24,15 @@ Maker = Callable[[Context, Stored], Iterator[tuple[Any, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the data source.
+    """A table of the data source."""
 
-    Attributes:
-        columns: name and Spark type of each column.
-        build: returns a builder of some columns, given by name and Spark type; None if entries have no rows.
-        before: yields the rows without an entry, from the time before the journal; None: the table has no such rows.
-        kind: the kind of entries that have rows, without second labels; None for all entries.
-        bare: the columns that need neither label nor body.
-    """
-
-    columns: dict[str, str]
+    columns: dict[str, str]  # name and Spark type of each column
+    # Returns a builder of some columns, given by name and Spark type; None if entries have no rows.
     build: Callable[[Context, Mapping[str, str]], Builder] | None
+    # Yields the rows without an entry, from the time before the journal; None: the table has no such rows.
     before: Callable[["Context"], Iterator[tuple[Any, ...]]] | None = None
-    kind: str | None = None
-    bare: frozenset[str] = frozenset()
+    kind: str | None = None  # the kind of entries that have rows, without second labels; None for all entries
+    bare: frozenset[str] = frozenset()  # the columns that need neither label nor body
 
 
 class MadeRows:

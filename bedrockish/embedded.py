@@ -46,12 +46,7 @@ A = "127.0.0.1:{port}"
 
 
 class Node:
-    """A node that this program has started. Get one from ``bedrockish.node``; stop it after use.
-
-    Attributes:
-        path: the node's file.
-        log: path of its log file.
-    """
+    """A node that this program has started. Get one from ``bedrockish.node``; stop it after use."""
 
     def __init__(self, config: str | PathLike[str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bedrockish-") if config is None else None
@@ -60,8 +55,8 @@ class Node:
             place.write_text(_ALONE.format(port=_free_port()), encoding="utf-8")
         else:
             place = Path(os.fspath(config or "")).absolute()
-        self.path = _database(place)
-        self.log = place.with_suffix(".log")
+        self.path = _database(place)  # the node's file
+        self.log = place.with_suffix(".log")  # path of its log file
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, place.name],

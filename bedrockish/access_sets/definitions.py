@@ -37,18 +37,12 @@ class Definitions:
     Args:
         db: the connection.
         known: earlier definitions, or those of another connection; equal ones are taken over.
-
-    Attributes:
-        by_table: folded name of a table, view or virtual table -> its definitions.
-        latent: triggers and views; SQLite looks up the tables that they name only when they are used.
-        virtual: the names of virtual tables.
-        system: the names of the objects that belong to bedrockish itself.
     """
 
     _rows: dict[int, Definition]
-    latent: list[Definition]
-    virtual: frozenset[str]
-    system: frozenset[str]
+    latent: list[Definition]  # triggers and views; SQLite looks up the tables that they name only when they are used
+    virtual: frozenset[str]  # the names of virtual tables
+    system: frozenset[str]  # the names of the objects that belong to bedrockish itself
 
     def __init__(self, db: apsw.Connection, known: "Definitions | None" = None) -> None:
         found: list[Any] = db.execute(_ALL).fetchall()
@@ -62,6 +56,7 @@ class Definitions:
         for row in gone:
             del self._rows[row.place]
         self._rows.update((row.place, row) for row in fresh)
+        # Folded name of a table, view or virtual table -> its definitions.
         self.by_table: dict[str, tuple[Definition, ...]] = dict(known.by_table) if known is not None else {}
         changed: dict[str, list[Definition]] = {folded(row.table): [] for row in (*gone, *fresh)}
         for row in fresh:

@@ -70,15 +70,6 @@ class DependentReads:
         sql: the statement.
         ops: the instructions of all its programs.
         check: raises an error when the analysis has used up its time.
-
-    Attributes:
-        sources: cursors on whose rows other accesses depend.
-        columns: for each source, the numbers of the columns that other accesses need.
-        typed: for each source, whether 1 and 1.0 are different values, because they differ as texts.
-        jobs: the accesses, in the order of execution.
-        is_cyclic: whether some accesses depend on themselves.
-        unresolved: dependent reads whose rows cannot be queried; each counts as its coarse read.
-        resolved: the other dependent reads.
     """
 
     def __init__(
@@ -102,18 +93,20 @@ class DependentReads:
             self._rows.update(program.rows)
             self._on.update(program.on)
         whole = {access.object for program in programs for access in program.reads if _is_whole(access)}
+        # Dependent reads whose rows cannot be queried; each counts as its coarse read.
         self.unresolved: list[Dependent] = []
-        self.resolved: list[Dependent] = []
+        self.resolved: list[Dependent] = []  # the other dependent reads
         self._feeders: dict[_Source, list[Access]] = {}
         for read in dict.fromkeys(one for program in programs for one in program.dependents):
             check()
             good = self._can_ask(read.fine, set()) and read.coarse.object not in whole
             good = good and (read.fine.stop is None or self._can_fetch(replace(read.fine, equal=1)))
             (self.resolved if good else self.unresolved).append(read)
-        self.sources: list[_Source] = []
-        self.columns: list[list[int]] = []
-        self.jobs: list[_Job] = []
-        self.is_cyclic = False
+        self.sources: list[_Source] = []  # cursors on whose rows other accesses depend
+        self.columns: list[list[int]] = []  # for each source, the numbers of the columns that other accesses need
+        self.jobs: list[_Job] = []  # the accesses, in the order of execution
+        self.is_cyclic = False  # whether some accesses depend on themselves
+        # For each source, whether 1 and 1.0 are different values, because they differ as texts.
         self.typed: list[bool] = []
         self._plan()
 
@@ -681,20 +674,15 @@ def _first(pair: tuple[bytes, Any]) -> bytes:
 
 
 class Resolution:
-    """The dependent reads of one execution of a statement.
-
-    Attributes:
-        points: single keys.
-        ranges: ranges of keys.
-        failure: why the reads could not be resolved, so that whole objects count as read; empty if they were.
-        rows: for each source, its rows so far, with only the columns that other accesses need.
-    """
+    """The dependent reads of one execution of a statement."""
 
     def __init__(self, plan: DependentReads, params: Params, query: Query) -> None:
         self._plan, self.params, self.query = plan, params, query
-        self.points: set[bytes] = set()
-        self.ranges: set[Range] = set()
+        self.points: set[bytes] = set()  # single keys
+        self.ranges: set[Range] = set()  # ranges of keys
+        # Why the reads could not be resolved, so that whole objects count as read; empty if they were.
         self.failure = ""
+        # For each source, its rows so far, with only the columns that other accesses need.
         self.rows: list[dict[tuple[Any, ...], tuple[Any, ...]]] = [{} for _ in plan.sources]
         self._done: list[set[bytes]] = [set() for _ in plan.jobs]
         self._looked_at = 0

@@ -69,15 +69,12 @@ def constant(value: Any) -> Atom:
 
 
 class Registers:
-    """The value sets of a statement's programs.
-
-    Attributes:
-        lists: for each program, the cursors of private one-column tables that are filled from values only, as for
-            ``x IN (1, ?, 3)``.
-    """
+    """The value sets of a statement's programs."""
 
     def __init__(self, programs: list[Program], schema: Schema, check: Check = unlimited) -> None:
         self._schema, self._programs, self._check = schema, programs, check
+        # For each program, the cursors of private one-column tables that are filled from values only, as for
+        # ``x IN (1, ?, 3)``.
         self.lists = [_value_lists(program.ops) for program in programs]
         # A map from kind and payload to affinities, so that adding a value does not search thousands of others.
         self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}

@@ -65,26 +65,15 @@ class Tables:
         db: the connection to the database.
         known: the previous tables, or another connection's; a table is described again only if its definition has
             changed, or if it has become the parent of a foreign key or ceased to be one.
-
-    Attributes:
-        by_name: the tables.
-        definitions: the definitions from which they were described.
-        references: table with foreign keys -> folded names of its parents.
-        checked: table that may have CHECKs -> its CREATE statement.
-        sequences: the names of the AUTOINCREMENT tables, whose ids are never used again.
-        system: the names of the objects of bedrockish itself, except the temporary ones of online index builds.
-        parents: folded names of all parents of foreign keys.
-        foreign_keys: whether there are any foreign keys.
-        virtual: the virtual tables; those that own their rows are also in ``by_name``.
     """
 
-    definitions: Definitions
-    by_name: dict[str, Table]
-    references: dict[str, frozenset[str]]
-    checked: dict[str, str]
-    sequences: set[str]
+    definitions: Definitions  # the definitions from which they were described
+    by_name: dict[str, Table]  # the tables
+    references: dict[str, frozenset[str]]  # table with foreign keys -> folded names of its parents
+    checked: dict[str, str]  # table that may have CHECKs -> its CREATE statement
+    sequences: set[str]  # the names of the AUTOINCREMENT tables, whose ids are never used again
     _names: dict[str, str]
-    parents: frozenset[str]
+    parents: frozenset[str]  # folded names of all parents of foreign keys
 
     def __init__(self, db: apsw.Connection, known: "Tables | None" = None) -> None:
         before = known.definitions if known is not None else None
@@ -112,7 +101,7 @@ class Tables:
         for name, without_rowid in users.items():
             table = _describe(db, name, without_rowid=without_rowid)
             self.by_name[name] = self._active(replace(table, checks=name in self.checked))
-        self.virtual = VirtualLayout()
+        self.virtual = VirtualLayout()  # the virtual tables; those that own their rows are also in ``by_name``
         if self.definitions.virtual:
             self.virtual = VirtualLayout.read(db, self.definitions, [(name, kind) for name, kind, *_ in found])
             for one in self.virtual.owners:
@@ -121,10 +110,11 @@ class Tables:
         parents = known.parents if known is not None else frozenset()
         for name in self.names((parents ^ self.parents) - changed):
             self.by_name[name] = self._active(self.by_name[name])
-        self.foreign_keys = bool(self.parents)
+        self.foreign_keys = bool(self.parents)  # whether there are any foreign keys
         self._reserved = frozenset(name for name in self.parents - parents if name.startswith(_NO_USERS))
         if known is not None:
             self._reserved |= known._reserved & self.parents
+        # The names of the objects of bedrockish itself, except the temporary ones of online index builds.
         self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:

@@ -135,9 +135,6 @@ class _TableKeys:
     """The keys of one table's rows, precompiled: a column is encoded once for each way in which it is compared.
 
     A row consists of its captured values, its rowid, and the computed values of its indexes, in this order.
-
-    Attributes:
-        has_parents: whether ``reads`` can return any key.
     """
 
     def __init__(self, table: Table, schema: Schema, scratch: Scratch) -> None:
@@ -174,7 +171,7 @@ class _TableKeys:
             ]
         self._places = tuple({place for place, _ in self._cells})
         self._parents = [_Parent(foreign, table, schema) for foreign in table.foreign_keys]
-        self.has_parents = bool(self._parents)
+        self.has_parents = bool(self._parents)  # whether ``reads`` can return any key
 
     def _cell(self, column: int, spec: Spec) -> int:
         return self._cell_at(self._place(column), spec)

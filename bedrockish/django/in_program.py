@@ -17,15 +17,11 @@ SAME = frozenset({"sign"})  # SQLite has them as well, and gives the same result
 
 
 class _Registering:
-    """A stand-in for a connection of ``sqlite3``, with which Django registers its functions.
-
-    Attributes:
-        names: the names of the functions, in lower case.
-    """
+    """A stand-in for a connection of ``sqlite3``, with which Django registers its functions."""
 
     def __init__(self, connection: db.Connection | None = None) -> None:
         self._connection = connection
-        self.names: set[str] = set()
+        self.names: set[str] = set()  # the names of the functions, in lower case
 
     def _is_wanted(self, name: str) -> bool:
         if name.lower() in SAME:

@@ -55,21 +55,15 @@ class Batch:
         limits: bounds of the log.
         hooks: calls to the engine.
         number: how many batches were committed in the life of the file.
-
-    Attributes:
-        state: the state of the connection.
-        failed: whether the file or the machine failed; nothing is committed any more then.
-        weight: about how many bytes the open batch has.
-        guest: the borrower of the connection: the open transactions of clients.
     """
 
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
         self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
         self.control = db.cursor().execute  # a cursor for each savepoint costs more than the savepoint
-        self.state = State.STARTING
-        self.failed = False
-        self.weight = 0
-        self.guest: Guest | None = None
+        self.state = State.STARTING  # the state of the connection
+        self.failed = False  # whether the file or the machine failed; nothing is committed any more then
+        self.weight = 0  # about how many bytes the open batch has
+        self.guest: Guest | None = None  # the borrower of the connection: the open transactions of clients
         self._actions: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._wait: Callable[[], None] | None = None  # returns when the thread that has the connection is done
 

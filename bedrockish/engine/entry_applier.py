@@ -33,14 +33,9 @@ class EntryApplier:
         capture: the capture of row changes, which is off while staged rows are written.
         versions: the versions of the schema.
         learn_members: reads the membership again after it has changed.
-
-    Attributes:
-        staged: the unpacked changes of large transactions.
-        void: transactions whose changes an operator had skipped, because they fit the tables of no node.
-        tables: the tables of the schema in force.
     """
 
-    tables: Tables
+    tables: Tables  # the tables of the schema in force
 
     def __init__(
         self,
@@ -53,7 +48,8 @@ class EntryApplier:
     ) -> None:
         self._db, self._batch, self._rows, self._capture = db, batch, rows, capture
         self._versions, self._learn_members = versions, learn_members
-        self.staged = StagedStore(db)
+        self.staged = StagedStore(db)  # the unpacked changes of large transactions
+        # Transactions whose changes an operator had skipped, because they fit the tables of no node.
         self.void = set(system.void(db))
         self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, executed here or decoded
 

@@ -30,9 +30,6 @@ class OnlineBuilds:
         prepare: registers the functions and collations of plugins on a connection.
         open_reader: opens another connection, which only reads.
         note_change: notes that the open batch changes the schema.
-
-    Attributes:
-        current: the build in progress, or None.
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class OnlineBuilds:
         self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
         self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change
         self._file = db.filename
-        self.current: Build | None = None
+        self.current: Build | None = None  # the build in progress, or None
 
     def plan(self, transaction: Transaction) -> Plan | None:
         """Return the plan of the online build of a schema change; None if the change cannot be built online."""

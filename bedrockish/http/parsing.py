@@ -25,16 +25,13 @@ class Parser:
     Args:
         address: the caller's host.
         more: waits until ``feed`` has been called with more bytes.
-
-    Attributes:
-        requests: the requests whose heads have arrived, and that wait for their answers.
-        fault: the error that ended the reading; None before.
     """
 
     def __init__(self, address: str, more: Callable[[], Awaitable[None]]) -> None:
         self._address, self._more = address, more
+        # The requests whose heads have arrived, and that wait for their answers.
         self.requests: deque[Request] = deque()
-        self.fault: StatusError | None = None
+        self.fault: StatusError | None = None  # the error that ended the reading; None before
         self._current: Request | None = None  # the request whose body is not whole yet
         self._url, self._headers, self._count = b"", dict[str, str](), 0
         self._is_past_upgrade = False  # whether the head that is being parsed was made by ``_pass_upgrade``

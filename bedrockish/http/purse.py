@@ -55,15 +55,12 @@ class Purse:
         memory: the node's memory.
         room: the most bytes that all its answers may have together.
         unfinished: counts the bodies that are not whole yet.
-
-    Attributes:
-        answered: bytes of the answers so far.
     """
 
     def __init__(self, memory: Memory, room: int, unfinished: Unfinished) -> None:
         self._memory, self._room, self._unfinished = memory, room, unfinished
         self._held = self._looked = self._begun = 0
-        self.answered = 0
+        self.answered = 0  # bytes of the answers so far
 
     def add_body(self, size: int, caller: str) -> None:
         """Count bytes of the body, which a caller sends.

@@ -13,15 +13,11 @@ OWN = ("main", "temp")
 
 
 class Attached:
-    """The attached files of one session.
-
-    Attributes:
-        version: a number that changes with each ATTACH or DETACH.
-    """
+    """The attached files of one session."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
-        self.version = 0
+        self.version = 0  # a number that changes with each ATTACH or DETACH
 
     def note(self, order: Order) -> None:
         """Note an ATTACH or DETACH.

@@ -21,30 +21,22 @@ class IdsNeededError(UsageError):
 
 
 class Given(threading.local):
-    """The row ids that the current statement of this thread has given out, with their tables.
-
-    Attributes:
-        is_short: whether the statement needed one more id than was leased.
-    """
+    """The row ids that the current statement of this thread has given out, with their tables."""
 
     def __init__(self) -> None:
         self.ids: list[tuple[str, int]] = []
-        self.is_short = False
+        self.is_short = False  # whether the statement needed one more id than was leased
 
 
 class LeasedIds(AutoIds):
-    """Row ids that the node has leased to this process: no other transaction of the cluster gets them.
-
-    Attributes:
-        version: changes with each change of the schema, after which a table of the same name may be a different table.
-        given: the ids given out by the current statement of each thread.
-    """
+    """Row ids that the node has leased to this process: no other transaction of the cluster gets them."""
 
     def __init__(self) -> None:
         super().__init__()
+        # Changes with each change of the schema, after which a table of the same name may be a different table.
         self.version = 0
         self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
-        self.given = Given()
+        self.given = Given()  # the ids given out by the current statement of each thread
 
     def twin(self) -> "LeasedIds":
         """Return an allocator for another connection that uses the same leases."""

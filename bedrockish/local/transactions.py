@@ -336,19 +336,15 @@ class _Statement:
 
     Within it the program's progress handler is called, and the row ids of the statement are noted in the transaction.
     An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
-
-    Attributes:
-        stopped: the error of the transaction's last ``stop``.
-        is_running: whether a statement runs; its thread holds the lock of the transaction.
     """
 
     __slots__ = ("_given", "_ids", "_leave", "_place", "_reads", "_stop", "is_running", "stopped")
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
         self._reads, self._given, self._ids, self._place = reads, given, one.ids, one._place
-        self.stopped: BedrockishError | None = None
+        self.stopped: BedrockishError | None = None  # the error of the transaction's last ``stop``
         self._stop, self._leave = one.interrupt, one.leave_ended
-        self.is_running = False
+        self.is_running = False  # whether a statement runs; its thread holds the lock of the transaction
 
     def __enter__(self) -> None:
         """Begin a statement in this thread."""
@@ -390,10 +386,6 @@ class LocalTransactions:
     Args:
         reads: the session's reads, which hold the file and its page.
         begin_with: begins a transaction with TEMP objects.
-
-    Attributes:
-        ids: the row ids leased by the node.
-        is_closed: whether the session is closed.
     """
 
     def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
@@ -405,8 +397,8 @@ class LocalTransactions:
         self._temporary_name = ""
         self._schema: FileSchema | None = None
         self.access = Access()
-        self.ids = LeasedIds()
-        self.is_closed = False
+        self.ids = LeasedIds()  # the row ids leased by the node
+        self.is_closed = False  # whether the session is closed
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
         reads.on_tick, reads.on_given = self.end_late, self._give

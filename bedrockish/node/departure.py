@@ -28,19 +28,14 @@ LOOKS = 2  # checks in a row that must find a condition false
 
 
 class Departure:
-    """The orderly end of one node's process.
-
-    Attributes:
-        scope: the scope in which the node runs; its cancellation ends the node.
-        drain: the function that answers the requests under way; None while the node does not serve.
-        reload: the function that reads certificates again, on SIGHUP.
-        has_answered: whether the clients were sent the last message; a client that connects later gets it at once.
-    """
+    """The orderly end of one node's process."""
 
     def __init__(self) -> None:
-        self.scope = trio.CancelScope()
+        self.scope = trio.CancelScope()  # the scope in which the node runs; its cancellation ends the node
+        # The function that answers the requests under way; None while the node does not serve.
         self.drain: Callable[[], Awaitable[None]] | None = None
-        self.reload: Callable[[], object] = lambda: None
+        self.reload: Callable[[], object] = lambda: None  # the function that reads certificates again, on SIGHUP
+        # Whether the clients were sent the last message; a client that connects later gets it at once.
         self.has_answered = False
 
     async def leave(self) -> None:

@@ -12,14 +12,11 @@ class OwnValues:
     Args:
         engine: has the file.
         ring: begins a turn, in which ``save`` is called.
-
-    Attributes:
-        unsaved: the values that were set while a thread had the writer: name -> value.
     """
 
     def __init__(self, engine: Engine, ring: Callable[[], None]) -> None:
         self._engine, self._ring = engine, ring
-        self.unsaved: dict[str, Any] = {}
+        self.unsaved: dict[str, Any] = {}  # the values that were set while a thread had the writer: name -> value
 
     def keep(self, name: str, value: Any) -> None:
         """Write a value; while a thread has the writer, write it later, because links must not wait for that thread."""

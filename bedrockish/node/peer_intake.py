@@ -36,18 +36,14 @@ class Loop(Protocol):
 
 
 class PeerIntake:
-    """A converter of the mesh's reports into events of the core.
-
-    Attributes:
-        wrong_ends: members whose address leads to a program that refuses this node or is not the member: node ->
-            reason.
-    """
+    """A converter of the mesh's reports into events of the core."""
 
     def __init__(
         self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, output: PeerOutput, loop: Loop
     ) -> None:
         self._core, self._engine, self._known, self._plugins = core, engine, known, plugins
         self._output, self._loop = output, loop
+        # Members whose address leads to a program that refuses this node or is not the member: node -> reason.
         self.wrong_ends: dict[str, str] = {}
         self._strange_to = set[str]()  # members that do not know this node
         self._why_out = ""

@@ -28,21 +28,16 @@ PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # messages that need not wai
 
 
 class PeerOutput:
-    """The output of one node to its peers.
-
-    Attributes:
-        info: the facts in the node's HELLO, sent when a link is opened; ``batches`` counts only durable batches.
-        mesh: the links; None until they are open.
-        on_members: called when the members or the users have changed.
-    """
+    """The output of one node to its peers."""
 
     def __init__(self, core: Node, engine: Engine, gate: DurabilityGate, plugins: Plugins) -> None:
         self._core, self._engine, self._gate = core, engine, gate
+        # The facts in the node's HELLO, sent when a link is opened; ``batches`` counts only durable batches.
         self.info: dict[str, Any] = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info |= {"plugins": plugins.tell(), "level": LEVEL}
         self._tell_cluster()
-        self.mesh: Mesh | None = None
-        self.on_members: Callable[[], None] = lambda: None
+        self.mesh: Mesh | None = None  # the links; None until they are open
+        self.on_members: Callable[[], None] = lambda: None  # called when the members or the users have changed
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self._early: dict[str, list[bytes]] = {}  # messages of this turn that need not wait for the open batch, by peer
         self._told_reserved = False  # whether our last gossip had a reservation

@@ -23,17 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class Plugins:
-    """The modules of one node, and other nodes' reports of theirs.
-
-    Attributes:
-        commands: by name.
-        digests: the digest of each module's source, by name.
-        others: by node: the digest of each module, and the names of the commands.
-    """
+    """The modules of one node, and other nodes' reports of theirs."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self.commands: dict[str, Command] = {}
-        self.digests: dict[str, str] = {}
+        self.commands: dict[str, Command] = {}  # by name
+        self.digests: dict[str, str] = {}  # the digest of each module's source, by name
+        # By node: the digest of each module, and the names of the commands.
         self.others: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
         self._modules: dict[str, frozenset[str]] = {}  # names of vector modules, by node
         self._registers: list[tuple[str, Callable[[apsw.Connection], object]]] = []

@@ -49,21 +49,16 @@ class Parts(Protocol):
 
 
 class Reports:
-    """The reports of one node.
-
-    Attributes:
-        latency: the times from requests to their answers.
-        statements: the slow statements, and the counts of all statements.
-        activity: the last hour.
-    """
+    """The reports of one node."""
 
     def __init__(self, node: Parts, credentials: Credentials | None) -> None:
         self._node, self._credentials = node, credentials
         self._started = node.clock().wall_ms / 1000
         self._troubles = Troubles()
-        self.latency = Histogram()
+        self.latency = Histogram()  # the times from requests to their answers
+        # The slow statements, and the counts of all statements.
         self.statements = StatementStatistics(node.config.log.slow_ms / 1000)
-        self.activity = Activity(self._counted, self.latency)
+        self.activity = Activity(self._counted, self.latency)  # the last hour
         node.transactions.on_ran = self.statements.note
         orders, transactions = node.upkeep.orders, node.transactions
         orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order

@@ -83,16 +83,12 @@ class AsyncStreamingCursor(AsyncCursor):
 
 
 class AsyncConnection:
-    """A connection with synchronous methods, as SQLAlchemy expects it, whose calls run in threads.
-
-    Attributes:
-        driver_connection: the connection of ``bedrockish.dbapi``.
-    """
+    """A connection with synchronous methods, as SQLAlchemy expects it, whose calls run in threads."""
 
     _OWN = frozenset({"driver_connection"})
 
     def __init__(self, connection: Any) -> None:
-        self.driver_connection = connection
+        self.driver_connection = connection  # the connection of ``bedrockish.dbapi``
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver_connection, name)

@@ -159,16 +159,12 @@ async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]
 
 
 class _Backup:
-    """A directory that is kept up to date, and its last segment.
-
-    Attributes:
-        late: why the snapshot that is due could not be made; None if none is due.
-    """
+    """A directory that is kept up to date, and its last segment."""
 
     def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
         self._segment: Segment | None = None
-        self.late: BedrockishError | None = None
+        self.late: BedrockishError | None = None  # why the snapshot that is due could not be made; None if none is due
         self._try_at = 0.0
 
     async def open(self) -> None:

@@ -40,14 +40,10 @@ def encode_head(kind: Kind, size: int) -> bytes:
 
 
 class FrameReader:
-    """Splits a stream of bytes into frames.
-
-    Attributes:
-        limit: the longest allowed payload, in bytes; may be changed between frames.
-    """
+    """Splits a stream of bytes into frames."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = limit  # the longest allowed payload, in bytes; may be changed between frames
         self._buffer = bytearray()
         self._at = 0  # the offset of the first byte that was not returned yet
 

@@ -30,14 +30,11 @@ class Inflow:
     Args:
         most: the limit in bytes, above which other senders wait for the longest message.
         now: returns the time in seconds.
-
-    Attributes:
-        total: the bytes of all incomplete messages.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self.most, self._now = most, now
-        self.total = 0
+        self.total = 0  # the bytes of all incomplete messages
         self._sizes: dict[Sender, int] = {}
         self._waiting: set[Sender] = set()
         self._since = 0.0  # when the first reader began to wait, or the last message completed

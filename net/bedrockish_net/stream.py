@@ -36,23 +36,19 @@ class Link:
 
     Why so large: Both directions of a socket end together, and throttle each other. A layer between them would cost a
     call for each message.
-
-    Attributes:
-        remote: the HELLO of the other end.
-        local: our HELLO.
-        fault: an exception of the callback for messages, which ended the link, if a loop reads the link.
     """
 
     def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: Limits) -> None:
         assert connection.remote is not None
         assert connection.is_open
-        self.remote: Hello = connection.remote
-        self.local: Hello = connection.local
+        self.remote: Hello = connection.remote  # the HELLO of the other end
+        self.local: Hello = connection.local  # our HELLO
         self.stream = stream
         # A plain socket can be written to outside a task as long as the kernel's buffer has room.
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
         self._is_torn = False  # the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
+        # An exception of the callback for messages, which ended the link, if a loop reads the link.
         self.fault: Exception | None = None
         self._inflow: Inflow | None = None
         self._half_bytes = 0  # bytes of an incomplete message, as ``_inflow`` knows them

@@ -14,21 +14,15 @@ from tools.cluster import READY_S, DemoError, LocalCluster, LocalNode, free_port
 
 
 class ProxiedCluster(LocalCluster):
-    """Nodes whose links all go through a network that can be cut. Clients reach them directly.
-
-    Attributes:
-        network: the links.
-        is_direct: whether nodes connect without proxies, which new nodes need: all members know a member by one
-            address.
-        dark: files of nodes whose power is off, where no process may start.
-    """
+    """Nodes whose links all go through a network that can be cut. Clients reach them directly."""
 
     def __init__(self, directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(directory, names, settings)
         self.options = "discover=no"  # the members' addresses are proxies, for peers only
-        self.network = Network({node.name: node.port for node in self.nodes})
+        self.network = Network({node.name: node.port for node in self.nodes})  # the links
+        # Whether nodes connect without proxies, which new nodes need: all members know a member by one address.
         self.is_direct = False
-        self.dark: set[Path] = set()
+        self.dark: set[Path] = set()  # files of nodes whose power is off, where no process may start
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
         """Return the proxy's address for the link from a node to a peer."""

@@ -52,19 +52,14 @@ class Conversation:
 
 
 class Program:
-    """One client whose calls are made in another process; a killed process is replaced by a new one.
-
-    Attributes:
-        database: the file that it has open, or None.
-        token: the session's token.
-    """
+    """One client whose calls are made in another process; a killed process is replaced by a new one."""
 
     def __init__(self, dark: set[Path]) -> None:
         self._dark = dark
         self._process: subprocess.Popen[bytes] | None = None
         self._url, self._is_open = "", False
-        self.database: Path | None = None
-        self.token: bytes | None = None
+        self.database: Path | None = None  # the file that it has open, or None
+        self.token: bytes | None = None  # the session's token
 
     @property
     def is_running(self) -> bool:

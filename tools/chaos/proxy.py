@@ -24,19 +24,14 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Line:
-    """The link that carries one node's messages to another.
-
-    Attributes:
-        port: the port to which the sender connects.
-        caught: set when a trap has closed.
-    """
+    """The link that carries one node's messages to another."""
 
     def __init__(self, source: str, target: str, target_port: int) -> None:
         self.source = source
         self.target = target
         self.target_port = target_port
-        self.port = 0
-        self.caught = trio.Event()
+        self.port = 0  # the port to which the sender connects
+        self.caught = trio.Event()  # set when a trap has closed
         self._listeners: list[trio.SocketListener] = []
         self._connections: set[trio.CancelScope] = set()
         self._cut = False

@@ -49,17 +49,12 @@ PATHS = ["/db/query", "/db/execute", "/db/transaction", "/db/stream", "/status",
 
 
 class Attack:
-    """One kind of attack, and its counts.
-
-    Attributes:
-        counts: messages by kind and outcome.
-        findings: violations.
-    """
+    """A kind of attack, and its counts."""
 
     def __init__(self, lab: Lab, seed: int, until: float) -> None:
         self.lab, self.luck, self.until = lab, random.Random(seed), until
-        self.counts: Counter[str] = Counter()
-        self.findings: list[str] = []
+        self.counts: Counter[str] = Counter()  # messages by kind and outcome
+        self.findings: list[str] = []  # violations
 
     def run(self) -> None:
         """Attack until the time is over; an unexpected exception of this program is also a finding."""

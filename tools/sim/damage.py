@@ -46,20 +46,15 @@ VOTERS_MIN = 3  # with fewer voters, a comparison cannot show whose row is wrong
 
 
 class Flips:
-    """Damages rows at nodes until it is stopped, and checks the laws about damage.
-
-    Attributes:
-        keys: the rows that were ever damaged at some node.
-        misled: the commands that were executed at least once on an undetected changed row.
-    """
+    """Damages rows at nodes until it is stopped, and checks the laws about damage."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
         self.luck = self.pauses = Random(f"flips {world.options.seed}")
         self.count = 0
         self.stopped = False
-        self.keys: set[str] = set()
-        self.misled: set[str] = set()
+        self.keys: set[str] = set()  # the rows that were ever damaged at some node
+        self.misled: set[str] = set()  # the commands that were executed at least once on an undetected changed row
         self._written: dict[tuple[str, int], Any] = {}  # (key, version) -> value, as committed
 
     def start(self) -> None:

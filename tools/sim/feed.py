@@ -14,16 +14,12 @@ POLL_S = 0.05
 
 
 class FeedReader:
-    """A reader of the feed. Its cursor is the last transaction that it has read.
-
-    Attributes:
-        seen: the transactions in the order in which they were read.
-    """
+    """A reader of the feed. Its cursor is the last transaction that it has read."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.world, self.name = world, f"reader {number}"
         self.luck = Random(f"{self.name} {world.options.seed}")
-        self.seen: list[Txid] = []
+        self.seen: list[Txid] = []  # the transactions in the order in which they were read
 
     def start(self) -> None:
         """Begin to read."""

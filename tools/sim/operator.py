@@ -27,12 +27,7 @@ VOTERS_MAX = 7
 
 
 class Operator:
-    """Changes the membership, one plan after the other.
-
-    Attributes:
-        shrinks: whether a change that removes a vote is under way.
-        raises_at: the time from which the operator raises the release level, in a world below it.
-    """
+    """Changes the membership, one plan after the other."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -40,8 +35,9 @@ class Operator:
         self.names = Random(f"names {world.options.seed}")
         self.plan: Plan | None = None
         self.stopped = False
-        self.shrinks = False
+        self.shrinks = False  # whether a change that removes a vote is under way
         self.count = 0
+        # The time from which the operator raises the release level, in a world below it.
         self.raises_at = Random(f"level {world.options.seed}").uniform(0.0, world.options.load_s)
 
     @property

@@ -43,21 +43,17 @@ class World:
     """A simulated cluster with its clients and faults, drawn from a seed.
 
     Why so large: It wires the parts of a world, which are most of the attributes.
-
-    Attributes:
-        now: seconds since the world began.
-        closing: whether clients no longer begin new commands.
     """
 
     def __init__(self, options: Options, tell: Callable[[str], None] | None = None) -> None:
         self.options = options
         self.tell = tell
-        self.now = 0.0
+        self.now = 0.0  # seconds since the world began
         self.heap: list[tuple[float, int, Callable[[], Any]]] = []
         self.order = 0
         self.counts: Counter[str] = Counter()
         self.digest = blake2b(digest_size=16)
-        self.closing = False
+        self.closing = False  # whether clients no longer begin new commands
         self.happened: list[str] = []  # names of the commands, faults and needless recoveries, as they began
         self.laws = Laws(self)
         self.flips = Flips(self)

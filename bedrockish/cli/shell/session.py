@@ -53,12 +53,6 @@ class Shell:
         mode: the mode in which rows are printed.
         read: how fresh reads must be; None for the URL's value.
         commands: the dot-commands, by name.
-
-    Attributes:
-        style: the style in which rows are printed.
-        out: the file for the results; None for standard output.
-        timer: whether the time of each statement is printed.
-        parameters: the values that .parameter has set, by name.
     """
 
     def __init__(
@@ -72,12 +66,12 @@ class Shell:
     ) -> None:
         self.connection, self.url = connection, url
         self._commands = commands
-        self.style = Style(mode)
+        self.style = Style(mode)  # the style in which rows are printed
         self.read = read
-        self.timer = False
-        self.out: TextIO | None = None
+        self.timer = False  # whether the time of each statement is printed
+        self.out: TextIO | None = None  # the file for the results; None for standard output
         self.is_once = False  # whether ``out`` is closed after the next statement
-        self.parameters = Parameters()
+        self.parameters = Parameters()  # the values that .parameter has set, by name
         self.changed_schema = 0  # counts up, so that completion knows when to look again
         self._nested = 0
 

@@ -36,25 +36,19 @@ def voters_of(error: BedrockishError) -> list[Address]:
 
 
 class Route:
-    """The list of nodes, and the current position in it.
-
-    Attributes:
-        addresses: all nodes that may be asked.
-        redial_at: when the next link may be dialled.
-        unreachable_since: since when no node can be reached; None while one can, or before the first attempt.
-        error: why the last link could not be opened, or was lost.
-    """
+    """The list of nodes, and the current position in it."""
 
     def __init__(self, target: Target, backoff: Backoff, draw: Callable[[], float]) -> None:
         self._target, self._backoff, self._draw = target, backoff, draw
-        self.addresses = tuple(target.addresses)
+        self.addresses = tuple(target.addresses)  # all nodes that may be asked
         self._turn = 0
         self._failures = 0  # dials that failed since a link was last opened
         self._avoid_until: dict[Address, float] = {}
         self._denied: AuthenticationError | None = None
-        self.redial_at = -math.inf
+        self.redial_at = -math.inf  # when the next link may be dialled
+        # Since when no node can be reached; None while one can, or before the first attempt.
         self.unreachable_since: float | None = None
-        self.error: BedrockishError | None = None
+        self.error: BedrockishError | None = None  # why the last link could not be opened, or was lost
 
     def next(self, now: float) -> Address:
         """Return the node to dial now."""

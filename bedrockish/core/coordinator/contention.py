@@ -66,17 +66,14 @@ class Contention:
         in_flight: all requests that are under way.
         ready: takes the requests that can go on.
         rollbacks: our transactions that were given up, for which no request waits.
-
-    Attributes:
-        turns: the order of the leaders that want the same keys.
-        wait_queue: the requests that wait for others.
-        reservations: the requests for whose sake others hold back.
     """
 
     def __init__(self, state: State, in_flight: Mapping[int, InFlight], ready: Ready, rollbacks: Rollbacks) -> None:
         self.state, self.rollbacks = state, rollbacks
-        self.turns = Turns(state)
+        self.turns = Turns(state)  # the order of the leaders that want the same keys
+        # The requests that wait for others.
         self.wait_queue = WaitQueue(in_flight, ready, self._wait_for_turn, self.turns)
+        # The requests for whose sake others hold back.
         self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
     def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:

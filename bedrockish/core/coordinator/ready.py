@@ -13,13 +13,11 @@ class Ready:
     """The queue of requests that move to another stage in this step.
 
     Timers, completions and the parts of the coordinator that unblock a request only add it here.
-
-    Attributes:
-        queue: the requests by number, each with its stage when it was added, and the end of that stage. Empty at the
-            end of most events.
     """
 
     def __init__(self) -> None:
+        # The requests by number, each with its stage when it was added, and the end of that stage. Empty at the end of
+        # most events.
         self.queue: dict[int, tuple[InFlight, Stage, End]] = {}
 
     def add(self, inflight: InFlight, end: End = None) -> None:

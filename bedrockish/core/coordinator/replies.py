@@ -21,14 +21,11 @@ class Replies:
         state: the state of this node.
         in_flight: the requests, by number.
         contention: unblocks other requests when a request is over.
-
-    Attributes:
-        schema_barrier: the requests that wait for a schema change.
     """
 
     def __init__(self, state: State, in_flight: dict[int, InFlight], contention: Contention) -> None:
         self.state, self.in_flight, self.contention = state, in_flight, contention
-        self.schema_barrier = SchemaBarrier(state)
+        self.schema_barrier = SchemaBarrier(state)  # the requests that wait for a schema change
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> Answer:
         """Return the answer of a request that only read, with a token of its snapshot."""

@@ -63,11 +63,6 @@ class Reservations:
         in_flight: all requests that are under way.
         wait_queue: the requests that wait.
         pause: executes a request again after so many milliseconds.
-
-    Attributes:
-        held: the reservation that is honoured here now, or None.
-        told: the reservations of all leaders, by leader, including this node's own.
-        is_news: whether this node's own reservation has changed and has to be gossiped.
     """
 
     def __init__(
@@ -78,9 +73,9 @@ class Reservations:
         pause: Callable[[InFlight, float], None],
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
-        self.held: Reservation | None = None
-        self.is_news = False
-        self.told: dict[str, Reservation] = {}
+        self.held: Reservation | None = None  # the reservation that is honoured here now, or None
+        self.is_news = False  # whether this node's own reservation has changed and has to be gossiped
+        self.told: dict[str, Reservation] = {}  # the reservations of all leaders, by leader, including this node's own
         self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
         self._until = 0.0  # seconds at which the honoured reservation ends

@@ -29,15 +29,13 @@ class Turns:
     the one whose name follows that of the last leader begins at once. Each other leader begins some commits' time after
     the leader before it, and so finds the BEGIN of that leader and waits for its end. Turns only affect timing: the
     votes on a transaction do not depend on them.
-
-    Attributes:
-        until: by ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
+        # By ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
@@ -331,16 +329,13 @@ class Together:
     Args:
         in_flight: all requests that are under way.
         ready: takes the requests that can go on, each with the requests behind it.
-
-    Attributes:
-        size: the largest size of the next group.
-        leading: the first request of each group, by number, while the others wait behind it.
     """
 
     def __init__(self, in_flight: Mapping[int, InFlight], ready: Ready) -> None:
         self._in_flight, self._ready = in_flight, ready
+        # The first request of each group, by number, while the others wait behind it.
         self.leading: dict[int, InFlight] = {}
-        self.size = SIZE_MAX
+        self.size = SIZE_MAX  # the largest size of the next group
 
     def start(self, in_flight: list[InFlight]) -> None:
         """Execute requests that arrived together, in groups."""

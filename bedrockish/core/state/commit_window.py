@@ -65,17 +65,12 @@ class CommitWindow:
 
     Args:
         recovered: the last tick of each timeline that was applied before the start.
-
-    Attributes:
-        known: the commits that are not settled, and up to a few hundred settled ones.
-        floor: the last tick of each timeline that is the first place of a dropped commit.
-        member_changes: the last changes of the members, see ``note_member_change``.
     """
 
     def __init__(self, recovered: Vector | None = None) -> None:
-        self.member_changes: dict[Txid, int] = {}
-        self.known: dict[Txid, Known] = {}
-        self.floor: dict[str, int] = {}
+        self.member_changes: dict[Txid, int] = {}  # the last changes of the members, see ``note_member_change``
+        self.known: dict[Txid, Known] = {}  # the commits that are not settled, and up to a few hundred settled ones
+        self.floor: dict[str, int] = {}  # the last tick of each timeline that is the first place of a dropped commit
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of the commits that may not be settled
         self._below: list[Txid] = []  # the settled commits that are not packed yet

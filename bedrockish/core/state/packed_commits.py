@@ -22,17 +22,13 @@ Place = tuple[str, int]
 
 
 class Retirement:
-    """A change of the members that retired timelines: a base with it has all of their entries and omits their ticks.
-
-    Attributes:
-        places: the places of the change.
-        later: the change that retired the timeline in which this change stands; None if none did.
-    """
+    """A change of the members that retired timelines: a base with it has all of their entries and omits their ticks."""
 
     __slots__ = ("later", "places")
 
     def __init__(self, places: Sequence[Place]) -> None:
-        self.places = places
+        self.places = places  # the places of the change
+        # The change that retired the timeline in which this change stands; None if none did.
         self.later: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:

@@ -6,17 +6,13 @@ from bedrockish_journal.model.transaction import Transaction
 class Schema:
     """The schema version, and the scheduled change: applied, and in force at its activation clock at every node.
 
-    Attributes:
-        version: the version in force here.
-        scheduled: the change that is applied and not yet in force, or None.
-
     Invariants:
         At most one change is scheduled: a leader begins a second change only when the first is in force there.
     """
 
     def __init__(self, version: int) -> None:
-        self.version = version
-        self.scheduled: Transaction | None = None
+        self.version = version  # the version in force here
+        self.scheduled: Transaction | None = None  # the change that is applied and not yet in force, or None
 
     def is_behind(self, clock: int) -> bool:
         """Return whether a transaction or read with this clock needs a schema that is not in force here yet."""

@@ -11,24 +11,18 @@ from bedrockish_journal.model.vector import Vector, covers, merge
 class Timelines:
     """The last tick of each timeline.
 
-    Attributes:
-        taken: the last tick that is here, applied or not.
-        applied: the last tick that is applied to the tables.
-        heads: the hash of the last taken entry.
-        removed: the last tick that was removed from the journal.
-        retirement: each vector that covers this vector has all of the retired timelines.
-
     Invariants:
         ``applied <= taken`` in every component; a timeline is taken and applied tick by tick.
     """
 
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
-        self.applied: dict[str, int] = dict(recovered.applied)
+        self.applied: dict[str, int] = dict(recovered.applied)  # the last tick that is applied to the tables
         # Entries that were taken and not applied are lost with the memory; they are fetched again.
-        self.taken: dict[str, int] = dict(recovered.applied)
-        self.heads: dict[str, bytes] = dict(recovered.heads)
-        self.removed: dict[str, int] = dict(recovered.removed)
+        self.taken: dict[str, int] = dict(recovered.applied)  # the last tick that is here, applied or not
+        self.heads: dict[str, bytes] = dict(recovered.heads)  # the hash of the last taken entry
+        self.removed: dict[str, int] = dict(recovered.removed)  # the last tick that was removed from the journal
+        # Each vector that covers this vector has all of the retired timelines.
         self.retirement: Vector = self._without_retired(self.applied)
 
     def take(self, entry: Entry) -> None:

@@ -17,20 +17,6 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 class Votes:
     """Votes, pending transactions, and outcomes.
 
-    Attributes:
-        by_txid: every vote on record.
-        pending: the transactions that this node approved or holds, and whose outcome it does not know.
-        outcomes: whether an ended transaction was committed; without transactions up to safe time, and without applied
-            and settled ones.
-        done: the transactions that are applied, under some place, and not settled.
-        own_ends: our own transactions that were rolled back.
-        aborting: the transactions whose rollback was accepted, or decided, here.
-        comparing: BEGINs that came in time and whose rows are being compared, each with the seconds until which closed
-            time waits for them.
-        late: whether a transaction was noted that was settled already, and can be forgotten at once.
-        ended: the transactions whose outcome became known in this step.
-        released: the transactions that ceased to be pending in this step, because their rollback was accepted.
-
     Invariants:
         A txid in ``outcomes`` is not pending, and its outcome never changes.
         Each pending transaction has a vote that holds it.
@@ -38,15 +24,22 @@ class Votes:
 
     def __init__(self, me: str, clock: Clock, pieces: Pieces, outbox: Outbox) -> None:
         self.me, self.clock, self.pieces, self.outbox = me, clock, pieces, outbox
-        self.by_txid: dict[Txid, Vote] = {}
+        self.by_txid: dict[Txid, Vote] = {}  # every vote on record
+        # The transactions that this node approved or holds, and whose outcome it does not know.
         self.pending = Pending()
+        # Whether an ended transaction was committed; without transactions up to safe time, and without applied and
+        # settled ones.
         self.outcomes: dict[Txid, bool] = {}
-        self.done: set[Txid] = set()
-        self.own_ends = OwnEnds()
+        self.done: set[Txid] = set()  # the transactions that are applied, under some place, and not settled
+        self.own_ends = OwnEnds()  # our own transactions that were rolled back
+        # The transactions whose rollback was accepted, or decided, here.
         self.aborting: AccessIndex[Txid] = AccessIndex()
+        # BEGINs that came in time and whose rows are being compared, each with the seconds until which closed time
+        # waits for them.
         self.comparing: dict[Txid, float] = {}
-        self.late = False
-        self.ended: list[Txid] = []
+        self.late = False  # whether a transaction was noted that was settled already, and can be forgotten at once
+        self.ended: list[Txid] = []  # the transactions whose outcome became known in this step
+        # The transactions that ceased to be pending in this step, because their rollback was accepted.
         self.released: list[Txid] = []
 
     def take_ended(self) -> list[Txid]:

@@ -94,20 +94,15 @@ class Mixed:
     """The execution of one such change, inside a savepoint of a connection; the caller rolls the savepoint back.
 
     Why so large: Each statement may set an option for the statements after it; all options last until the end.
-
-    Attributes:
-        steps: the recorded statements.
-        lastrowid: the rowid of the last inserted row.
-        changes_schema: whether a statement changes the schema.
     """
 
     def __init__(self, executor: Executor, user: str) -> None:
         self._user = user
         self._executor, self._db, self._limits = executor, executor._db, executor._limits
         executor.reader = None  # another connection would not show the changes made here
-        self.steps: list[Step] = []
-        self.lastrowid = 0
-        self.changes_schema = False
+        self.steps: list[Step] = []  # the recorded statements
+        self.lastrowid = 0  # the rowid of the last inserted row
+        self.changes_schema = False  # whether a statement changes the schema
         self._writes = self._configures = False
         self._size = 0
         self._marks: list[str] = []

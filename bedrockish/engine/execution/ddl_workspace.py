@@ -38,20 +38,15 @@ MEMORY_BYTES = 512 << 20
 
 
 class Draft:
-    """The private copy of the database on which an open transaction changes the schema.
-
-    Attributes:
-        version: the version of the schema that it began on.
-        is_over: whether SQLite itself has ended the transaction.
-    """
+    """The private copy of the database on which an open transaction changes the schema."""
 
     def __init__(self, beside: Beside, user: str) -> None:
         self._user = user
         self._workspace = Workspace(beside)
         self._mixed: Mixed | None = None
-        self.version = 0
+        self.version = 0  # the version of the schema that it began on
         self._base: dict[str, int] = {}
-        self.is_over = False
+        self.is_over = False  # whether SQLite itself has ended the transaction
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 

@@ -85,16 +85,6 @@ class Executor:
     Args:
         known: the schema as another connection has read it.
         access: the rights of users.
-
-    Attributes:
-        reader: a faster connection that shows the same rows while the request has changed none.
-        allow: sets the processor time, in seconds, that further statements may take.
-        only_writes: texts that have run, write rows, have no settings and call no function about their transaction.
-        stopped: the error with which the running statement has to end at once.
-        scope: the values of the functions that statements call.
-        stays: whether only a rollback of the whole transaction undoes an effect of the request.
-        analysis_s: the seconds that the exact analysis of a statement may take.
-        encode_changes: encodes the changes of a transaction.
     """
 
     def __init__(
@@ -114,6 +104,7 @@ class Executor:
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # texts compiled for users that may not read secrets
         self._again: dict[str, Recipe | None] = {}  # see ``again``
         self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
+        # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
         guard.virtual = self._tables.virtual
@@ -121,23 +112,24 @@ class Executor:
         guard.expansion = Expansion(self._tables.definitions, known.expansion if known is not None else None)
         guard.is_in_loop = lambda: self._budget.is_brief
         schema = known.schema if known is not None else None
-        self.analysis_s = ANALYSIS_S
+        self.analysis_s = ANALYSIS_S  # the seconds that the exact analysis of a statement may take
         self.analysis = Analysis(db, prepare, schema, self._tables.definitions)
         capture.documents = lambda: self.analysis.documents
         self.analysis.patience = self._patience
         self._until = _FOREVER
         self._budget = Budget(limits)
-        self.allow = self._budget.allow
+        self.allow = self._budget.allow  # sets the processor time, in seconds, that further statements may take
         # The running statement's number in the memory account, and whether it has taken too much memory.
         self._number, self._is_refused, self._most_bytes = 0, False, limits.length_bytes
-        self.encode_changes: Callable[[list[Change]], bytes] = encode_changes
+        self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
         self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
+        # A faster connection that shows the same rows while the request has changed none.
         self.reader: apsw.Connection | None = None
-        self.stopped: BedrockishError | None = None
-        self.stays = False
-        self.scope = Scope()
+        self.stopped: BedrockishError | None = None  # the error with which the running statement has to end at once
+        self.stays = False  # whether only a rollback of the whole transaction undoes an effect of the request
+        self.scope = Scope()  # the values of the functions that statements call
         db.set_progress_handler(self.progress, PROGRESS_STEPS)
 
     @property

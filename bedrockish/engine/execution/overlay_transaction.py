@@ -30,17 +30,13 @@ class OverlayTransaction:
         workspace: has no other transaction.
         session: the transaction, which may have run statements elsewhere.
         tick: gives values of the node's clock.
-
-    Attributes:
-        version: the version of the schema on which the transaction runs.
-        is_closed: whether the transaction was rolled back or kept.
     """
 
     def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int]) -> None:
         self.workspace, self.session = workspace, session
         workspace.scope.begin_in_worker(session.command, session.clock, tick)
-        self.version = 0
-        self.is_closed = False
+        self.version = 0  # the version of the schema on which the transaction runs
+        self.is_closed = False  # whether the transaction was rolled back or kept
         self._work: Work | None = None
 
     @property

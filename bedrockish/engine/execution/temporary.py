@@ -54,16 +54,13 @@ class TemporaryWorkspace:
     Args:
         means: opens its connections.
         most_bytes: the bytes that its TEMP tables may take.
-
-    Attributes:
-        transaction: the open transaction of the session, or None.
     """
 
     def __init__(self, means: Beside, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.workspace = Workspace(means)
         self.workspace.temporary_bytes = most_bytes
-        self.transaction: TemporaryTransaction | None = None
+        self.transaction: TemporaryTransaction | None = None  # the open transaction of the session, or None
 
     @property
     def is_broken(self) -> bool:

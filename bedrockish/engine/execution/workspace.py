@@ -52,13 +52,7 @@ READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
 class Workspace:
-    """A snapshot with an overlay for one request at a time; connections and caches serve the next request as well.
-
-    Attributes:
-        is_broken: whether a connection has failed, so that the workspace must be closed.
-        scope: the values of the clock functions of the statement that runs.
-        temporary_bytes: limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused.
-    """
+    """A snapshot with an overlay for one request at a time; connections and caches serve the next request as well."""
 
     def __init__(self, beside: Beside) -> None:
         self._beside = beside
@@ -67,10 +61,10 @@ class Workspace:
         self._moment = Moment(0, b"", 0)
         self._base: dict[str, int] = {}
         self._version = 0
-        self.is_broken = False
+        self.is_broken = False  # whether a connection has failed, so that the workspace must be closed
         self._has_read_schema = False  # whether a SELECT on the snapshot has made SQLite read a changed schema
-        self.scope = Scope(locks=beside.locks)
-        self.temporary_bytes = 0
+        self.scope = Scope(locks=beside.locks)  # the values of the clock functions of the statement that runs
+        self.temporary_bytes = 0  # limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused
         self._applied_clock = 0
         self._wal = os.dup(beside.wal)
         try:

@@ -33,9 +33,6 @@ class Memory:
         max_bytes: the bytes that requests may take.
         used: returns the bytes that SQLite has taken.
         now: a clock that only goes forward, in seconds.
-
-    Attributes:
-        elsewhere: the bytes that other holders reported when they were last asked.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Memory:
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.max_bytes, self._used, self._now = max_bytes, used, now
-        self.elsewhere = 0
+        self.elsewhere = 0  # the bytes that other holders reported when they were last asked
         self._held: Counter[object] = Counter()
         self._held_bytes = 0
         self._numbers = itertools.count(1)
@@ -236,9 +233,6 @@ class Budget:
 
     The budget is counted in the thread's processor time. On a busy machine, or one that was stopped for a moment,
     everything takes long by the wall clock, and running the work in another thread would only make that worse.
-
-    Attributes:
-        is_brief: whether the budget is that of the node's loop, for which other requests wait.
     """
 
     __slots__ = ("_busy", "_limits", "_soonest", "_thread", "_wall", "is_brief")
@@ -247,7 +241,7 @@ class Budget:
         self._limits = limits
         self._busy = self._wall = self._soonest = _FOREVER
         self._thread = 0
-        self.is_brief = False
+        self.is_brief = False  # whether the budget is that of the node's loop, for which other requests wait
 
     def allow(self, budget_s: float) -> None:
         """Set the processor time, in seconds, that the work of this thread may use from now on; infinity: no bound."""

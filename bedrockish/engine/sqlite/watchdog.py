@@ -24,16 +24,13 @@ class Interrupter:
 
     Args:
         is_late: returns whether the running statement has run for too long; called in the watchdog's thread.
-
-    Attributes:
-        is_interrupted: whether the current statement was interrupted: by the watchdog, a progress handler, or another
-            thread.
     """
 
     __slots__ = ("__weakref__", "_db", "_is_late", "_lock", "is_interrupted")
 
     def __init__(self, is_late: Callable[[], bool]) -> None:
         self._is_late = is_late
+        # Whether the current statement was interrupted: by the watchdog, a progress handler, or another thread.
         self.is_interrupted = False
         self._lock = threading.Lock()
         self._db: apsw.Connection | None = None

@@ -232,20 +232,17 @@ class Guard:
 
     The authorizer stays installed for the connection's life, because installing one makes SQLite compile every cached
     statement again. Outside of ``compile`` it allows everything.
-
-    Attributes:
-        virtual: the virtual tables of the schema.
-        allows_temporary: whether the connection belongs to one session, which may make TEMP objects on it.
-        expansion: the sizes of the texts (of views and triggers, say) that a statement's names stand for.
-        is_in_loop: returns whether the compilation runs in the node's loop and so blocks it.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._seen: _Seen | None = None
-        self.virtual = VirtualLayout()
+        self.virtual = VirtualLayout()  # the virtual tables of the schema
+        # Whether the connection belongs to one session, which may make TEMP objects on it.
         self.allows_temporary = False
+        # The sizes of the texts (of views and triggers, say) that a statement's names stand for.
         self.expansion = Expansion()
+        # Returns whether the compilation runs in the node's loop and so blocks it.
         self.is_in_loop: Callable[[], bool] = lambda: False
         db.authorizer = self._authorize
 

@@ -28,21 +28,15 @@ class Insert:
 
 
 class InsertParser:
-    """A parser over the tokens of one statement.
-
-    Attributes:
-        tokens: all tokens, without a semicolon at the end.
-        numbers: the number of each parameter, by the place of its token.
-        closing: the place of each closing parenthesis, by the place of the opening one.
-    """
+    """A parser over the tokens of one statement."""
 
     def __init__(self, sql: str) -> None:
         found = tokens(sql)
         if found and found[-1].text == ";":
             found.pop()
-        self.tokens = found
-        self.numbers = parameter_numbers(found)
-        self.closing = _closing(found)
+        self.tokens = found  # all tokens, without a semicolon at the end
+        self.numbers = parameter_numbers(found)  # the number of each parameter, by the place of its token
+        self.closing = _closing(found)  # the place of each closing parenthesis, by the place of the opening one
         self._at = 0
 
     def insert(self) -> Insert:

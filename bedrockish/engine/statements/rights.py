@@ -131,20 +131,15 @@ class Rights:
 
 
 class Access:
-    """The rights of all users at one node.
-
-    Attributes:
-        users: the cluster's users by name; None for a removed user. Empty: every user may do everything.
-        bootstrap: users in the node's configuration, who are admins here until the cluster has a user of that name.
-        nodes: the members, whose certificates may do everything.
-        config: the version of the membership from which the users and members are.
-    """
+    """The rights of all users at one node."""
 
     def __init__(self) -> None:
+        # The cluster's users by name; None for a removed user. Empty: every user may do everything.
         self.users: Mapping[str, UserSaid | None] = {}
+        # Users in the node's configuration, who are admins here until the cluster has a user of that name.
         self.bootstrap: Collection[str] = ()
-        self.nodes: Collection[str] = ()
-        self.config = 0
+        self.nodes: Collection[str] = ()  # the members, whose certificates may do everything
+        self.config = 0  # the version of the membership from which the users and members are
         self._known: dict[str, Rights] = {}
 
     def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str], config: int = 0) -> None:

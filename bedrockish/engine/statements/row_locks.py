@@ -58,16 +58,13 @@ class RowLocks:
 
     Args:
         schema: returns the present tables.
-
-    Attributes:
-        others: what is known of other transactions.
-        held: the keys that each transaction has locked, by its command; usually empty.
     """
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
         self._schema = schema
-        self.others = Others()
+        self.others = Others()  # what is known of other transactions
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
+        # The keys that each transaction has locked, by its command; usually empty.
         self.held: dict[str, list[bytes]] = {}
         self._left: dict[bytes, float] = {}  # key -> seconds since when the row is left to other nodes; oldest first
 

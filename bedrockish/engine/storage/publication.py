@@ -25,17 +25,12 @@ class Publishes(Protocol):
 
 
 class Publication:
-    """The published state of one engine's batches: the row ``moment`` in each batch and, after ``begin``, a page.
-
-    Attributes:
-        members: version of the applied membership.
-        path: the database file, by its absolute path.
-    """
+    """The published state of one engine's batches: the row ``moment`` in each batch and, after ``begin``, a page."""
 
     def __init__(self, db: apsw.Connection, wal: Wal) -> None:
         self._db, self._wal = db, wal
-        self.path = db.filename
-        self.members = 0
+        self.path = db.filename  # the database file, by its absolute path
+        self.members = 0  # version of the applied membership
         self._clocks: tuple[int, int | None] | None = None  # by ``schema_history.clocks``; None: not read
         self._page: Publishes | None = None
 

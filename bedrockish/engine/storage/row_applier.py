@@ -51,17 +51,13 @@ class _MisfitError(Exception):
 
 
 class RowApplier:
-    """Applies changes on one connection, with a statement per table, operation and set of changed columns.
-
-    Attributes:
-        indexes: keeps the FTS5 indexes on the rows of tables in step with these rows.
-    """
+    """Applies changes on one connection, with a statement per table, operation and set of changed columns."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._change = db.cursor().execute  # changes a row; a cursor for each row would cost half as much as the row
         self._tables: dict[str, Table] = {}
-        self.indexes = IndexKeeper(db)
+        self.indexes = IndexKeeper(db)  # keeps the FTS5 indexes on the rows of tables in step with these rows
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
         self._quiet = False

@@ -29,9 +29,6 @@ class Versions:
         learn: called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change,
             and the tables whose rows it has changed.
         noticing: gathers the names of the tables whose rows change in a block.
-
-    Attributes:
-        current: how many schema changes were activated.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class Versions:
         noticing: Callable[[], AbstractContextManager[set[str]]],
     ) -> None:
         self._db, self._write, self._loud, self._learn, self._noticing = db, write, loud, learn, noticing
-        self.current = 0
+        self.current = 0  # how many schema changes were activated
         self.reload()
 
     def reload(self) -> None:

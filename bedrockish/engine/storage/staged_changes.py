@@ -213,15 +213,12 @@ class StagedStore:
 
     Args:
         db: the writing connection.
-
-    Attributes:
-        attached: the transactions that the open batch has attached.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
-        self.attached: list[StagedChanges] = []
+        self.attached: list[StagedChanges] = []  # the transactions that the open batch has attached
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -101,10 +101,6 @@ class Upkeep:
         clocks: the machine's clocks.
         post: queues an event for the core.
         durable: returns when all that was written so far is durable.
-
-    Attributes:
-        orders: further orders: ``do`` -> the function that performs it.
-        reports: further parts of the status.
     """
 
     def __init__(
@@ -118,7 +114,8 @@ class Upkeep:
     ) -> None:
         self._core, self._engine, self._config, self._clocks = core, engine, config, clocks
         self._post, self._durable = post, durable
-        self.reports: list[Callable[[], dict[str, Any]]] = []
+        self.reports: list[Callable[[], dict[str, Any]]] = []  # further parts of the status
+        # Further orders: ``do`` -> the function that performs it.
         self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self._pruning = trio.Lock()
         self._shortened = trio.Event()  # set when a part of the journal was removed

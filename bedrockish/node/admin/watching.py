@@ -96,9 +96,6 @@ class Room:
     Args:
         path: the database file.
         failures: how many times in a row the node has soon failed again.
-
-    Attributes:
-        why: why it cannot, for people.
     """
 
     def __init__(self, path: str, failures: int = 0) -> None:
@@ -106,7 +103,7 @@ class Room:
         self._size = min(PROBE_BYTES << failures, PROBE_BYTES_MAX)
         self._pause_s = min(1 << failures, PAUSE_S_MAX) if failures else 0
         again = f", and is tried again in {self._pause_s} s" if failures else ""
-        self.why = self._look() or f"{path} could not be written a moment ago{again}"
+        self.why = self._look() or f"{path} could not be written a moment ago{again}"  # why it cannot, for people
 
     def _look(self) -> str:
         why = why_no_room(self._path, self._size)

@@ -58,14 +58,6 @@ USER, PASSWORD, GIVEN_TOKEN = "user", "password", "token"
 class Credentials:
     """A node's TLS credentials, and the checks of peers' credentials; ``reload`` reads the files again.
 
-    Attributes:
-        takes_passwords: whether a client may have a password in place of a certificate; valid from ``reload`` on.
-        dial_context: for links that the node dials; None without TLS.
-        listen_context: for links that it accepts.
-        reads: how often the files were read.
-        ends: when the node's certificate and its authority's end: file -> seconds since 1970.
-        revoked: serial numbers of the revoked certificates.
-
     Raises:
         ConfigError: a file cannot be read.
     """
@@ -73,11 +65,13 @@ class Credentials:
     def __init__(self, config: Config) -> None:
         self._node = config.node
         self._files = config.security.files(config.node) if config.security.encrypts else None
+        # Whether a client may have a password in place of a certificate; valid from ``reload`` on.
         self.takes_passwords = bool(config.users)
-        self.revoked: frozenset[int] = frozenset()
-        self.dial_context: ssl.SSLContext | None = None
-        self.listen_context: ssl.SSLContext | None = None
-        self.reads = 0
+        self.revoked: frozenset[int] = frozenset()  # serial numbers of the revoked certificates
+        self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None without TLS
+        self.listen_context: ssl.SSLContext | None = None  # for links that it accepts
+        self.reads = 0  # how often the files were read
+        # When the node's certificate and its authority's end: file -> seconds since 1970.
         self.ends: dict[str, float] = {}
         self._fault, self._looked_s = "", 0.0
         self.reload()

@@ -45,16 +45,13 @@ class Incarnations:
         kept: the values from before the restart: name -> value.
         keep: writes a value under a name; the value is durable before any output that depends on it leaves.
         step: batches by which the durable state may lag behind the state in memory.
-
-    Attributes:
-        refused: the refused nodes, each with the reason.
     """
 
     def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
         self._keep = keep
         self._step = step
         self._seen: dict[str, Seen] = {}
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  # the refused nodes, each with the reason
         for name, value in kept.items():
             if isinstance(value, bytes):
                 self._seen[name.removeprefix(PREFIX)] = read_seen(value)

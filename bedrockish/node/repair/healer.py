@@ -44,15 +44,11 @@ NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage tha
 
 
 class RestartError(Exception):
-    """Raised to restart the node on its file, or on another file that takes its place.
-
-    Attributes:
-        copy: the file that takes the place of the node's file; None: the node keeps its file.
-    """
+    """Raised to restart the node on its file, or on another file that takes its place."""
 
     def __init__(self, why: str, copy: Path | None = None) -> None:
         super().__init__(why)
-        self.copy = copy
+        self.copy = copy  # the file that takes the place of the node's file; None: the node keeps its file
 
 
 class Healer:

@@ -114,10 +114,6 @@ class Scrubber:
         entry: returns this node's credentials for links to other members.
         prepare: registers the plugins' additions with a connection.
         damaged: called when this node's rows are found to differ from most others'.
-
-    Attributes:
-        found: the result of the last comparison, as text.
-        on_hurry: called when a comparison begins by order.
     """
 
     def __init__(
@@ -135,8 +131,8 @@ class Scrubber:
         self._replays = trio.CapacityLimiter(1)  # replays take long, and must not delay the digests for others
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
-        self.found: list[str] = []
-        self.on_hurry: Callable[[], None] = lambda: None
+        self.found: list[str] = []  # the result of the last comparison, as text
+        self.on_hurry: Callable[[], None] = lambda: None  # called when a comparison begins by order
         self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None, "nodes": []}
 
     # -- answering -------------------------------------------------------------------------------------------------

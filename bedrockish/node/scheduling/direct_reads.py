@@ -70,9 +70,6 @@ class DirectReads:
     Args:
         node: the node whose clients read.
         start: runs a task until the node ends.
-
-    Attributes:
-        base: the state from which the last read was answered.
     """
 
     def __init__(self, node: Serving, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
@@ -80,7 +77,7 @@ class DirectReads:
         self._me = node.core.state.me
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
-        self.base: Vector = {}
+        self.base: Vector = {}  # the state from which the last read was answered
         self._until = self._ended = 0.0  # the end of the present turn of the reads, and of the last read
         self._token = Token()  # the token of answers from the pinned snapshot
         # The token of answers from the batch.

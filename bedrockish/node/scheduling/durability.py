@@ -99,17 +99,13 @@ class FsyncThread:
     The thread lives as long as the node, and gets one job at a time: a general thread pool costs several times as much
     per call, and every transaction waits for this call. The object is a context manager inside trio; at its exit it
     raises the error of the last sync, if the caller of that sync has not got it.
-
-    Attributes:
-        took: how long each sync took.
-        mean_s: how long syncs took lately, in seconds; infinite before the first.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._jobs: SimpleQueue[Synced | None] = SimpleQueue()
-        self.took = Histogram()
-        self.mean_s = math.inf
+        self.took = Histogram()  # how long each sync took
+        self.mean_s = math.inf  # how long syncs took lately, in seconds; infinite before the first
         self._stalled_at = -math.inf
         self._untold: BaseException | None = None  # the error of the last sync, until its caller gets it
         self._token: trio.lowlevel.TrioToken | None = None

@@ -56,20 +56,14 @@ class DurabilityGate:
         node: writes into the open batch, and has output.
         engine: has the batches.
         boundary: actions that wait for the end of the open batch.
-
-    Attributes:
-        stage: the stage of the batches.
-        kept: the output that waits for the open batch.
-        durable_batches: the last batch that is known to be durable.
-        fsync: syncs in a thread, or in the loop where the disk is quick.
     """
 
     def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:
         self._node, self._engine, self._boundary = node, engine, boundary
-        self.stage = Stage.GATHERING
-        self.kept = Kept()
-        self.durable_batches = 0
-        self.fsync = FsyncThread(engine.sync)
+        self.stage = Stage.GATHERING  # the stage of the batches
+        self.kept = Kept()  # the output that waits for the open batch
+        self.durable_batches = 0  # the last batch that is known to be durable
+        self.fsync = FsyncThread(engine.sync)  # syncs in a thread, or in the loop where the disk is quick
         self._closed = Kept()  # the output that waits for the batch that is being flushed or synced
         self._linger_until = 0.0
 

@@ -22,16 +22,13 @@ class GroupTimer:
         commit_s: returns the recent time of a commit, in seconds.
         size_max: returns the greatest number of commands in a group.
         now: returns the time in seconds.
-
-    Attributes:
-        together: how many requests were answered at once lately.
     """
 
     def __init__(
         self, commit_s: Callable[[], float], size_max: Callable[[], int], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._commit_s, self._size_max, self._now = commit_s, size_max, now
-        self.together = 0
+        self.together = 0  # how many requests were answered at once lately
         self._likely = 1  # the writes that are likely to come together
         self._wanted = 1  # the writes that the node waits for now
         self._until = 0.0

@@ -42,9 +42,6 @@ class ReadsBeside:
     Args:
         node: the node whose clients read.
         asked: the queue of the requests; a request that has to wait for the writer goes back into it.
-
-    Attributes:
-        unsynced: answers that wait for a batch to be durable, each with the number of the batch.
     """
 
     def __init__(self, node: ServingBeside, asked: FairQueue[Submitted]) -> None:
@@ -53,6 +50,7 @@ class ReadsBeside:
         self._reads = CommittedReads(node.engine.beside())
         self._wanted = trio.Event()
         self._waiting: set[int] = set()  # requests that wait until the writer is back
+        # Answers that wait for a batch to be durable, each with the number of the batch.
         self.unsynced: deque[tuple[int, Waiter, Answer]] = deque()
         self._has_failed = False  # whether a read has failed since the present batch began
 

@@ -16,13 +16,10 @@ T = TypeVar("T")
 
 
 class Boundary:
-    """The actions to run at the next boundary.
-
-    Attributes:
-        actions: the actions. If there are any, the open batch is not kept open any longer.
-    """
+    """The actions to run at the next boundary."""
 
     def __init__(self) -> None:
+        # The actions. If there are any, the open batch is not kept open any longer.
         self.actions: list[Callable[[], None]] = []
 
     def call(self, action: Callable[[], None]) -> None:

@@ -33,14 +33,11 @@ class FairQueue(Generic[T]):
     """A queue that takes one item of each owner in turn, however many items an owner puts at once.
 
     The items of one owner are taken in the order in which the owner put them.
-
-    Attributes:
-        count: the number of items.
     """
 
     def __init__(self) -> None:
         self._queues: OrderedDict[object, deque[T]] = OrderedDict()
-        self.count = 0
+        self.count = 0  # the number of items
 
     def put(self, owner: object, item: T) -> None:
         """Put an item behind all others of its owner."""
@@ -93,17 +90,12 @@ class TurnLoop:
         has_work: returns whether there is work.
         waits: returns whether the work should wait for other requests to arrive.
         deadline: returns the time, by ``time.monotonic``, at which work becomes due by itself; None: no work does.
-
-    Attributes:
-        failure: the error with which the node ends.
-        watch_time: a task that wakes the loop at the deadline, until cancelled.
-        read: reads the input of links; called before each turn in the loop's task, so that input that comes together is
-            handled together.
-        away: called before the writer works in another thread.
     """
 
+    # Reads the input of links; called before each turn in the loop's task, so that input that comes together is handled
+    # together.
     read: Callable[[], None]
-    away: Callable[[], None]
+    away: Callable[[], None]  # called before the writer works in another thread
 
     def __init__(
         self,
@@ -123,8 +115,8 @@ class TurnLoop:
         self._missed = False  # whether the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
-        self.watch_time = self._alarm.run
-        self.failure: BaseException | None = None
+        self.watch_time = self._alarm.run  # a task that wakes the loop at the deadline, until cancelled
+        self.failure: BaseException | None = None  # the error with which the node ends
         self.read = self.away = lambda: None
 
     def ring(self) -> None:

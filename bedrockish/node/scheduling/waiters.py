@@ -24,9 +24,6 @@ class Waiters:
         statements: counts statements.
         faults: takes the errors of the functions that get the answers.
         unpack: unpacks large changes before they are counted.
-
-    Attributes:
-        open: the waiters by the number of their request.
     """
 
     def __init__(
@@ -39,7 +36,7 @@ class Waiters:
     ) -> None:
         self._memory, self._latency, self._statements, self._faults = memory, latency, statements, faults
         self._unpack = unpack
-        self.open: dict[int, Waiter] = {}
+        self.open: dict[int, Waiter] = {}  # the waiters by the number of their request
 
     def count_prepared(self, request_id: int, prepared: Prepared) -> None:
         """Count a request's changes and its answer as used memory until it is answered."""

@@ -137,10 +137,6 @@ class WorkerPool:
         faults: takes unexpected errors.
         boundary: runs an action when waiting jobs can begin: when everything applied has just been committed to the
             file.
-
-    Attributes:
-        requests: the requests that came here and are not answered yet.
-        long_texts: by text, whether each of its last runs took long; only texts that took long at least once.
     """
 
     def __init__(
@@ -161,7 +157,8 @@ class WorkerPool:
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads
         self._is_closed = False
-        self.requests: set[int] = set()
+        self.requests: set[int] = set()  # the requests that came here and are not answered yet
+        # By text, whether each of its last runs took long; only texts that took long at least once.
         self.long_texts: dict[str, deque[bool]] = {}
         self._switch_s = sys.getswitchinterval()
         self.counts: Counter[str] = Counter()

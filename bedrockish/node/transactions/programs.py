@@ -97,11 +97,7 @@ class Voters:
 
 
 class Programs:
-    """A node's work for the programs that have its file open.
-
-    Attributes:
-        is_closed: whether the node leaves.
-    """
+    """A node's work for the programs that have its file open."""
 
     def __init__(
         self, engine: Engine, core: Node, submit: Submit, durable: Callable[[], Awaitable[None]], ids: Ids
@@ -109,7 +105,7 @@ class Programs:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._ids = ids
         self._voters: Voters | None = None
-        self.is_closed = False
+        self.is_closed = False  # whether the node leaves
 
     async def reach_voters(self, entry: Callable[[], Entry], cluster: str) -> None:
         """Reach the voters for this node while it is a learner, until cancelled.

@@ -173,19 +173,13 @@ class Feed:
     Args:
         after: the cursor to continue from; None for the beginning.
         tables: the tables to follow; transactions that changed only rows of other tables are left out.
-
-    Attributes:
-        cursor: the place after the last transaction that was read, even if it was left out.
-        safe: the node's safe time, up to which the feed is complete.
-        is_last: whether the last page was the last one for now.
-        cluster: the id of the cluster, which is put into cursors; empty until it is set.
     """
 
     def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
-        self.cursor = parse_cursor(after)
-        self.cluster = self.cursor.cluster
-        self.safe = 0
-        self.is_last = False
+        self.cursor = parse_cursor(after)  # the place after the last transaction that was read, even if it was left out
+        self.cluster = self.cursor.cluster  # the id of the cluster, which is put into cursors; empty until it is set
+        self.safe = 0  # the node's safe time, up to which the feed is complete
+        self.is_last = False  # whether the last page was the last one for now
         self._limit = 0
         self._tables = None if tables is None else {table.lower() for table in tables}
 

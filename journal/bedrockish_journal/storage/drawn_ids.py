@@ -17,16 +17,13 @@ WHY = (
 
 
 class DrawnIds:
-    """A context manager that detects inserts with drawn rowids on a connection.
-
-    Attributes:
-        table: a table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
-    """
+    """A context manager that detects inserts with drawn rowids on a connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._full: set[str] = set()
         self._met = False  # whether a table held the highest rowid in this transaction
+        # A table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
         self.table = ""
         self._look()
 

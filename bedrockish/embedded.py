@@ -96,12 +96,7 @@ class Node:
         self._finalizer()
 
     def _wait_ready(self) -> None:
-        """Wait until the node serves.
-
-        Raises:
-            ConfigError: the node has ended.
-            UnavailableError: the node does not serve in time.
-        """
+        """Wait until the node serves."""
         until = time.monotonic() + READY_S
         while True:
             if self._process.poll() is not None:
@@ -155,11 +150,7 @@ def _free_port() -> int:
 
 
 def _database(config: Path) -> Path:
-    """Return the path of the file that a configuration names.
-
-    Raises:
-        ConfigError: the configuration cannot be read, or names no database.
-    """
+    """Return the path of the file that a configuration names."""
     advice = "give the path of a node's configuration, which 'bedrockish init' makes, or none for a temporary node"
     check_path(str(config), "the node's configuration")
     try:

@@ -208,8 +208,6 @@ class AccessSetBuilder:
         """Add the reads of a statement that is about to run with these parameters.
 
         Args:
-            plan: the statement's plan.
-            params: its parameters.
             query: runs a query on the statement's snapshot. Without it, dependent reads become whole objects.
 
         Returns:
@@ -247,7 +245,6 @@ class AccessSetBuilder:
         """Return the access set of a request that made these changes.
 
         Args:
-            changes: every row change.
             blurred: tables with changes of which only the net effect is known; these tables count as written whole.
         """
         keys = self._analysis.keys

@@ -160,7 +160,6 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     """Read the schema that a connection sees now.
 
     Args:
-        db: the connection.
         known: the previous schema, or another connection's schema; a table is described again only if its definition,
             or that of a parent, has changed since.
         definitions: the definitions that the connection sees now, if they are known.

@@ -35,7 +35,6 @@ class Definitions:
     """All definitions that a connection sees now.
 
     Args:
-        db: the connection.
         known: earlier definitions, or those of another connection; equal ones are taken over.
     """
 

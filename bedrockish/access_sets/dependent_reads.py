@@ -67,7 +67,6 @@ class DependentReads:
     Args:
         programs: the reads of its programs.
         schema: the schema for which they were compiled.
-        sql: the statement.
         ops: the instructions of all its programs.
         check: raises an error when the analysis has used up its time.
     """

@@ -83,7 +83,6 @@ class Growing:
         """Add changes of rows.
 
         Args:
-            changes: every change that was made.
             blurred: tables with changes of which only the net effect is known; these tables count as written whole.
         """
         keys = self._analysis.keys

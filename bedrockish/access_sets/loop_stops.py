@@ -103,7 +103,6 @@ class LoopReader:
     """Finds the ends of loops in one program.
 
     Args:
-        ops: the program.
         schema: the schema for which it was compiled.
         values: returns the possible values of a register.
         changed_at: returns the addresses at which a register may change.

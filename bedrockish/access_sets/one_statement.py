@@ -30,7 +30,6 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
     commits them. The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
 
     Args:
-        db: the connection.
         sql: one statement that does not change the schema.
         params: a value for each parameter, in SQLite's order.
 

@@ -101,7 +101,6 @@ class ReadPlan:
         """Return the exact reads of the execution that is about to start.
 
         Args:
-            params: its parameters.
             query: runs a query on the statement's snapshot.
         """
         dependents = self.dependents if self.resolves else None

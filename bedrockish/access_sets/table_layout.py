@@ -62,7 +62,6 @@ class Tables:
     """Every user table of the current schema, by name.
 
     Args:
-        db: the connection to the database.
         known: the previous tables, or another connection's; a table is described again only if its definition has
             changed, or if it has become the parent of a foreign key or ceased to be one.
     """
@@ -151,7 +150,6 @@ class Tables:
         """Check that every table's rows can be captured and applied.
 
         Args:
-            db: the connection to the database.
             known: the previous tables, which are supported; unchanged tables are not checked again.
 
         Raises:
@@ -178,12 +176,7 @@ class Tables:
             self._refuse_unique_documents(table)
 
     def _refuse_unique_documents(self, table: Table) -> None:
-        """Refuse a UNIQUE key that SQLite derives from a document in another way than from the stored row.
-
-        Raises:
-            UnsupportedError: a UNIQUE index calls a function such as ``json_array``, or the table has such a function
-                together with VIRTUAL columns and a UNIQUE key.
-        """
+        """Refuse a UNIQUE key that SQLite derives from a document in another way than from the stored row."""
         rows = self.definitions.by_table.get(folded(table.name), ())
         # SQLite keeps the statement of an index with these words in front, however it was written.
         texts = [one.sql for one in rows if one.kind == "index" and (one.sql or "").startswith("CREATE UNIQUE INDEX")]
@@ -203,9 +196,6 @@ def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
 
     SQLite itself refuses such functions in indexes and generated columns, and refuses unstable uses of date and time
     functions when they run. In bytecode it marks deterministic functions as pure.
-
-    Raises:
-        UnsupportedError: a CHECK calls a function that is not deterministic.
     """
     name = _unstable_function(db, table)
     if name:

@@ -26,7 +26,6 @@ def encode_in_steps(results: Sequence[Result], size: int, *, by_column: bool = F
     """Encode results like ``encode_results``, except that some heads of lists and values may be longer.
 
     Args:
-        results: the results of a request.
         size: approximate size of all their values, in bytes.
         by_column: whether the client reads rows by column; results of many rows, all as wide as their columns, are
             encoded so.

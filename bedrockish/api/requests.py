@@ -370,11 +370,7 @@ def _encode_count(count: int) -> bytes:
 
 
 def _decoded(data: bytes) -> Any:
-    """Decode results as tuples. A decoder that first makes lists takes twice as long with their garbage collection.
-
-    Raises:
-        ValueError, TypeError, cbor2.CBORError: the bytes are not results.
-    """
+    """Decode results as tuples. A decoder that first makes lists takes twice as long with their garbage collection."""
     found = cbor2.loads(data, immutable=True)
     for one in found:
         if len(one) == BY_COLUMN:

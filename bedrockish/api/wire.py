@@ -212,7 +212,6 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
     """Decode a call.
 
     Args:
-        payload: the bytes.
         user: the authenticated user; a user named in the bytes is ignored.
         by_column: whether the client reads the rows of large results by column.
 

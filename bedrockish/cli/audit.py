@@ -184,11 +184,7 @@ def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
 
 
 def _check_engine(engine: str, memory: str) -> None:
-    """Check that the packages of an engine are installed, before anything is read.
-
-    Raises:
-        JournalError: a package is missing, or the bound on memory is not a size.
-    """
+    """Check that the packages of an engine are installed, before anything is read."""
     for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
         if importlib.util.find_spec(name) is None:
             extra = "spark" if engine == SPARK else "audit"

@@ -87,11 +87,7 @@ async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded
 
 
 def _check(file: Path, plan: Plan) -> None:
-    """Refuse a database unless all of its content can be replicated.
-
-    Raises:
-        UnsupportedError: the text lists the parts that cannot be replicated.
-    """
+    """Refuse a database unless all of its content can be replicated."""
     from bedrockish.engine.statements.import_check import misfits
 
     made = [(f"table {name}", sql) for name, sql in plan.tables]
@@ -103,11 +99,7 @@ def _check(file: Path, plan: Plan) -> None:
 
 
 async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
-    """Refuse to import into a cluster with tables, unless ``add`` allows it and no name is taken.
-
-    Raises:
-        UsageError: the cluster has tables, or tables of the same names.
-    """
+    """Refuse to import into a cluster with tables, unless ``add`` allows it and no name is taken."""
     there = [str(name) for (name,) in await client.execute(NAMES, read=STRICT)]
     known = {name.lower() for name in there}
     ours = [name for name, _ in plan.tables] + [name for _, name, _ in plan.rest]

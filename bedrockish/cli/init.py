@@ -196,11 +196,7 @@ def _remove_killed(folder: Path) -> None:
 
 
 def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
-    """Return the port of HTTP of each node; nodes on one machine get ports that follow each other.
-
-    Raises:
-        UsageError: a port is taken by a node's links.
-    """
+    """Return the port of HTTP of each node; nodes on one machine get ports that follow each other."""
     found: dict[str, int] = {}
     if http is None:
         return found

@@ -108,7 +108,6 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
     """Return an entry as one line in the notation of vectors: ``A4: COMMIT A-64f…=[4, *, 0] after [3, 1, 0] account``.
 
     Args:
-        entry: the entry.
         nodes: all nodes of the cluster, sorted: a vector has a component for each.
         keys: prints the keys of rows.
     """

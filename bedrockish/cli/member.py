@@ -191,11 +191,7 @@ def check_address(text: str, *, force: bool) -> None:
 
 
 async def _record_void(url: str, transaction: str) -> None:
-    """Have the cluster record a resolution; retry for some time, because its members are restarting.
-
-    Raises:
-        BedrockishError: the resolution is not recorded yet.
-    """
+    """Have the cluster record a resolution; retry for some time, because its members are restarting."""
     change = MemberChange(VOID, transaction)
     until = trio.current_time() + RECORD_S
     async with open_client(url) as client:

@@ -46,9 +46,6 @@ def _check_folder(path: Path, built: Config) -> None:
     """Check that a node is not started in another folder than before.
 
     It would begin with an empty file, and the others would refuse it as a node that has lost its file.
-
-    Raises:
-        ConfigError: a file that the configuration names is next to it, and not here.
     """
     names = [built.database] + ([built.security.files(built.node).ca] if built.security.encrypts else [])
     for name in names:

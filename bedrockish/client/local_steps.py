@@ -125,11 +125,7 @@ class LocalSteps:
         return await self._statements(one, what, timeout_s)
 
     def _find(self, command: str) -> LocalTransaction | None:
-        """Return the transaction of a command if it is open in this process.
-
-        Raises:
-            ClientClosedError: it was opened before a fork, and is open in the parent process.
-        """
+        """Return the transaction of a command if it is open in this process."""
         found = self.transactions.find(command)
         if found is None and self.transactions.is_inherited(command):
             raise ClientClosedError(INHERITED)
@@ -256,7 +252,6 @@ class LocalSteps:
 
         Args:
             command: the id of the transaction's COMMIT.
-            statements: the statements.
             step: returns the statements as a step for the node, to which the transaction moves if it needs the node.
             timeout_s: seconds that the node may take.
 
@@ -373,11 +368,7 @@ class LocalSteps:
                     above = await self._lease(table, above, min(most, LEASE_MAX), timeout_s)
 
     async def _lease(self, table: str, above: int, count: int, timeout_s: float) -> int:
-        """Lease row ids above one from the node, and return the last of them.
-
-        Raises:
-            NodeNeededError: the node leases no ids to this program.
-        """
+        """Lease row ids above one from the node, and return the last of them."""
         asked = {"do": "lease", "table": table, "above": above, "count": count}
         try:
             reply = await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
@@ -442,12 +433,7 @@ class LocalSteps:
     async def _move(
         self, one: LocalTransaction, what: Step, place: int, why: NodeNeededError, timeout_s: float
     ) -> list[Result]:
-        """Move the transaction to the node: repeat its statements there, then run its step from ``place`` on.
-
-        Raises:
-            ConflictError: a repeated statement had another result there.
-            UnsupportedError: the transaction is too long to be repeated.
-        """
+        """Move the transaction to the node: repeat its statements there, then run its step from ``place`` on."""
         log = one.log
         self.transactions.forget(what.request.command)
         if log is None:

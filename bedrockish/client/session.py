@@ -128,7 +128,6 @@ class Session(ClockCalls, QuestionCalls):
         """Run one statement as a transaction of its own.
 
         Args:
-            sql: the statement.
             params: values for its ``?`` (a sequence) or ``:name`` (a map).
             timeout: how long to try, in seconds; by default the value in the URL.
             read: ``stale``, ``session`` or ``strict``; by default the value in the URL.
@@ -244,12 +243,7 @@ class Session(ClockCalls, QuestionCalls):
         return Rows((), [])
 
     def _attaches(self, sql: str, params: Params) -> bool:
-        """Attach or detach a file in this process if a statement says so; return whether it does.
-
-        Raises:
-            SqlError: the name is taken or unknown, or the file cannot be read.
-            UnsupportedError: the session has TEMP objects, so that its statements run at a node, which lacks the file.
-        """
+        """Attach or detach a file in this process if a statement says so; return whether it does."""
         order = order_of(sql, params)
         if order is None:
             return False
@@ -305,11 +299,7 @@ class Session(ClockCalls, QuestionCalls):
         return None if found is None else seen(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
-        """Run statements in this process if they only read and the file is new enough; return None otherwise.
-
-        Raises:
-            ResultLostError: the snapshot of ``snapshot`` was released.
-        """
+        """Run statements in this process if they only read and the file is new enough; return None otherwise."""
         assert self.local is not None
         given = self.as_written(statements)
         return self.take_read(self.local.read(given, read or self.target.read, self._core.token))
@@ -377,12 +367,7 @@ class Session(ClockCalls, QuestionCalls):
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
     async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
-        """Find out whether an earlier attempt was committed, after the last attempt certainly was not.
-
-        Raises:
-            OutcomeUnknownError: no majority could be asked in time.
-            BedrockishError: the given error, because no attempt was committed, and none ever will be.
-        """
+        """Find out whether an earlier attempt was committed, after the last attempt certainly was not."""
         seconds = max(deadline - self._now(), 1.0)
         try:
             return await self._call(settled(replace(request, timeout_s=seconds)), seconds)
@@ -527,11 +512,7 @@ class Session(ClockCalls, QuestionCalls):
         return self._call if self.local_steps is None else self.local_steps.call
 
     def _bind_file(self) -> None:
-        """Check, now and whenever the file is opened again, that the file belongs to the session's cluster.
-
-        Raises:
-            ForeignClusterError: the file belongs to another cluster.
-        """
+        """Check, now and whenever the file is opened again, that the file belongs to the session's cluster."""
         if self.local is not None:
             self.local.belong(lambda: self.cluster_id)
 
@@ -543,11 +524,7 @@ class Session(ClockCalls, QuestionCalls):
             self.local.close()
 
     def _file(self) -> "LocalReads":
-        """Return the object that reads the node's file in this process.
-
-        Raises:
-            UnsupportedError: this session has no file.
-        """
+        """Return the object that reads the node's file in this process."""
         if self.local is None:
             raise UnsupportedError(WITHOUT_FILE)
         return self.local

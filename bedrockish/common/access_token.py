@@ -29,7 +29,6 @@ def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:
     """Return a token.
 
     Args:
-        said: its content.
         secret: the stored form of the user's password.
         cluster_id: the id of the cluster.
     """

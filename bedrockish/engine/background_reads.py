@@ -31,7 +31,6 @@ class BackgroundReads:
     Args:
         file: path of the database file.
         prepare: registers the functions and collations of plugins on a connection.
-        limits: bounds of values.
     """
 
     def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:
@@ -118,7 +117,6 @@ class BackgroundReads:
         The last flush need not be durable yet: send the copy to no node before it is.
 
         Args:
-            path: the new file.
             go_on: called throughout; an error that it raises ends the copy.
 
         Raises:

@@ -144,7 +144,6 @@ class Engine:
             path: the database file. Its directory must be writable and local.
             founding: the contents of a new file, with which an old file must agree. None: the file must be a node's
                 already.
-            limits: the limits of a request.
             prepare: registers the functions and collations of plugins on every connection.
 
         Raises:

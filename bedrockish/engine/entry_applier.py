@@ -28,10 +28,8 @@ class EntryApplier:
 
     Args:
         db: the writing connection.
-        batch: the batch on it.
         rows: writes rows into tables.
         capture: the capture of row changes, which is off while staged rows are written.
-        versions: the versions of the schema.
         learn_members: reads the membership again after it has changed.
     """
 
@@ -112,7 +110,6 @@ class EntryApplier:
         """Write the rows of an entry and its row in the journal; ``Batch.write`` calls this, also for ``redo``.
 
         Args:
-            entry: the entry.
             repeat: its transaction was applied already, under another label.
             applied_ms: the wall clock, in milliseconds since 1970.
 
@@ -169,11 +166,7 @@ class EntryApplier:
             raise
 
     def _write_without(self, entry: Entry) -> None:
-        """Roll back the batch, which has a part of an entry, and write the batch again without that part.
-
-        Raises:
-            DamagedError: the batch is being written again already.
-        """
+        """Roll back the batch, which has a part of an entry, and write the batch again without that part."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         if self._batch.state is State.REDOING:
@@ -181,11 +174,7 @@ class EntryApplier:
         self._batch.redo()
 
     def _few_changes(self, entry: Entry) -> list[Change] | None:
-        """Return the changes of an entry of few rows; None for a longer entry, and for entries of other kinds.
-
-        Raises:
-            EntryMismatchError: the changes cannot be read.
-        """
+        """Return the changes of an entry of few rows; None for a longer entry, and for entries of other kinds."""
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
             return None

@@ -24,8 +24,6 @@ class OnlineBuilds:
 
     Args:
         db: the writing connection.
-        batch: the batch on it.
-        versions: the versions of the schema.
         tables: returns the tables of the schema in force.
         prepare: registers the functions and collations of plugins on a connection.
         open_reader: opens another connection, which only reads.
@@ -95,7 +93,6 @@ class OnlineBuilds:
         would find other rows.
 
         Args:
-            entry: the entry.
             apply: writes the entry into the open batch.
         """
         build = self.current

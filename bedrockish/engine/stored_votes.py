@@ -20,7 +20,6 @@ class StoredVotes:
         """Save a vote in the open batch; it replaces an earlier one on the same transaction.
 
         Args:
-            vote: the vote.
             parts: the parts of its transaction's body, whose pieces are saved; they are stored instead of the body.
         """
         # Copied, because the core goes on to change its vote, and ``redo`` must write the vote as it is now.

@@ -25,7 +25,6 @@ async def whole_cluster(node: Runtime, after: Mapping[str, int], entry: Entry) -
     """Return status and events of every member, or the reason why a member did not answer.
 
     Args:
-        node: this node.
         after: for each member, the number of the last event that the page has.
         entry: the credentials for links to the peers.
     """

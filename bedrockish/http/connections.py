@@ -111,12 +111,7 @@ class Connection:
         return bool(data)
 
     async def _receive(self) -> bytes:
-        """Receive from a plain socket: wait first. ``receive_some`` reads first, though no bytes can be there yet.
-
-        Raises:
-            OSError: the connection is broken.
-            ClosedResourceError: the connection was closed here.
-        """
+        """Receive from a plain socket: wait first. ``receive_some`` reads first, though no bytes can be there yet."""
         plain = self._plain.socket
         while True:
             await trio.lowlevel.wait_readable(plain)
@@ -124,12 +119,7 @@ class Connection:
                 return os.read(plain.fileno(), READ_BYTES)
 
     async def _read_body(self) -> None:
-        """Read more of the body of the request that is being answered.
-
-        Raises:
-            CallerGoneError: the caller has gone.
-            UsageError: the body is not valid HTTP.
-        """
+        """Read more of the body of the request that is being answered."""
         self._parser.check()
         request = self._request
         assert request is not None
@@ -144,12 +134,7 @@ class Connection:
     # -- replies ---------------------------------------------------------------------------------------------------
 
     async def _write(self, reply: Reply) -> None:
-        """Write the reply to the request that is being answered.
-
-        Raises:
-            BrokenResourceError: the caller has gone, or does not read.
-            CallerGoneError: another reply has begun; the caller sees that it is incomplete, because its end is missing.
-        """
+        """Write the reply to the request that is being answered."""
         if self._is_answered:
             raise CallerGoneError("in the middle of a reply")
         request, body = self._request, reply.body

@@ -143,11 +143,7 @@ class Guard:
         return {"www-authenticate": ", ".join(["Bearer", *basic])}
 
     async def _admit(self, request: Request) -> str:
-        """Return the user of a request; empty at a node without logins.
-
-        Raises:
-            UsageError: the request is refused.
-        """
+        """Return the user of a request; empty at a node without logins."""
         path, headers = request.path, request.headers
         is_open = path in OPEN or path.startswith(OPEN_BELOW)
         if not is_open and is_foreign(headers):

@@ -22,7 +22,6 @@ class StatusError(Exception):
     Args:
         status: the status, from 400 on.
         text: the error's message.
-        headers: further headers of the reply.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
@@ -103,7 +102,6 @@ class Reply:
 
     Args:
         body: the body; a generator is written as fast as the caller reads it, and is closed in any case.
-        status: the status.
         headers: names in small letters, and values; Content-Length and the headers for safety are added.
     """
 

@@ -16,11 +16,7 @@ UNFINISHED_PARTS = 4  # all bodies that are not whole may take memory_max divide
 
 
 class Unfinished:
-    """The bytes of bodies that are not whole yet, with a bound for each caller.
-
-    Args:
-        memory: the node's memory.
-    """
+    """The bytes of bodies that are not whole yet, with a bound for each caller."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._held = memory, Counter[str]()
@@ -52,7 +48,6 @@ class Purse:
     """The account of one request.
 
     Args:
-        memory: the node's memory.
         room: the most bytes that all its answers may have together.
         unfinished: counts the bodies that are not whole yet.
     """

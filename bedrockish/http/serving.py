@@ -26,7 +26,6 @@ class ServerCertificate:
     After the first message of each handshake, a callback of TLS may replace the context: ``_renew`` sets the new one.
 
     Args:
-        config: the node's configuration.
         credentials: counts how often certificates were read.
     """
 

@@ -140,11 +140,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _check_alone(database: str, place: tuple[int, int]) -> None:
-    """Check that no other SQLite library of this process has the file open.
-
-    Raises:
-        UsageError: another library has it open.
-    """
+    """Check that no other SQLite library of this process has the file open."""
     if place in _open:
         return  # this library has it open already, and may open it again
     try:

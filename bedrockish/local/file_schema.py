@@ -53,7 +53,6 @@ class _FileSchemas:
         """Return the schema and the membership of a connection's snapshot.
 
         Args:
-            db: the connection.
             facts: the facts of the node's page under which the connection was opened.
         """
         key = facts.device, facts.inode, facts.generation, facts.since

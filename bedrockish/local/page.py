@@ -358,9 +358,6 @@ def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
     """Return a node's page in memory, and the inode of its file, which is created if it does not exist.
 
     The file gets its room on the disk at once: on a full disk, a write to memory without it would kill the process.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:

@@ -164,10 +164,7 @@ class LocalReads:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
         Args:
-            sql: the statement's text.
             params: values that SQLite stores without conversion.
-            level: the read level.
-            token: the session's token.
 
         Returns:
             the names of the columns, and the rows; None if the caller must use ``read``.
@@ -314,9 +311,6 @@ class LocalReads:
         """Leave a failed read to the node; raise its error in a ``snapshot`` block, where the node cannot answer.
 
         The node would raise the same error as with a URL, but from another snapshot than the block's.
-
-        Raises:
-            BedrockishError: a block holds a snapshot.
         """
         if not self._snapshots.pins:
             return

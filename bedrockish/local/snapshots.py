@@ -161,11 +161,7 @@ class FileSnapshots:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Open the file if its node serves it; return whether it is open.
-
-        Raises:
-            BedrockishError: the file was never open, and cannot be opened.
-        """
+        """Open the file if its node serves it; return whether it is open."""
         now = time.monotonic()
         if now < self._try_at:
             return False
@@ -199,11 +195,7 @@ class FileSnapshots:
         return True
 
     def _check_cluster(self, db: apsw.Connection) -> None:
-        """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster.
-
-        Raises:
-            ForeignClusterError: the file belongs to another cluster.
-        """
+        """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster."""
         mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
         if mine and found:
             check_cluster(f"the file {self._database}", found, mine)
@@ -262,8 +254,6 @@ class FileSnapshots:
         """Return a connection whose snapshot is durable and new enough for the session; None if none exists now.
 
         Args:
-            token: the session's token.
-            level: the read level.
             wait_s: how long to wait until a snapshot is durable, if no older one is held.
 
         Raises:

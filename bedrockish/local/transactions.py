@@ -161,11 +161,7 @@ class LocalTransaction:
         return result
 
     def _check_level(self) -> None:
-        """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself.
-
-        Raises:
-            NodeNeededError: it has; only the node can ask the others which commits their rows have to show.
-        """
+        """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself."""
         if self.request.read == STRICT and self._session.reads_system:
             self._session.reads_system = False  # the program does not get the result
             raise NodeNeededError("a strict read of the cluster's own tables is the node's")
@@ -174,7 +170,6 @@ class LocalTransaction:
         """Run a text that has run here before, in less time than ``run``; None: ``run`` must run it.
 
         Args:
-            sql: the text.
             values: parameters that SQLite stores without conversion.
 
         Raises:

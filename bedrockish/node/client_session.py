@@ -189,7 +189,6 @@ async def serve_client(
     """Answer one client until its link ends, after which running commands go on. Another task must run the link.
 
     Args:
-        link: the client's link.
         node: answers the client.
         in_flight_max: calls that run at the same time.
         donor: gives copies of the file to nodes that join.
@@ -198,7 +197,6 @@ async def serve_client(
         upkeep: performs an operator's orders.
         memory: counts the bytes that are kept for the link.
         user: the client's user; empty if the node required none when the client connected.
-        access: the users' rights.
         why_out: returns why the client has to be disconnected, or an empty text; None: it may always stay.
         commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
         caught: takes damage or an unexpected exception of a call, and returns the error to answer.

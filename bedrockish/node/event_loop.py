@@ -266,7 +266,6 @@ class Runtime:
         """Run a command to its end, and return its answer.
 
         Args:
-            request: the command.
             prepare: executes the command in place of the engine, if it is given.
             once: whether the command cannot be executed again, because ``prepare`` returns the same each time.
             shares: whether what ``prepare`` returns may be merged with the transactions of other commands.

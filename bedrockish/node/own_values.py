@@ -10,7 +10,6 @@ class OwnValues:
     """The writer of a node's own values.
 
     Args:
-        engine: has the file.
         ring: begins a turn, in which ``save`` is called.
     """
 

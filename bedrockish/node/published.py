@@ -21,12 +21,7 @@ PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # the file's owner alone
 
 
 class Publisher:
-    """The writer of one node's page.
-
-    Args:
-        engine: the node's engine.
-        state: the state of the node's core.
-    """
+    """The writer of one node's page."""
 
     def __init__(self, engine: Engine, state: State) -> None:
         self._engine, self._state = engine, state

@@ -56,7 +56,6 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
     """Return the answer of a command for a user; None if the command did not happen as far as this node knows.
 
     Args:
-        engine: has the journal.
         durable: returns when everything written so far is durable.
         command: the id of the command.
         user: the user that asks; empty where none is required.

@@ -41,7 +41,6 @@ class WaitingNode:
     """The answers of a node that waits.
 
     Args:
-        config: the node's configuration.
         room: knows why the node waits.
     """
 
@@ -144,7 +143,6 @@ async def wait_in_the_open(
     """Answer with the reason until the node's file can be written.
 
     Args:
-        config: the node's configuration.
         credentials: the node's credentials, for links and HTTP.
         room: knows the reason.
         serve_http: answers HTTP with the reason, until cancelled; None: the node has none.

@@ -59,7 +59,6 @@ def check_no_action(sql: str, parents: Iterable[str]) -> None:
     """Check that a statement which changes rows cannot cause a foreign key action while foreign keys are off.
 
     Args:
-        sql: the statement.
         parents: the tables whose foreign keys have actions, from ``PARENTS``.
 
     Raises:

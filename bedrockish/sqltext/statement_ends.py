@@ -49,7 +49,6 @@ def statement_end(sql: str, at: int = 0) -> int | None:
     """Return the position after the semicolon that ends the statement at ``at``.
 
     Args:
-        sql: the text.
         at: the begin of the statement, from ``after_nothing``.
 
     Returns:

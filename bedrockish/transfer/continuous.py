@@ -134,11 +134,7 @@ def _held(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_place(folder: Path, lock: IO[str]) -> None:
-    """Check that a directory is still the one that was locked: files that are open would go on without it.
-
-    Raises:
-        ConfigError: it was removed, unmounted, or another directory has taken its place.
-    """
+    """Check that a directory is still the one that was locked: files that are open would go on without it."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
             return
@@ -269,12 +265,7 @@ class _Backup:
 
 
 async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) -> list[Entry]:
-    """Return the entries up to some ticks, and all entries in their past, which are safe even if their clocks are not.
-
-    Raises:
-        GapError: the node no longer has all of these entries.
-        UnavailableError: the node does not have all of these entries yet.
-    """
+    """Return the entries up to some ticks, and all entries in their past, safe even where their clocks are not."""
     found: list[Entry] = []
     while behind := [leader for leader, tick in wanted.items() if has.get(leader, 0) < tick]:
         leader = behind[0]

@@ -100,8 +100,6 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
 
     Args:
         client: session with the cluster.
-        source: the file.
-        table: name of the table.
         told: called with the number of bytes of the file whose rows are loaded.
 
     Raises:

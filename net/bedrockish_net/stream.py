@@ -482,9 +482,6 @@ class Link:
 
         The socket is read only when it is readable; an attempt before that, as the stream makes it, nearly always
         fails.
-
-        Raises:
-            OSError, trio.BrokenResourceError, trio.ClosedResourceError: the stream is broken or closed.
         """
         if self._fd < 0:
             return bytes(await self.stream.receive_some(most))

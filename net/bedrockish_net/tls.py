@@ -110,11 +110,7 @@ def read_revoked(text: str) -> frozenset[int]:
 
 
 def _shown(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
-    """Return the other end's certificate; empty if it has none, and None for a stream without TLS.
-
-    Raises:
-        BrokenResourceError: the connection broke, so that OpenSSL no longer has the certificate.
-    """
+    """Return the other end's certificate; empty if it has none, and None for a stream without TLS."""
     import trio  # not at the top, because a program without an event loop only creates contexts
 
     if not isinstance(stream, trio.SSLStream):

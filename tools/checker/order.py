@@ -107,9 +107,6 @@ def path(graph: Graph, start: int, goal: int, allowed: Allowed, *, spread: bool 
     """Return a shortest way from one operation to another by edges of the kinds that are allowed.
 
     Args:
-        graph: where.
-        start: the first operation.
-        goal: the last.
         allowed: which kinds of edges may be used.
         spread: never take two rw edges in a row, and begin and end with others.
     """

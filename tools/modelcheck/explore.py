@@ -339,7 +339,6 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
     """Return the state after one step of a prefix.
 
     Args:
-        explorer: the explorer of the scope.
         state: the state before the step.
         words: ``A submits``, ``A hears B`` (the first message on that link; from several nodes, one message each),
             ``A gives up P``, ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A syncs``,

@@ -78,11 +78,7 @@ async def measure_http(cluster: LocalCluster, clients: int, seconds: float) -> M
 
 
 async def _ask(stream: trio.SocketStream, body: bytes) -> None:
-    """Send one query and read the whole answer.
-
-    Raises:
-        DemoError: the node did not answer it.
-    """
+    """Send one query and read the whole answer."""
     await stream.send_all(HEAD % len(body) + body)
     answer, rest, missing = b"", b"", 1
     while missing > 0:

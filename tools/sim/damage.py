@@ -110,8 +110,6 @@ class Flips:
         """Check that a node that has applied an entry did not overwrite a damaged row without noticing it.
 
         Args:
-            machine: the node.
-            entry: the entry.
             damaged: the rows of the node that were damaged before.
         """
         if entry.transaction.kind != ROWS:
@@ -202,11 +200,7 @@ class Care:
         self.machine.post(Compared(transaction.txid))
 
     def _difference(self, transaction: Transaction) -> str:
-        """Return the key of a row that differs from the row on which a transaction ran, or an empty text.
-
-        Raises:
-            DivergedError: a row cannot be read.
-        """
+        """Return the key of a row that differs from the row on which a transaction ran, or an empty text."""
         image = self.machine.disk.seen
         if transaction.kind != ROWS or transaction.schema != image.schema:
             return ""

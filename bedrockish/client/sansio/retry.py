@@ -59,7 +59,6 @@ def judge(error: BedrockishError, *, lost: int, harmless: bool, hurried: bool = 
     """Return what to do after an error from a node.
 
     Args:
-        error: the node's error.
         lost: the number of earlier attempts of this command whose answer was lost.
         harmless: whether the call cannot change anything.
         hurried: whether the node was given only a part of the time, and there is time left.
@@ -105,7 +104,6 @@ def out_of_time(what: What, *, uncertain: bool, waited_s: float, last: Bedrockis
     """Return the error for a call whose time is over.
 
     Args:
-        what: the call.
         uncertain: whether some attempt may have happened.
         waited_s: the time that it had, in seconds.
         last: the last error that a node or the network gave, if any.

@@ -92,7 +92,6 @@ class Attempts:
     """The transactions of this node that are in flight, each with the requests that share it.
 
     Args:
-        state: the state of this node.
         apply_queue: takes the commits.
         replies: answers the requests.
         contention: orders the requests when a transaction is given up or ends.
@@ -287,7 +286,6 @@ class Attempts:
         """Give up a transaction; each request that shares it pauses, or stays behind the first of them.
 
         Args:
-            attempt: the transaction.
             winner: the leader of a commit that is here, and for which it is given up.
         """
         if self.state.outcome(attempt.transaction.txid) is not None:

@@ -27,7 +27,6 @@ class CatchUp:
     """The requests of this node that wait for the ends of transactions.
 
     Args:
-        state: the state of this node.
         in_flight: the requests, by number.
     """
 

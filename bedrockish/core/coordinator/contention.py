@@ -62,7 +62,6 @@ class Contention:
     """The obstacles of requests, and their waiting.
 
     Args:
-        state: the state of this node.
         in_flight: all requests that are under way.
         ready: takes the requests that can go on.
         rollbacks: our transactions that were given up, for which no request waits.
@@ -151,7 +150,6 @@ class Contention:
         longer than a commit before one of them gets through, so the leaders take turns here, too.
 
         Args:
-            inflight: the request.
             base: the base of its transaction.
             winner: the leader whose transaction is committed or going to be; empty if no transaction may have won.
             is_here: whether the commit of the winner is here.

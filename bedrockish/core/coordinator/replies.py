@@ -18,7 +18,6 @@ class Replies:
     """The requests under way, and their answers.
 
     Args:
-        state: the state of this node.
         in_flight: the requests, by number.
         contention: unblocks other requests when a request is over.
     """

@@ -59,9 +59,7 @@ class Reservations:
     """The reservations that this node has heard, and the one that it honours.
 
     Args:
-        state: the state of this node.
         in_flight: all requests that are under way.
-        wait_queue: the requests that wait.
         pause: executes a request again after so many milliseconds.
     """
 
@@ -88,7 +86,6 @@ class Reservations:
         """Make a reservation for a request that lost an execution to others or waits for them, if it needs one.
 
         Args:
-            inflight: the request.
             access_set: the access set of its last execution.
             kind: the kind of its transaction.
         """

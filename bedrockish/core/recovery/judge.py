@@ -56,7 +56,6 @@ def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], q
     """Return the proposal for a transaction whose outcome none of the answering voters knows.
 
     Args:
-        leader: the leader of the transaction.
         answers: the answers of at least a majority of the voters, all to the same ballot.
         voters: all voters.
         quorum: how many approvals its leader needed to commit it.

@@ -210,11 +210,7 @@ def _replace(old: Membership, members: dict[str, Member], member: Member, change
 
 
 def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
-    """Check that the voters that are left can decide. An operator may force the change, but not without any voter.
-
-    Raises:
-        MembershipError: the change is refused.
-    """
+    """Check that the voters that are left can decide. An operator may force the change, but not without any voter."""
     # Changes of addresses, learners and users leave the voters as they are.
     if new.voters == old.voters:
         return

@@ -76,7 +76,6 @@ def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) 
     """Return a statement with the values of its parameters in its text.
 
     Args:
-        sql: the statement.
         names: names of its parameters; None for a parameter without a name.
         values: values of its parameters.
     """

@@ -54,8 +54,6 @@ class Batches:
 
     Args:
         snapshot: the snapshot to read on; its creator returns it to ``Readers`` after ``close``.
-        piece: the statement.
-        params: its parameters.
         lengths: the bounds of the lengths of its values.
         by_column: whether the client reads the rows by column.
     """

@@ -122,7 +122,6 @@ class Mixed:
         """Run the statements of a text; return their results and an estimate of their bytes.
 
         Args:
-            statement: the text and its parameters.
             room: how many bytes the results may take.
             again: whether it ran before, as an ordinary statement of the transaction; ``told`` is its result then.
 
@@ -253,11 +252,7 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Piece, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; roll it back if SQLite may have drawn random ids for its rows.
-
-        Raises:
-            UnsupportedError: SQLite may have drawn ids.
-        """
+        """Run a statement; roll it back if SQLite may have drawn random ids for its rows."""
         if piece.kind != WRITE:
             return self._executor.run_piece(piece, (), room, allowed)
         db = self._db
@@ -299,11 +294,7 @@ class Mixed:
         return Result((), [], -1, None)
 
     def _check(self, piece: Piece) -> None:
-        """Refuse a statement that reads data that differ between nodes.
-
-        Raises:
-            UnsupportedError: the statement reads such data.
-        """
+        """Refuse a statement that reads data that differ between nodes."""
         # Such a statement runs only here.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:
@@ -328,9 +319,6 @@ class Mixed:
 
         SQLite's bytecode shows the functions that a statement calls, also in triggers, defaults and views. It also
         shows how long the statement's values may be.
-
-        Raises:
-            UnsupportedError: the statement has such a function or clause.
         """
         program = self._explained(text)
         for _, opcode, first, second, _, fourth, *_ in program:
@@ -368,11 +356,7 @@ class Mixed:
             raise translate(error, text) from error
 
     def _bound(self, piece: Piece, params: tuple[Any, ...], told: Result | None) -> str:
-        """Return the text of a statement that ran before, with the id that the node assigned to its row.
-
-        Raises:
-            UnsupportedError: the node assigned ids to several rows.
-        """
+        """Return the text of a statement that ran before, with the id that the node assigned to its row."""
         piece.auto = self._executor._rewritten(piece)
         text = piece.text(params)
         if text == piece.sql or (told is not None and told.rowcount == 0):

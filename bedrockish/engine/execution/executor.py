@@ -84,7 +84,6 @@ class Executor:
 
     Args:
         known: the schema as another connection has read it.
-        access: the rights of users.
     """
 
     def __init__(
@@ -571,8 +570,6 @@ class Executor:
         """Run one statement; return its rows and an estimate of their bytes.
 
         Args:
-            piece: the statement.
-            params: its parameters.
             room: the bytes that its rows may take.
             lengths: the bounds of the lengths of its values; by default those of its plan.
             blocks: takes the rows, if they are many, except for the last of them, which are returned.

@@ -62,7 +62,6 @@ def execute(
     Args:
         executor: the executor of the writing connection.
         base: the commits that the requests see.
-        version: the version of the schema.
         budget_s: the seconds that all requests together may take.
         scope: the values of the clock's functions.
         requests: the requests, all of the same isolation.

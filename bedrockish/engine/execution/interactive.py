@@ -254,8 +254,6 @@ class Interactive:
         Return None if ``run`` must run it, because it needs an id from the node or has failed without an effect.
 
         Args:
-            session: the transaction.
-            recipe: the recipe.
             values: the parameters, as SQLite stores them.
             room: the bytes that the rows may take.
 
@@ -468,11 +466,7 @@ class Interactive:
         self.parts.applier.loud()
 
     def _move(self, session: Session) -> None:
-        """Move a transaction's base to the present commits, if none of them conflicts with it.
-
-        Raises:
-            ConflictError: one does.
-        """
+        """Move a transaction's base to the present commits, if none of them conflicts with it."""
         assert session.sets is not None
         assert session.base is not None
         engine = self.engine
@@ -536,11 +530,7 @@ class Interactive:
         return session.sets.resolve(piece, params, self._executor.query)
 
     def _check_blind(self) -> None:
-        """Refuse a statement whose rows are found by a rollback, if it may have changed TEMP tables as well.
-
-        Raises:
-            UnsupportedError: they may.
-        """
+        """Refuse a statement whose rows are found by a rollback, if it may have changed TEMP tables as well."""
         triggers = "SELECT 1 FROM sqlite_temp_schema WHERE type = 'trigger' LIMIT 1"
         if self._capture.changed_temporary or self._broken_keys() or self._db.execute(triggers).fetchone():
             names = ", ".join(self._capture.blind)
@@ -615,12 +605,7 @@ class Interactive:
         return self._executor.breaks_foreign_keys
 
     def _check_foreign_keys(self, session: Session) -> None:
-        """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched.
-
-        Raises:
-            ConstraintError: a foreign key is broken.
-            ConflictError: data that the transaction depends on has changed.
-        """
+        """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched."""
         if not session.unsure:
             broken = self.inside is session and self._broken_keys()
         else:

@@ -130,7 +130,6 @@ class Snapshot:
 
         Args:
             lengths: the bounds from its program.
-            params: its parameters.
             in_loop: whether it runs in the node's loop.
         """
         self._begin(lengths, params, in_loop=in_loop)
@@ -211,7 +210,6 @@ class Snapshot:
         """Return, in words, how the old rows of encoded changes differ from the rows here; empty if they do not.
 
         Args:
-            changes: the changes.
             known: the tables as another connection has read them.
             staged: the unpacked changes, if there are any; their owner may delete them after the snapshot has ended.
 
@@ -244,8 +242,6 @@ class Snapshot:
         """Run a statement that reads; return its rows and an estimate of their bytes.
 
         Args:
-            piece: the statement.
-            params: its parameters.
             room: the bytes that its rows may take.
             lengths: the bounds of the lengths of its values.
             scope: the values of the clock's functions.

@@ -195,7 +195,6 @@ class Rows:
     """The bytes of a statement's rows as they come, which are bounded and counted as taken memory.
 
     Args:
-        limits: the limits of a request.
         number: the statement's number in ``Memory``.
         room: bytes that the rows may take.
         way_out: the advice in the error if the rows take more.

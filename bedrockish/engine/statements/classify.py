@@ -254,7 +254,6 @@ class Guard:
         SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
 
         Args:
-            sql: the text.
             at: where to look for the statement.
             is_limited: as in ``compile``.
             optimizes: as in ``compile``.
@@ -281,7 +280,6 @@ class Guard:
         """Compile the first statement of a text, without running it.
 
         Args:
-            sql: the text.
             ours: whether the statement may call the node's own function.
             is_limited: whether the user may not read secrets, and gets the tables of ``rights.opened`` instead.
             optimizes: whether PRAGMA optimize may gather statistics; otherwise it does nothing.

@@ -66,7 +66,6 @@ class Rights:
         """Make sure that the user may run a statement.
 
         Args:
-            piece: the statement.
             views: folded names of the views; the right to the tables behind a view is checked, not to the view.
 
         Raises:

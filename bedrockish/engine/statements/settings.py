@@ -36,9 +36,7 @@ def settled(
 
     Args:
         piece: the statement, compiled without settings.
-        settings: the settings of the session.
         db: the connection that has compiled the statement.
-        definitions: the definitions of the schema.
         again: compiles the statement again.
         is_temporary: whether the connection may have TEMP triggers.
 

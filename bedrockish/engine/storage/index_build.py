@@ -69,7 +69,6 @@ class Build:
 
     Args:
         db: the writing connection.
-        plan: the plan of the build.
         txid: the schema change that makes the result.
         version: version of the schema before the change.
 

@@ -132,11 +132,7 @@ class Journal:
         )
 
     def _window(self, settled: int, clock: int) -> Iterator[Entry]:
-        """Yield the entries above a clock, without settled entries that are damaged; these are noted.
-
-        Raises:
-            DamagedError: a damaged entry is not known to be settled, so the node cannot start without it.
-        """
+        """Yield the entries above a clock, without settled entries that are damaged; these are noted."""
         for row in store.tail_stored(self._db, clock):
             try:
                 yield row.entry()

@@ -301,7 +301,6 @@ class Overlay(apsw.VFS):
     """The VFS that opens the virtual file for one connection; its temporary files are ordinary files.
 
     Args:
-        path: the database file.
         wal: descriptor of its WAL.
         page_bytes: size of its pages.
     """

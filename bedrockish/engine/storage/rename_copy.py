@@ -27,7 +27,6 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     """Turn a copy of another node's file into the file of a new node, durably. No other program may have the copy open.
 
     Args:
-        copy: the copied file.
         node: name of the new node.
         store: random id of the new file.
         joining: the message that admitted the new node (``encode_joining``).

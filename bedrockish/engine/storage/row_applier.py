@@ -203,11 +203,7 @@ class RowApplier:
         return ""
 
     def _make(self, changes: list[Change]) -> None:
-        """Make changes in order: ``PIECE`` at a time or, if that fails, one by one.
-
-        Raises:
-            _MisfitError: a change does not fit.
-        """
+        """Make changes in order: ``PIECE`` at a time or, if that fails, one by one."""
         if len(changes) < PIECE_MIN:
             for change in changes:
                 self._one(change)
@@ -324,11 +320,7 @@ class RowApplier:
         return self._values(self._table_of(change), change)
 
     def _table_of(self, change: Change) -> Table:
-        """Return the table of a change, with triggers off if it has any.
-
-        Raises:
-            _MisfitError: the table is not here, or has other columns.
-        """
+        """Return the table of a change, with triggers off if it has any."""
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
             raise _MisfitError(change, "this node's table has other columns or does not exist")

@@ -18,7 +18,6 @@ def digest_range(lend: Lend, asked: Range, beyond: Vector | None) -> RangeDigest
 
     Args:
         lend: lends a connection that only reads.
-        asked: the range.
         beyond: as for ``row_digests.digest_range``.
 
     Raises:

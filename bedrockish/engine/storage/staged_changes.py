@@ -194,7 +194,6 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
     """Unpack changes, in any thread, and return them; None if they are few, or do not suit one statement for each run.
 
     Args:
-        changes: the encoded changes.
         tables: the tables of the schema in force.
         version: the version of that schema.
     """
@@ -249,7 +248,6 @@ class StagedStore:
         If another thread drops it at the same moment, its runs are gone, and the first statement fails.
 
         Args:
-            changes: the encoded changes.
             tables: the tables of the schema in force.
             version: the version of that schema.
             unpack: whether to unpack the changes now if that was not done in advance. This blocks the writer, but takes

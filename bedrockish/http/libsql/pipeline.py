@@ -203,11 +203,7 @@ def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
 
 
 async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return a stream's answer.
-
-    Raises:
-        BedrockishError: the request failed, or JSON cannot represent its result.
-    """
+    """Return a stream's answer."""
     response = await session.answer(asked)
     result = response.get("result", {})
     if any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one):

@@ -420,7 +420,6 @@ class Session:
         """Run the steps of a batch, one after the other, and yield the entries of their results as they are read.
 
         Args:
-            steps: the steps.
             streamed: whether to read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
         """
         whole = whole_transaction(steps) if self.autocommit and not self._temporary.name else None

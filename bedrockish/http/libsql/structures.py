@@ -54,11 +54,7 @@ class Step:
 
 
 def _field(found: object, name: str, kind: type, *, where: str, default: Any = ...) -> Any:
-    """Return a field of an object.
-
-    Raises:
-        UsageError: it is missing, or of another type.
-    """
+    """Return a field of an object."""
     if not isinstance(found, Mapping):
         raise UsageError(f"{where} should be an object")
     value = found.get(name)

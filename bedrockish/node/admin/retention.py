@@ -95,7 +95,6 @@ class Upkeep:
     """The upkeep of one node.
 
     Args:
-        core: the node's core.
         engine: has the node's file.
         config: the node's configuration at its start.
         clocks: the machine's clocks.

@@ -561,7 +561,6 @@ class Troubles:
         """Return the troubles as plain data, the most urgent first.
 
         Args:
-            status: the node's status.
             now_s: a clock that only goes forward, in seconds.
         """
         found = []

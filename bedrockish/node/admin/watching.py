@@ -49,7 +49,6 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
     """Make a node read-only while its disk is nearly full: the rest is reserved for transactions that others decide.
 
     Args:
-        path: the database file.
         health: the node's health.
         look: returns the free bytes and all bytes of the disk of a path.
     """
@@ -94,7 +93,6 @@ class Room:
     which the node seems to be well.
 
     Args:
-        path: the database file.
         failures: how many times in a row the node has soon failed again.
     """
 

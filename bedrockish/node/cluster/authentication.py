@@ -162,7 +162,6 @@ class Gate:
 
     Args:
         config: has the configured users.
-        credentials: the node's credentials.
         access: has the users of the cluster.
         moment: returns the id of the cluster, and its clock's time in milliseconds since 1970.
     """

@@ -55,8 +55,6 @@ class Donor:
     """The server of data for new nodes.
 
     Args:
-        core: knows the members.
-        engine: has the file.
         database: path of the file; copies are made next to it.
         durable: returns when everything written so far is durable.
     """

@@ -41,7 +41,6 @@ def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
 
     Args:
         hello: the peer's HELLO, as dialler or as accepter.
-        membership: our membership.
     """
     node, ours = hello.node, membership.cluster_id
     theirs, level, store = hello.info.get(ID, ""), hello.info.get(LEVEL_KEY, 1), hello.info.get("store")
@@ -116,12 +115,7 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
 
 
 async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:
-    """Ask one member for id and level.
-
-    Raises:
-        NetError: the member does not answer, or its answer is malformed.
-        ConfigError: the level is above this program's, or this node is not a member.
-    """
+    """Ask one member for id and level."""
     hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
     link = await entry.dial(address, hello, ASK_S, Limits())
     info = link.remote.info

@@ -200,11 +200,7 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
 
 
 async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
-    """Refuse a replay that is impossible, before the cluster has admitted us.
-
-    Raises:
-        UsageError: the journal does not have all data of the cluster.
-    """
+    """Refuse a replay that is impossible, before the cluster has admitted us."""
     for donor in _turns(config, target):
         with suppress(UnavailableError):
             async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:

@@ -107,7 +107,6 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     """Note durably that a process begins on this file; return the facts about the file for each HELLO.
 
     Args:
-        engine: has the file.
         start: a random id.
     """
     starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
@@ -191,9 +190,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     """Return the transaction that makes a change of the members, based on the applied entries.
 
     Args:
-        core: knows the members.
         engine: knows the applied entries.
-        change: the requested change.
         stores: ids of the other members' files, as far as they are known.
         now: the clocks.
 

@@ -56,7 +56,6 @@ class Healer:
 
     Args:
         core: has the alarms, and knows the members.
-        engine: has the file.
         config: has the setting whether the repair begins without an order.
         entry: returns this node's credentials for links to other members.
         scrubber: compares tables.
@@ -368,12 +367,7 @@ class Healer:
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
     async def _from(self, source: str, report: Report | None) -> Path:
-        """Fetch a copy of another node's file, and prove it.
-
-        Raises:
-            BedrockishError: the other node gives no copy, or the copy lacks something or does not improve this file.
-            JournalError: the copy cannot be proven.
-        """
+        """Fetch a copy of another node's file, and prove it."""
         state, target = self._core.state, refill.refill_path(self._config.database)
         address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
         async with calls(address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._entry()) as call:
@@ -386,12 +380,7 @@ class Healer:
         return target
 
     async def _prove(self, source: str, copy: Path, report: Report | None) -> None:
-        """Check that the tables of a copy are right: by the copy's journal, or else by a majority.
-
-        Raises:
-            DamagedError: its tables differ from the result of its journal.
-            JournalError: its journal is not whole, and no majority has the same tables.
-        """
+        """Check that the tables of a copy are right: by the copy's journal, or else by a majority."""
         try:
             await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare, trio.from_thread.check_cancelled)
         except refill.NotWholeError:

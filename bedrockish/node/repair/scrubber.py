@@ -108,8 +108,6 @@ class Scrubber:
     """The scrub of one node.
 
     Args:
-        core: knows the members.
-        engine: has the tables.
         config: has the pace.
         entry: returns this node's credentials for links to other members.
         prepare: registers the plugins' additions with a connection.

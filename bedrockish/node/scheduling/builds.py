@@ -30,7 +30,6 @@ class Builds:
     """The builds of one node: one at a time, because at most one change is scheduled.
 
     Args:
-        engine: has the tables.
         state: knows which change is scheduled.
         durable: returns when everything written so far is durable.
         boundary: runs actions at the boundary, where the snapshot of a build can be taken.

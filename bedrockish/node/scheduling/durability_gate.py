@@ -54,7 +54,6 @@ class DurabilityGate:
 
     Args:
         node: writes into the open batch, and has output.
-        engine: has the batches.
         boundary: actions that wait for the end of the open batch.
     """
 

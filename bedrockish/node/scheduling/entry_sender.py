@@ -41,7 +41,6 @@ class EntrySender:
     """The handler of the effects ``SendEntries`` and ``SendOutcome``.
 
     Args:
-        engine: has the entries.
         state: the state of the core, which keeps the pieces that a peer is going to ask for.
         send: sends a message when everything written so far is durable.
         start: runs a task until the node ends.

@@ -60,7 +60,6 @@ class Faults:
 
         Args:
             what: the work that failed, as a phrase for the operator.
-            error: the exception.
             is_late: whether the work may have been committed before the exception, as when its answer is written.
         """
         damage = damage_of(error)

@@ -43,7 +43,6 @@ class RowComparison:
     """The handler of the core's ``compare_rows``, for transactions that are larger than ``LONG_BYTES``.
 
     Args:
-        engine: has the rows.
         snapshots: takes the snapshots on which the rows are compared.
         post: takes events for the core.
         start: runs a task until the node ends.

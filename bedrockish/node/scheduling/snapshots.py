@@ -114,7 +114,6 @@ class Snapshots:
     """Takes snapshots.
 
     Args:
-        engine: has the file.
         readers: the connections that hold snapshots.
         durable: returns when everything written so far is durable.
         boundary: runs an action when a snapshot can be taken.

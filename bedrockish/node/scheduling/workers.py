@@ -128,7 +128,6 @@ class WorkerPool:
     three.
 
     Args:
-        engine: has the file.
         core: knows the committed entries.
         places: the number of jobs that run at the same time; further jobs wait.
         command_s: the seconds that a user's function may run.

@@ -29,7 +29,6 @@ def check_removed(access: Access, removed: tuple[str | None, bytes], request: Re
     """Check, as ``check_request`` does, that a command whose entry was removed came from a request.
 
     Args:
-        access: the rights of all users.
         removed: the user and the digest that are kept of the command.
         request: the request that was sent under the command's id.
 
@@ -81,7 +80,6 @@ def check_owner(access: Access, owner: str | None, command: str, user: str, reas
     """Make sure that a command is the user's own.
 
     Args:
-        access: the rights of all users.
         owner: the user whose command it is; None if it was sent where no user was required.
         command: its id.
         user: the user that sends it, asks about it or settles it.

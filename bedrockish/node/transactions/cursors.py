@@ -74,7 +74,6 @@ class Streams:
 
     Args:
         interactive: compiles statements, and has the connections that read.
-        core: the node's core.
         submit: runs a read to its end.
         snapshots: takes snapshots of the applied entries.
         bounds: the limits of their number and their time.
@@ -212,11 +211,7 @@ class Streams:
         return True
 
     async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
-        """Compile the statement; refuse it only if the schema is as current as the level of the read requires.
-
-        Raises:
-            UsageError: as ``compile_read``.
-        """
+        """Compile the statement; refuse it only if the schema is as current as the level of the read requires."""
         executor, engine = self._interactive.parts.executor, self._interactive.engine
         statement, user = request.statements[0], request.user
         while True:

@@ -98,12 +98,7 @@ class SchemaTransactions:
             draft.stop(error)
 
     def _draft(self, session: Session) -> Draft | OverlayTransaction:
-        """Return a transaction's workspace, if it still has the schema in force.
-
-        Raises:
-            ConflictError: the schema has changed.
-            UnavailableError: the transaction has ended.
-        """
+        """Return a transaction's workspace, if it still has the schema in force."""
         if session.workspace is None:
             raise UnavailableError("the transaction was ended; it did not happen")
         if session.workspace.version != self._lending.engine.schema_version:

@@ -29,7 +29,6 @@ class Lending:
     """The loop's part in transactions that have a workspace.
 
     Args:
-        engine: has the file.
         interactive: the code shared with other open transactions.
         durable: returns when all that the node has written so far is durable.
         boundary: runs an action between two batches, where a snapshot can begin.

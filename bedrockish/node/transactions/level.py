@@ -32,7 +32,6 @@ async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
 
     Args:
         submit: has the core answer a request.
-        engine: the node's engine.
         request: the request for which the node asks.
 
     Raises:
@@ -63,7 +62,6 @@ class StrictLevel:
     """The questions of open transactions whose read level is ``strict``.
 
     Args:
-        engine: the node's engine.
         submit: has the core answer a request.
         durable: returns when all that the node has written so far is durable.
         boundary: runs actions between two batches.

@@ -211,7 +211,6 @@ class Transactions:
         """Do one operation of a client.
 
         Args:
-            owner: the client's link.
             op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of a streamed result.
             request: names the transaction by its command, and brings the statements.
 
@@ -295,7 +294,6 @@ class Transactions:
         """Return the columns of a statement's result, with declared types, as an open transaction sees the tables.
 
         Args:
-            owner: the client's link.
             command: the id of the transaction.
             statement: the statement, which is not run.
 
@@ -407,11 +405,7 @@ class Transactions:
         )
 
     def _check_kept(self, one: Open) -> None:
-        """End a transaction if rights of its user were taken away, before the next step that needs them.
-
-        Raises:
-            ForbiddenError: a right was taken away.
-        """
+        """End a transaction if rights of its user were taken away, before the next step that needs them."""
         try:
             one.check_kept(self._engine.access)
         except ForbiddenError as error:
@@ -701,12 +695,7 @@ class Transactions:
         return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:
-        """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will.
-
-        Raises:
-            CommandIdError: the command is another user's, or was another request.
-            BedrockishError: the outcome is unknown.
-        """
+        """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will."""
         one = self._open.get(request.command)
         if one is not None:
             check_owner(self._engine.access, one.request.user or None, request.command, request.user, "open")

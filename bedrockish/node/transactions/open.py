@@ -81,7 +81,6 @@ def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactio
     Args:
         one: the transaction, which has just run a statement.
         everyone: all open transactions, this one among them.
-        memory: the node's memory.
         transactions_max: how many may be open.
     """
     most = memory.max_bytes // OPEN_PARTS

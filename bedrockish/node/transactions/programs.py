@@ -39,7 +39,6 @@ class Voters:
     """A learner's session with the voters, opened when a program needs it first.
 
     Args:
-        state: the state of this node.
         entry: returns this node's credentials for links to its peers.
         cluster: the cluster's name.
     """

@@ -146,11 +146,7 @@ class StatementRunner:
         return resumed.result, sum(len(row) for row in resumed.result.rows)
 
     def _move(self, session: Session, done: Session) -> None:
-        """Move the transaction's base to the present commits, if none of them conflicts with it.
-
-        Raises:
-            ConflictError: a commit conflicts with it, or the schema has changed.
-        """
+        """Move the transaction's base to the present commits, if none of them conflicts with it."""
         assert session.sets is not None
         assert done.sets is not None
         assert session.base is not None

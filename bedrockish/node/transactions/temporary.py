@@ -68,8 +68,6 @@ class TemporaryObjects:
         """Move an open transaction to the workspace of its session; return the commits that it sees.
 
         Args:
-            owner: the client's link.
-            session: the transaction.
             name: the name of the session's TEMP objects.
 
         Raises:

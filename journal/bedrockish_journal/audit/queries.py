@@ -432,7 +432,6 @@ def question(law: str, names: str, limit: int) -> str:
     """Return the query for the first findings of a law, each with the number of all findings of each level.
 
     Args:
-        law: the name of the law.
         names: the SQL that joins the nodes with an equal finding into one text (``Dialect.names``).
         limit: the greatest number of findings.
     """

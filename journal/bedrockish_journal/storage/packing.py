@@ -171,7 +171,6 @@ def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]
     """Have a connection read the journal with its packed entries.
 
     Args:
-        db: the connection.
         create_function: registers an SQL function on this connection.
     """
     create_function(FUNCTION, Unpacker(db))
@@ -220,7 +219,6 @@ def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[st
     membership, a large body, an entry that does not continue the one before it.
 
     Args:
-        db: a node's connection.
         upto: the last tick of each timeline that may be packed.
         clock: entries with a later clock are not packed.
         begin: the tick from which to search each timeline; updated here, so that no run is returned twice.
@@ -288,8 +286,6 @@ def cut(db: Connection, leader: str, upto: int) -> None:
     The entries after the tick in the same pack are packed again, so that nothing is left of the removed entries.
 
     Args:
-        db: a node's connection.
-        leader: the timeline.
         upto: a tick that ``cuttable`` returned; the rows up to it are removed already.
     """
     if not has_packs(db):

@@ -105,7 +105,6 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
     """Return the last tick of each timeline that can be removed from the journal.
 
     Args:
-        db: the node's connection.
         clock: no transaction with a later clock is removed.
         held: no tick above this vector is removed; a timeline that it lacks counts as 0. None: no such limit.
     """
@@ -238,7 +237,6 @@ def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]
     Ids that do not contain a time are left out.
 
     Args:
-        db: the node's connection.
         unix_ms: Unix time in milliseconds.
         most: the greatest number of ids.
     """

@@ -140,7 +140,6 @@ def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) 
     """Insert one entry, inside the caller's transaction.
 
     Args:
-        db: the node's connection.
         entry: the next entry of its timeline, as the caller has checked.
         repeat: whether the transaction is in the journal already, under another label.
         applied_ms: the node's wall clock, in milliseconds since 1970.
@@ -182,8 +181,6 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
     The entries end before a damaged one.
 
     Args:
-        db: the node's connection.
-        leader: the timeline.
         first_tick: the first tick to return.
         limit_bytes: stop before the labels and bodies exceed this; the first entry is returned whatever its size.
 

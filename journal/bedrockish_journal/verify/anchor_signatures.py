@@ -26,7 +26,6 @@ def sign(text: str, certificates: str, key: str) -> Signature:
     """Return the signature of a statement.
 
     Args:
-        text: the statement.
         certificates: PEM, the node's own certificate first.
         key: the node's private key, PEM.
 
@@ -133,12 +132,7 @@ def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def _verify(certificate: x509.Certificate, signature: bytes, data: bytes) -> None:
-    """Check a signature.
-
-    Raises:
-        InvalidSignature: the signature was made with another key, or for other data.
-        ValueError: the key is not EC, Ed25519 or RSA.
-    """
+    """Check a signature."""
     public = certificate.public_key()
     if isinstance(public, ec.EllipticCurvePublicKey):
         public.verify(signature, data, ec.ECDSA(hashes.SHA256()))

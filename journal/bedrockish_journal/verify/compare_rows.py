@@ -60,7 +60,6 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
     """Compare the listed rows of a range.
 
     Args:
-        table: the table.
         answers: the answer of each node to a question beyond a vector that all of these nodes cover.
         members: the number of members of the cluster; a majority of them decides which row is right.
     """

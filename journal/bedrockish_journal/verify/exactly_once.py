@@ -30,11 +30,7 @@ _PLACES = "SELECT leader, tick, txid FROM said WHERE command = ? ORDER BY seq LI
 
 
 class Commands:
-    """The commands in the journal of one node, decoded from the bodies of its entries.
-
-    Args:
-        node: the node.
-    """
+    """The commands in the journal of one node, decoded from the bodies of its entries."""
 
     def __init__(self, node: str) -> None:
         self._node = node

@@ -65,7 +65,6 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
 
     Args:
         db: a connection that only reads; the digest is of one snapshot.
-        asked: the range.
         beyond: also list each row, and the keys that transactions beyond this vector wrote; None: only the digest.
     """
     db.execute("BEGIN")
@@ -287,11 +286,7 @@ def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
 
 
 def _key(name: str, values: Any) -> Key | None:
-    """Return the key in a received list of values; None if no list was sent.
-
-    Raises:
-        ValueError: the key is not a list of values that SQLite can compare.
-    """
+    """Return the key in a received list of values; None if no list was sent."""
     if values is None:
         return None
     if not isinstance(values, list) or not 0 < len(values) <= KEY_VALUES_MAX or not all(map(_is_value, values)):

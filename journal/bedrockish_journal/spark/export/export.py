@@ -71,7 +71,6 @@ def export(
     """Export one node's journal up to the end that it has when this begins, and return the progress.
 
     Args:
-        feed: the journal.
         directory: the export's directory, which is created if it does not exist. Several nodes may share a directory.
         progress: called after each step.
         step: the number of entries in a step.

@@ -89,7 +89,6 @@ class ChangeBuilder(ABC):
     """A builder that gathers the changes of entries into record batches; its subclasses define the columns.
 
     Args:
-        context: the context of the journal.
         types: name and Spark type of the columns wanted.
         makers: names of the columns that need the command behind each change.
 

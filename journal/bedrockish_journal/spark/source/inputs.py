@@ -81,7 +81,6 @@ def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequen
     Args:
         spark: a session in which the data source is registered.
         inputs: the result of ``find_inputs``.
-        name: the table.
         columns: the columns wanted; all by default.
     """
     wanted = list(columns or TABLES[name].columns)

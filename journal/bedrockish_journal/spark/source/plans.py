@@ -183,7 +183,6 @@ def check_held(path: str, span: Span, held: Iterable[Sequence[Any]]) -> None:
 
     Args:
         path: the path of the journal, for errors.
-        span: the range.
         held: the answer to ``HELD`` for its timeline.
 
     Raises:

@@ -88,9 +88,6 @@ def batches(
     """Yield the rows of one table for some ranges of ticks.
 
     Args:
-        feed: the journal.
-        table: the table.
-        spans: the ranges.
         options: the conditions on wanted entries and changes, by which the ranges were planned, and whether to skip
             entries that cannot be decoded.
         columns: name and Spark type of the columns wanted.

@@ -105,9 +105,7 @@ class BedrockishReader(DataSourceReader):
     """The planner of a read, and the reader of its pieces in Spark's workers, without state between the two.
 
     Args:
-        options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
-        table: the table.
     """
 
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:

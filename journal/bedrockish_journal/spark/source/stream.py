@@ -43,9 +43,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     """A reader that finds the files' ends, plans the batches between two offsets and reads them in Spark's workers.
 
     Args:
-        options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
-        table: the table.
     """
 
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
@@ -102,9 +100,6 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Check that a stream goes on in the journals with which it began.
 
         Otherwise another cluster's commits would be skipped, or each commit would be read again.
-
-        Raises:
-            JournalError: the journals are of another cluster, or of none of the nodes; or the table is another one.
         """
         self._check_origin(start, files)
         nodes = sorted(name for name in start if ":" not in name)
@@ -115,11 +110,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             )
 
     def _check_origin(self, offset: Offset, files: Mapping[str, str]) -> None:
-        """Check that an offset is of the cluster of these files, and of this table.
-
-        Raises:
-            JournalError: it is of another one.
-        """
+        """Check that an offset is of the cluster of these files, and of this table."""
         for kind, now in ((CLUSTER, self._cluster), (TABLE, self._table)):
             begun = [name.removeprefix(kind) for name in offset if name.startswith(kind)]
             if not now or not begun or begun == [now]:

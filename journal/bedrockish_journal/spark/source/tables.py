@@ -41,7 +41,6 @@ class MadeRows:
     Args:
         all_columns: all columns of the table.
         make: yields the rows of an entry, as tuples of all columns.
-        context: the context of the journal.
         types: name and Spark type of the columns wanted.
     """
 

@@ -61,7 +61,6 @@ class TypedRows(ChangeBuilder):
 
     Args:
         of: the table.
-        context: the context of the journal.
         types: name and Spark type of the columns wanted.
     """
 

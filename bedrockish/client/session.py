@@ -128,6 +128,7 @@ class Session(ClockCalls, QuestionCalls):
         """Run one statement as a transaction of its own.
 
         Args:
+            sql: the statement.
             params: values for its ``?`` (a sequence) or ``:name`` (a map).
             timeout: how long to try, in seconds; by default the value in the URL.
             read: ``stale``, ``session`` or ``strict``; by default the value in the URL.

@@ -171,6 +171,7 @@ class Transaction:
         Return None if it was not run, and ``run_plain`` or ``run`` must run it.
 
         Args:
+            sql: the text.
             values: parameters that SQLite stores without conversion.
 
         Raises:

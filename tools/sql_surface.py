@@ -110,7 +110,7 @@ PRAGMAS = (
              "PRAGMA count_changes = ON"),
     _differs("PRAGMA data_version", "of one connection of the node, which changes", "PRAGMA data_version"),
     _differs("PRAGMA database_list", "names the node's file", "PRAGMA database_list"),
-    _differs("PRAGMA defer_foreign_keys", "in an open transaction, for changes of the schema; else for its request",
+    _differs("PRAGMA defer_foreign_keys", "outside of a transaction, for its request only",
              "PRAGMA defer_foreign_keys = ON"),
     _of_node("empty_result_callbacks", "1", "has no meaning in today's interfaces, and changes nothing"),
     _pragma("encoding"),

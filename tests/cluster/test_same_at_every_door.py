@@ -229,12 +229,38 @@ REDEFINE = [
     "ALTER TABLE new_{n} RENAME TO p_{n}",
 ]
 OFF, ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
+DEFER = "PRAGMA defer_foreign_keys = ON"
+BROKEN = ["INSERT INTO c_{n} VALUES (60 + (SELECT count(*) FROM c_{n}), 9)", "SELECT max(id) FROM c_{n}"]
+MANY = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1500)"
+    " INSERT INTO c_{n} SELECT 9000 + i, 9 FROM n"
+)
 FIXED = {
     "keys off around": [OFF, *REDEFINE, ON],
     "keys off inside": ["BEGIN", OFF, *REDEFINE, "COMMIT"],
     "keys off before BEGIN": [OFF, "BEGIN", *REDEFINE, "COMMIT", ON],
     "keys off after a read": ["BEGIN", "SELECT count(*) FROM p_{n}", OFF, *REDEFINE, ON, "COMMIT"],
     "keys off and deferred": ["BEGIN", "PRAGMA defer_foreign_keys = ON", OFF, *REDEFINE, ON, "COMMIT"],
+    "settings, deferred rows": [
+        "BEGIN",
+        DEFER,
+        DEFER[:-5],
+        *BROKEN,
+        "INSERT INTO p_{n} VALUES (9, 'z')",
+        "COMMIT",
+        DEFER[:-5],
+    ],
+    "settings, deferred by many rows": ["BEGIN", DEFER, MANY, *BROKEN, "INSERT INTO p_{n} VALUES (9, 'z')", "COMMIT"],
+    "settings, deferred before a definition": [
+        "BEGIN",
+        DEFER,
+        *BROKEN,
+        "CREATE TABLE u_{n}(a)",
+        "DELETE FROM c_{n}",
+        "COMMIT",
+    ],
+    "deferred and broken": ["BEGIN", DEFER, *BROKEN, "COMMIT", "ROLLBACK"],
+    "deferred no longer": ["BEGIN", DEFER, *BROKEN, "PRAGMA defer_foreign_keys = OFF", *BROKEN, "ROLLBACK"],
     "keys off for rows alone": [OFF, "DELETE FROM p_{n}", ON],
     "keys off, spelled otherwise": ["pragma main.FOREIGN_KEYS('off')", "REPLACE INTO p_{n} VALUES (1, 'z')", ON],
     "keys off for harmless rows": [OFF, "INSERT INTO c_{n} VALUES (50, 1)", "DELETE FROM c_{n} WHERE id = 10", ON],

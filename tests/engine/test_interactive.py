@@ -182,7 +182,7 @@ def replay(db: apsw.Connection, steps: list[Step]) -> list[Any]:
             found.append(
                 rows
                 if sql.startswith(("SAVE", "ROLL", "REL"))
-                else [(rows, -1 if sql.startswith("SELECT") else db.changes())]
+                else [(rows, -1 if sql.startswith(("SELECT", "PRAGMA")) else db.changes())]
             )
         except apsw.ConstraintError:
             found.append("constraint")
@@ -503,6 +503,8 @@ def _draw(luck: Random) -> Step:
     if luck.random() < 0.25:
         name = luck.choice("ab")
         return luck.choice([f"SAVEPOINT {name}", f"RELEASE {name}", f"ROLLBACK TO {name}", f"ROLLBACK TO {name}"]), None
+    if luck.random() < 0.1:
+        return luck.choice(["PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys"]), None
     return luck.choice(STATEMENTS), [luck.randrange(6) for _ in range(3)]
 
 

@@ -187,8 +187,8 @@ class Mixed:
             UnsupportedError: the change makes a table that cannot be replicated, or does not change the schema.
         """
         # A change is valid if all of its statements failed. If only its schema statements failed, it may change rows,
-        # unless it has switched foreign keys off or deferred them.
-        if self._writes and self._options and not self.changes_schema:
+        # unless it has switched foreign keys off.
+        if self._writes and self._before is not None and not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")

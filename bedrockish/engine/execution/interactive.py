@@ -63,13 +63,11 @@ class Interactive:
     Attributes:
         inside: the transaction whose rows are in the engine's open batch, or None.
         no_schema: the error for a change of the schema within a longer text.
-        no_defer: the error for a PRAGMA that defers foreign keys within a longer text.
         committed: a connection to the transaction's snapshot without its changes, if the writer belongs to one
             transaction; else None.
     """
 
     no_schema = "a schema statement in a transaction must be a text of its own"
-    no_defer = "in an open transaction it must be a text of its own; send it alone"
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
@@ -98,9 +96,6 @@ class Interactive:
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
-            if piece.setting == pragmas.DEFER and pragmas.turns_on(piece.sql):
-                pragmas.settle(self._db)
-                raise UnsupportedError(f"PRAGMA {pragmas.DEFER}: {self.no_defer}", sql=piece.sql)
             if piece.setting and pragmas.is_keys_off(piece.sql):
                 raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
             if piece.kind == SCHEMA:
@@ -130,7 +125,7 @@ class Interactive:
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
         """Return whether the caller must call ``take_snapshot`` before this statement."""
-        return session.base is None and (piece.kind == READ or not session.serializable)
+        return session.base is None and not piece.setting and (piece.kind == READ or not session.serializable)
 
     def take_snapshot(self, session: Session) -> None:
         """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
@@ -165,6 +160,8 @@ class Interactive:
         """
         self.engine.come_back()
         self.check_schema(session)
+        if piece.setting or (session.defers and pragmas.asks(piece.sql)):
+            return self._set(session, piece), 0
         self.start(session)
         assert session.sets is not None
         self.engine.scope.begin(session.command, session.clock, session.base)
@@ -194,6 +191,17 @@ class Interactive:
             raise
         finally:
             self._executor.allow(float("inf"))
+
+    def _set(self, session: Session, piece: Piece) -> Result:
+        """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
+        if pragmas.given(piece.sql)[0] == pragmas.DEFER:
+            # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
+            session.unsure = session.unsure or (self.inside is session and self._broken_keys())
+            session.defers = pragmas.turns_on(piece.sql)
+            if self.inside is session:
+                pragmas.defer(self._db, on=session.defers)
+        rows: list[tuple[Any, ...]] = [] if piece.setting else [(1,)]
+        return Result(piece.columns, rows, -1, session.lastrowid or None)
 
     def repeatable(self, session: Session, sql: str) -> Recipe | None:
         """Return how to run a text many times together in a transaction; None if each must run by itself.
@@ -388,6 +396,8 @@ class Interactive:
             session.unsure = True
         self._control("ROLLBACK TO interactive")
         self._control("RELEASE interactive")
+        if session.defers:
+            pragmas.settle(self._db)
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
@@ -450,6 +460,8 @@ class Interactive:
         self.leave()
         self._control("SAVEPOINT interactive")
         self.inside = session
+        if session.defers:
+            pragmas.defer(self._db, on=True)
         self.redo(session.changes)
         self._db.set_last_insert_rowid(session.lastrowid)
 
@@ -628,5 +640,4 @@ def _changes_schema(sql: str) -> bool:
         first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
         or pragmas.is_replicated(sql)
         or pragmas.is_keys_off(sql)
-        or pragmas.is_deferring(sql)
     )

@@ -95,6 +95,7 @@ class Session:
     workspace: SessionWorkspace | None = None
     moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
     unsure: bool = False  # whether a deferred foreign key was broken when the transaction was swapped out
+    defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether rows that it has read on its snapshot were written since, so that it cannot get a newer snapshot.
     behind: bool = False
     looked_behind: bool = False  # whether it has read the schema or system tables, which are in no access set
@@ -108,7 +109,7 @@ class Session:
         """Take over the state of another record of the same transaction, which is not used any more."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
-        self.wrote = other.wrote
+        self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
         self.looked_behind, self.reads_system = other.looked_behind, other.reads_system
 
     def looks(self, piece: Piece) -> None:

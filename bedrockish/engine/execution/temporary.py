@@ -37,10 +37,6 @@ OF_SCHEMA = (
     "a transaction of a session with TEMP objects cannot change the schema of the database; change it outside of a "
     "transaction, with no TEMP object in the statement, or on another connection"
 )
-OF_DEFERRING = (
-    "a session with TEMP objects cannot defer foreign keys by it; send the statements on another connection, or "
-    "declare the keys DEFERRABLE INITIALLY DEFERRED"
-)
 _CLASH = """
 SELECT own.name FROM sqlite_temp_schema AS own JOIN main.sqlite_schema AS other ON own.name = other.name COLLATE NOCASE
 WHERE own.type <> 'trigger' AND other.type <> 'trigger' AND own.name NOT LIKE 'bedrockish!_%' ESCAPE '!'
@@ -117,7 +113,7 @@ class TemporaryTransaction(OverlayTransaction):
         super().open()
 
     def _check(self, work: Work) -> None:
-        work.interactive.no_schema, work.interactive.no_defer = OF_SCHEMA, OF_DEFERRING
+        work.interactive.no_schema = OF_SCHEMA
         clash = self._clash(work.db)
         if clash:
             self.workspace.is_broken = True

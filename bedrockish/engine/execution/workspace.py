@@ -563,7 +563,7 @@ class Work:
         session.base, session.schema = dict(self.applied), self.schema_version
         session.begin_sets(executor.analysis)
         session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
-        session.wrote = bool(begun.changes)
+        session.wrote, session.defers = bool(begun.changes), begun.defers
         result: Result | None = None
         error: BedrockishError | None = None
         try:
@@ -627,11 +627,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The changes of an open transaction, the rowid of its last INSERT, and its clock, or 0."""
+    """The changes of an open transaction, the rowid of its last INSERT, its clock, or 0, and whether it defers keys."""
 
     changes: list[Change]
     lastrowid: int
     clock: int
+    defers: bool
 
 
 @dataclass(frozen=True, slots=True)

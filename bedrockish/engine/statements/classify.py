@@ -293,7 +293,6 @@ class Guard:
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
         seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
         piece: Piece | None = None
-        deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
 
         def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
             nonlocal piece
@@ -334,8 +333,6 @@ class Guard:
         finally:
             self._seen = None
             cursor.close(True)
-            if pragmas.DEFER in seen.given:  # SQLite sets it at compilation, for the next statement
-                pragmas.defer(self._db, on=bool(deferred))
         if seen.refusal:
             raise UnsupportedError(seen.refusal, sql=sql)
         if piece is None:
@@ -441,6 +438,8 @@ class Guard:
         if refusal:
             seen.refusal = seen.refusal or refusal
             return apsw.SQLITE_DENY
+        if pragmas.DEFER in seen.given:  # SQLite would set it now, and forget which keys are broken
+            return apsw.SQLITE_IGNORE
         return apsw.SQLITE_OK
 
     @staticmethod

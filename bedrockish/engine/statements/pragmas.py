@@ -53,7 +53,7 @@ SETTINGS = frozenset({DEFER, "foreign_keys"})
 _ON = frozenset({"1", "on", "yes", "true"})
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
-    "and PRAGMA defer_foreign_keys = ON checks them at the end of a request; 'bedrockish import' loads a dump"
+    "and PRAGMA defer_foreign_keys = ON checks them at the end of a transaction; 'bedrockish import' loads a dump"
 )
 
 
@@ -207,9 +207,9 @@ def is_keys_off(sql: str) -> bool:
     return given(sql)[0] == "foreign_keys" and not turns_on(sql)
 
 
-def is_deferring(sql: str) -> bool:
-    """Return whether a text is PRAGMA defer_foreign_keys = ON."""
-    return given(sql)[0] == DEFER and turns_on(sql)
+def asks(sql: str) -> bool:
+    """Return whether a text asks whether foreign keys are deferred."""
+    return first_word(sql) == "PRAGMA" and DEFER in sql.lower() and not given(sql)[0]
 
 
 def apply(db: apsw.Connection, sql: str) -> None:

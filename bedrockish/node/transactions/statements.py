@@ -111,7 +111,7 @@ class StatementRunner:
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(session)
-        begun = Begun(list(session.changes), session.lastrowid, session.clock)
+        begun = Begun(list(session.changes), session.lastrowid, session.clock, session.defers)
         serializable = session.serializable
 
         def resume(workspace: Workspace) -> Resumed:
@@ -136,7 +136,7 @@ class StatementRunner:
         session.blurred += done.blurred
         session.size = max(session.size, done.size)
         session.lastrowid, session.over = done.lastrowid, done.over
-        session.unsure = session.unsure or done.unsure
+        session.unsure, session.defers = session.unsure or done.unsure, done.defers
         session.wrote = session.wrote or done.wrote
         session.looked_behind = session.looked_behind or done.looked_behind
         session.reads_system = session.reads_system or done.reads_system

@@ -335,8 +335,7 @@ def local_cluster(
 ) -> contextlib.AbstractContextManager[LocalCluster]:
     """Start nodes and stop them at the end of the block; with ``http``, they serve that too.
 
-    Raises:
-        DemoError: see ``LocalCluster.write_files``.
+    The errors are those of ``LocalCluster.write_files``.
     """
     cluster = LocalCluster(directory, names)
     if http:

@@ -272,8 +272,7 @@ class LocalSteps:
     def run_again(self, command: str, sql: str, values: tuple[Any, ...]) -> Result | None:
         """Run a text that has run in this process before, in this thread; None: ``run_plain`` must run it.
 
-        Raises:
-            BedrockishError: see ``Transaction.run``.
+        The errors are those of ``Transaction.run``.
         """
         one = self.transactions.find(command)
         return None if one is None else self._at_once(one, lambda: one.run_again(sql, values))
@@ -282,10 +281,7 @@ class LocalSteps:
         """Run a statement that does not depend on the session in this thread, and return its result.
 
         Return None if ``run_here`` must run it: the transaction is not open here, or the statement needs ids or the
-        node, and had no effect.
-
-        Raises:
-            BedrockishError: see ``Transaction.run``.
+        node, and had no effect. The errors are those of ``Transaction.run``.
         """
         one = self._find(command)
         if one is None or one.keeps_rows:

@@ -247,8 +247,7 @@ class Engine:
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run as many of the first requests as can share a transaction, roll them back, and return what to begin.
 
-        Raises:
-            BedrockishError: as ``execute``.
+        The errors are those of ``execute``.
         """
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
         try:

@@ -320,8 +320,7 @@ class FileSnapshots:
     def pin(self, token: Token, level: str) -> bool:
         """Hold the newest snapshot, or the one that is held, until ``unpin``; return whether there is one.
 
-        Raises:
-            BedrockishError: see ``newest``.
+        The errors are those of ``newest``.
         """
         if not self.pins and self.newest(token, level) is None:
             return False

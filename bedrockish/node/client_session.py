@@ -111,8 +111,7 @@ class Transacts(Protocol):
     def begin(self, owner: object, op: str, request: Request) -> Answer | Rest:
         """Execute one step of a transaction of ``owner``; return the answer, or an awaitable for it.
 
-        Raises:
-            BedrockishError: as ``Transactions.handle``.
+        The errors are those of ``Transactions.handle``.
         """
 
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:

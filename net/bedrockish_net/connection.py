@@ -109,10 +109,7 @@ class Connection:
         """Store bytes from the other end, and return the messages at their beginning.
 
         Messages are the most frequent events, and change no state. If ``has_more``, ``next_event`` returns the events
-        after them.
-
-        Raises:
-            LocalProtocolError: as ``receive_data``.
+        after them. The errors are those of ``receive_data``.
         """
         if self.is_open and data and not self._ended:
             return self._frames.take_data(data)
@@ -166,19 +163,14 @@ class Connection:
     def send_data(self, payload: bytes) -> bytes:
         """Return the bytes of one message, as ``send(Data(payload))`` does, without the tables on an open connection.
 
-        Raises:
-            LocalProtocolError: as ``send``.
+        The errors are those of ``send``.
         """
         if self.is_open and len(payload) <= self._limits.frame_bytes_max:
             return HEADER.pack(len(payload), _DATA) + payload
         return self.send(Data(payload))
 
     def send_data_head(self, size: int) -> bytes:
-        """Return the frame's head for a message of ``size`` bytes.
-
-        Raises:
-            LocalProtocolError: as ``send``.
-        """
+        """Return the frame's head for a message of ``size`` bytes. The errors are those of ``send``."""
         if not self.is_open or size > self._limits.frame_bytes_max:
             self.send(Data(bytes(size)))
         return encode_head(Kind.DATA, size)

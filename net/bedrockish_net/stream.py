@@ -227,9 +227,7 @@ class Link:
     def send_parts_nowait(self, parts: Sequence[bytes]) -> None:
         """Queue one message that is given in parts, without copying long parts as a whole; see ``send_nowait``.
 
-        Raises:
-            LinkClosedError: as ``send_nowait``.
-            LocalProtocolError: as ``send_nowait``.
+        The errors are those of ``send_nowait``.
         """
         if self._over is not None or self._is_finishing:
             self._refuse()

@@ -99,10 +99,7 @@ async def proxied_cluster(
 ) -> AsyncIterator[ProxiedCluster]:
     """Start nodes with proxies between them, or without, and stop all of it at the end of the block.
 
-    With ``http``, the nodes serve that, too.
-
-    Raises:
-        DemoError: see ``LocalCluster.write_files``.
+    With ``http``, the nodes serve that, too. The errors are those of ``LocalCluster.write_files``.
     """
     cluster = ProxiedCluster(directory, names, settings or {})
     cluster.is_direct = is_direct

@@ -64,10 +64,7 @@ def execute_mixed(
     """Execute a request that mixes changes of rows and of the schema (``MixesError``).
 
     It begins by rolling back to the savepoint ``request`` of the open transaction.
-
-    Raises:
-        TakesLongError: as from ``Executor.execute``.
-        BedrockishError: as from ``Executor.execute``.
+    The errors are those of ``Executor.execute``.
     """
     executor.capture.deafen()
     executor._db.execute("ROLLBACK TO request")

@@ -471,8 +471,7 @@ class Work:
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         """Run a text that has run before by ``Interactive.run_again``; None: ``run`` must run it.
 
-        Raises:
-            BedrockishError: see ``run``.
+        The errors are those of ``run``.
         """
         session, interactive, executor = self.session, self.interactive, self._writer.executor
         if interactive.inside is not session or self._end is not None or executor.stopped is not None:

@@ -45,26 +45,20 @@ class SchemaTransactions:
     async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, by the tables of the private copy.
 
-        Raises:
-            BedrockishError: as ``Draft.columns``.
+        The errors are those of ``Draft.columns``.
         """
         draft = self._draft(session)
         return await self._lending.run(session, lambda: draft.columns(statement))
 
     async def control(self, session: Session, control: Control) -> None:
-        """Run SAVEPOINT, RELEASE or ROLLBACK TO.
-
-        Raises:
-            BedrockishError: as ``Draft.control``.
-        """
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO. The errors are those of ``Draft.control``."""
         draft = self._draft(session)
         await self._lending.run(session, lambda: draft.control(control))
 
     async def finish(self, session: Session) -> Prepared:
         """Return the prepared transaction for its commit. After a usage error the transaction stays open.
 
-        Raises:
-            BedrockishError: as ``Draft.finish``.
+        The errors are those of ``Draft.finish``.
         """
         return await self._lending.run(session, self._draft(session).finish)
 

@@ -127,8 +127,7 @@ class GrownTransactions:
     async def finish(self, session: Session) -> Prepared:
         """Return the prepared transaction for its commit. After a usage error the transaction stays open.
 
-        Raises:
-            BedrockishError: as ``OverlayTransaction.finish``.
+        The errors are those of ``OverlayTransaction.finish``.
         """
         moved = self._of(session)
         assert moved is not None

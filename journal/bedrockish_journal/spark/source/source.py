@@ -81,11 +81,7 @@ class BedrockishSource(DataSource):
         return BedrockishReader(options, _columns(options, table, schema), table)
 
     def streamReader(self, schema: StructType) -> BedrockishStreamReader:  # noqa: N802  (Spark's name)
-        """Return the stream of the columns in ``schema``.
-
-        Raises:
-            ValueError: as for ``reader``.
-        """
+        """Return the stream of the columns in ``schema``. The errors are those of ``reader``."""
         options = Options.parse(self.options)
         table = table_of(options)
         return BedrockishStreamReader(options, _columns(options, table, schema), table)

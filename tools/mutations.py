@@ -12,9 +12,9 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tools.editing import Fault, in_force
 from tools.modelcheck import hunt as model
 from tools.modelcheck.guided import ALL
-from tools.sim.editing import Fault, in_force
 from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed

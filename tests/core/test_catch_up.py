@@ -18,7 +18,7 @@ from bedrockish_journal.model.transaction import ROWS, Txid
 from bedrockish_journal.model.vector import Vector
 from tests.core.net import Net, add
 from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
-from tools.sim.editing import in_force
+from tools.editing import in_force
 from tools.sim.faulty import FAULTS
 
 TELLS_COMMITS = (Commit, Entries)

@@ -23,7 +23,7 @@ from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority, may_count_out
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
-from tools.sim.editing import fault, in_force
+from tools.editing import fault, in_force
 
 NAMES = "ABCDEFGHI"
 NONE, HELD, ACCEPTED, DOOMED, ABORTED, COMMITTED = range(6)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tools.applicable.faults import FAULTS
 from tools.applicable.search import search
-from tools.soundness.case_search import Tally, broken
+from tools.editing import in_force
+from tools.soundness.case_search import Tally
 
 
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -22,12 +23,12 @@ def test_approved_transactions_apply_in_any_order_of_their_bases(seed: int) -> N
 
 @pytest.mark.parametrize("name", ["no-unique-points", "triggers-again"])
 def test_a_fault_is_found(name: str) -> None:
-    with broken(FAULTS, name):
+    with in_force(FAULTS[name]):
         assert search(300, 1, Tally(), shrink=False) is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_every_deliberate_fault_is_found(name: str) -> None:
-    with broken(FAULTS, name):
+    with in_force(FAULTS[name]):
         assert search(8000, 1, Tally(), shrink=False) is not None

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.soundness.case_search import Tally, broken
+from tools.editing import in_force
+from tools.soundness.case_search import Tally
 from tools.soundness.cases import Case
 from tools.soundness.faults import FAULTS
 from tools.soundness.search import UnsoundError, examine, search
@@ -22,7 +23,7 @@ def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:
 
 @pytest.mark.parametrize("name", ["no-index-keys", "failures-read-less"])
 def test_a_broken_analysis_is_found(name: str) -> None:
-    with broken(FAULTS, name):
+    with in_force(FAULTS[name]):
         assert search(400, 7, Tally()) is not None
 
 
@@ -72,7 +73,7 @@ def test_witnesses_of_past_mistakes_are_sound(name: str) -> None:
     ],
 )
 def test_each_mistake_about_dependent_reads_and_columns_has_a_witness(name: str) -> None:
-    with broken(FAULTS, name):
+    with in_force(FAULTS[name]):
         assert any(_is_unsound(case) for case in WITNESSES.values())
 
 
@@ -87,5 +88,5 @@ def _is_unsound(case: Case) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_every_deliberate_fault_is_found(name: str) -> None:
-    with broken(FAULTS, name):
+    with in_force(FAULTS[name]):
         assert search(4000, 7, Tally(), shrink=False) is not None

@@ -1,7 +1,7 @@
 """A failing world becomes a small one that fails alike."""
 
+from tools.editing import in_force
 from tools.mutations import options_of
-from tools.sim.editing import in_force
 from tools.sim.faulty import FAULTS
 from tools.sim.options import Options
 from tools.sim.shrink import Shrinker

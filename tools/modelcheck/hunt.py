@@ -7,12 +7,12 @@ For those that edit the simulator's own driver, there is an equivalent for this 
 from dataclasses import dataclass
 
 from bedrockish.core.protocol.messages import WIRE
+from tools.editing import in_force
 from tools.modelcheck.explore import Explorer, Report
 from tools.modelcheck.guided import ALL
 from tools.modelcheck.place import EARLY
 from tools.modelcheck.scopes import Scope
 from tools.modelcheck.way import way_to_fault
-from tools.sim.editing import in_force
 from tools.sim.faulty import FAULTS
 
 EVERY = frozenset(kind.__name__ for kind, _ in WIRE.values())

@@ -13,8 +13,8 @@ from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import pending, roster, state, votes
+from tools.editing import Fault, fault
 from tools.sim import disk, machine
-from tools.sim.editing import Fault, fault
 from tools.sim.faulty_damage import DAMAGES
 from tools.sim.faulty_uses import DUELS, USES
 

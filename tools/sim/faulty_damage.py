@@ -5,8 +5,8 @@ from bedrockish.core.coordinator import coordinator
 from bedrockish.core.recovery import recovery
 from bedrockish.core.replica import voter
 from bedrockish.core.state import roster
+from tools.editing import Fault, fault
 from tools.sim import database, operator
-from tools.sim.editing import Fault, fault
 
 _FLIPS = {
     **{"voters": 3, "flip_every_s": 0.03, "alter": 0.0, "hot": 0.5, "keys": 3, "clients": 6, "think_ms": 5.0},

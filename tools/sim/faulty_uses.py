@@ -11,8 +11,8 @@ from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import membership, roster, state
 from bedrockish.engine.execution import merging
 from bedrockish.node.cluster import incarnations
+from tools.editing import Fault, fault
 from tools.sim import machine
-from tools.sim.editing import Fault, fault
 from tools.sim.options import CROWDED
 
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting

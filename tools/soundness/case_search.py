@@ -1,23 +1,20 @@
-"""The search that checks over random cases share: it draws cases, reduces a failing one, and applies deliberate faults.
+"""The parts that searches over random cases share: they draw cases, reduce a failing one, and read the command line.
 
 A case is a dataclass whose parts are lists. A check returns the report of a case that fails, else None.
 """
 
 import argparse
 import contextlib
-import inspect
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
-from unittest import mock
+from typing import TypeVar
 
+from tools.editing import Fault, in_force
 from tools.soundness.cases import Source
 
 C = TypeVar("C")
-Patch = tuple[Any, str, Any]
-Fault = Callable[[], list[Patch]]
 
 
 @dataclass
@@ -69,27 +66,6 @@ def _smallest(case: C, check: Callable[[C], str | None], parts: tuple[str, ...])
     return case
 
 
-def faults_of(module: Mapping[str, Any]) -> dict[str, Fault]:
-    """Return the faults that a module defines, given its globals: each public function, by its name with hyphens."""
-    return {
-        name.replace("_", "-"): found
-        for name, found in module.items()
-        if inspect.isfunction(found) and found.__module__ == module["__name__"] and not name.startswith("_")
-    }
-
-
-@contextlib.contextmanager
-def broken(faults: Mapping[str, Fault], name: str | None) -> Iterator[None]:
-    """Run the block with one fault in place, or with none."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, replacement in faults[name]() if name else []:
-            if isinstance(target, str):
-                stack.enter_context(mock.patch(f"{target}.{attribute}", replacement))
-            else:
-                stack.enter_context(mock.patch.object(target, attribute, replacement))
-        yield
-
-
 def run(about: str | None, search: Callable[[int, int, Tally], str | None], faults: Mapping[str, Fault]) -> int:
     """Run a search from the command line; return its exit status: 1 if a case fails."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,10 +76,10 @@ def run(about: str | None, search: Callable[[int, int, Tally], str | None], faul
     options = parser.parse_args()
     if options.list:
         for name, fault in faults.items():
-            print(f"{name:18} {fault.__doc__}")
+            print(f"{name:18} {fault.rule}")
         return 0
     tally = Tally()
-    with broken(faults, options.mutate):
+    with in_force(faults[options.mutate]) if options.mutate else contextlib.nullcontext():
         report = search(options.examples, options.seed, tally)
     print("\n".join(tally.lines()))
     print(report or f"no case of {options.examples} fails")

@@ -24,9 +24,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that removes a rule."""
+    """A fault that removes a rule, or makes a mistake."""
 
-    rule: str  # the removed rule, in words
+    rule: str  # the removed rule or the mistake, in words
     edits: tuple[Edit, ...]
     # The options of worlds in which the rule matters; the other options are drawn.
     options: tuple[tuple[str, object], ...] = ()

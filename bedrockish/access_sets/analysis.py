@@ -132,23 +132,17 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: Compiled, check: Check =
 
 
 class Analysis:
-    """A cache of facts about statements and keys under one schema; replaced when the schema changes.
-
-    Args:
-        db: the connection on which the statements run.
-        prepare: registers the functions and collations that SQLite does not have on a connection.
-        known: the previous schema, or another connection's schema, whose unchanged parts are reused.
-        definitions: the definitions that the connection sees now, if they are known.
-    """
+    """A cache of facts about statements and keys under one schema; replaced when the schema changes."""
 
     patience: Callable[[str], Check]  # returns the check that limits the analysis of a text
 
     def __init__(
         self,
-        db: apsw.Connection,
-        prepare: Prepare,
+        db: apsw.Connection,  # the connection on which the statements run
+        prepare: Prepare,  # registers the functions and collations that SQLite does not have on a connection
+        # The previous schema, or another connection's schema, whose unchanged parts are reused.
         known: Schema | None = None,
-        definitions: Definitions | None = None,
+        definitions: Definitions | None = None,  # the definitions that the connection sees now, if they are known
     ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}

@@ -180,22 +180,16 @@ class ProgramReads:
 
 
 def statement_reads(
-    programs: list[list[Op]],
-    schema: Schema,
-    check: Check = unlimited,
+    programs: list[list[Op]],  # the programs, in the form of EXPLAIN
+    schema: Schema,  # the schema for which they were compiled
+    check: Check = unlimited,  # raises an error when the analysis has used up its time
     *,
+    # Whether to find where loops end before their range; only if exactly this program is going to run.
     with_stops: bool = True,
+    # See ``virtual_reads``; None if unknown, so that a read of a virtual table is a read of everything.
     named: Set[str] | None = None,
 ) -> list[ProgramReads]:
-    """Return the reads of a statement's programs: its own, which is the first, and those of triggers and key actions.
-
-    Args:
-        programs: the programs, in the form of EXPLAIN.
-        schema: the schema for which they were compiled.
-        check: raises an error when the analysis has used up its time.
-        with_stops: whether to find where loops end before their range; only if exactly this program is going to run.
-        named: see ``virtual_reads``; None if unknown, so that a read of a virtual table is a read of everything.
-    """
+    """Return the reads of a statement's programs: first its own, then those of triggers and key actions."""
     readers = [
         _Reader(ops, schema, number, check, with_stops=with_stops, named=named) for number, ops in enumerate(programs)
     ]

@@ -63,21 +63,15 @@ class DependentReads:
 
     Why so large: Seven lists are the plan itself, which each execution uses; the others are the tables from which it is
     built.
-
-    Args:
-        programs: the reads of its programs.
-        schema: the schema for which they were compiled.
-        ops: the instructions of all its programs.
-        check: raises an error when the analysis has used up its time.
     """
 
     def __init__(
         self,
-        programs: Sequence[ProgramReads],
-        schema: Schema,
+        programs: Sequence[ProgramReads],  # the reads of its programs
+        schema: Schema,  # the schema for which they were compiled
         sql: str = "",
-        ops: Sequence[Op] = (),
-        check: Check = unlimited,
+        ops: Sequence[Op] = (),  # the instructions of all its programs
+        check: Check = unlimited,  # raises an error when the analysis has used up its time
     ) -> None:
         self._schema = schema
         self._check = check = check if len(ops) > EVERY else unlimited

@@ -100,23 +100,16 @@ ChangedAt = Callable[[int], Set[int]]
 
 
 class LoopReader:
-    """Finds the ends of loops in one program.
-
-    Args:
-        schema: the schema for which it was compiled.
-        values: returns the possible values of a register.
-        changed_at: returns the addresses at which a register may change.
-        is_private: returns whether a cursor is on an ephemeral table of the statement.
-        table_of: returns the rowid table of a cursor; None if it is not always on one rowid table.
-    """
+    """Finds the ends of loops in one program."""
 
     def __init__(
         self,
         ops: list[Op],
-        schema: Schema,
-        values: Values,
-        changed_at: ChangedAt,
-        is_private: Callable[[int], bool],
+        schema: Schema,  # the schema for which it was compiled
+        values: Values,  # returns the possible values of a register
+        changed_at: ChangedAt,  # returns the addresses at which a register may change
+        is_private: Callable[[int], bool],  # returns whether a cursor is on an ephemeral table of the statement
+        # Returns the rowid table of a cursor; None if it is not always on one rowid table.
         table_of: Callable[[int], Table | None] = lambda _: None,
     ) -> None:
         self._ops, self._schema, self._values = ops, schema, values

@@ -241,23 +241,15 @@ def _param(where: str, value: object) -> object:
 
 
 def read_request(
-    work: tuple[Statement, ...] | Named,
-    pairs: Sequence[tuple[str, str]],
-    key: str | None,
-    fresh: str,
-    cluster_id: str,
+    work: tuple[Statement, ...] | Named,  # the statements of ``read_statements``, or a command and its arguments
+    pairs: Sequence[tuple[str, str]],  # the options in the URL
+    key: str | None,  # the header Idempotency-Key
+    fresh: str,  # the id of the command if none is given
+    cluster_id: str,  # the id of this cluster, to which a token must belong
     *,
-    read_only: bool,
+    read_only: bool,  # whether the request is refused if it writes
 ) -> Request:
     """Return a checked request.
-
-    Args:
-        work: the statements of ``read_statements``, or a command and its arguments.
-        pairs: the options in the URL.
-        key: the header Idempotency-Key.
-        fresh: the id of the command if none is given.
-        cluster_id: the id of this cluster, to which a token must belong.
-        read_only: whether the request is refused if it writes.
 
     Raises:
         ForeignClusterError: the token belongs to another cluster.

@@ -40,21 +40,15 @@ async def _no_pause(_rows: int) -> None:
 
 
 class NodeComparison:
-    """One comparison of some nodes.
-
-    Args:
-        nodes: by name, the function that asks the node for a range.
-        members: how many members the cluster has.
-        limit: rows in a range.
-        pause: called after each range with the number of its rows; may wait, to limit the load.
-    """
+    """A comparison of some nodes."""
 
     def __init__(
         self,
-        nodes: Mapping[str, AskRange],
-        members: int,
+        nodes: Mapping[str, AskRange],  # by name, the function that asks the node for a range
+        members: int,  # how many members the cluster has
         *,
-        limit: int = 1_000,
+        limit: int = 1_000,  # rows in a range
+        # Called after each range with the number of its rows; may wait, to limit the load.
         pause: Callable[[int], Awaitable[None]] = _no_pause,
     ) -> None:
         self._nodes = dict(nodes)

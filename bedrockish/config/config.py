@@ -154,18 +154,13 @@ class _Given:
 
 def build(
     *,
-    text: str | None = None,
-    file: str = "bedrockish.toml",
+    text: str | None = None,  # contents of the TOML file; None without a file
+    file: str = "bedrockish.toml",  # its name, for error texts
+    # All environment variables; only names that begin with BEDROCKISH_ are used.
     environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,  # key -> text, from the command line
 ) -> Config:
     """Build a configuration from its sources.
-
-    Args:
-        text: contents of the TOML file; None without a file.
-        file: its name, for error texts.
-        environment: all environment variables; only names that begin with BEDROCKISH_ are used.
-        flags: key -> text, from the command line.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value is wrong.

@@ -86,26 +86,18 @@ NEEDS_TABLES = (Apply, Activate, Execute)
 
 
 class Node:
-    """The state machine of one node.
-
-    Args:
-        recovered: the contents of the node's file.
-        settings: timings and bounds.
-        draw: returns a random number in [0, 1); the only source of randomness.
-        now: the driver's clocks at the start.
-        lookups: the driver's functions that look things up in the file.
-        follows_wall: False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
-    """
+    """The state machine of one node."""
 
     def __init__(
         self,
-        recovered: Recovered,
-        settings: Settings,
-        draw: Callable[[], float],
-        now: Now,
+        recovered: Recovered,  # the contents of the node's file
+        settings: Settings,  # timings and bounds
+        draw: Callable[[], float],  # returns a random number in [0, 1); the only source of randomness
+        now: Now,  # the driver's clocks at the start
         *,
+        # False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
         follows_wall: bool = True,
-        lookups: FileLookups = EMPTY_FILE,
+        lookups: FileLookups = EMPTY_FILE,  # the driver's functions that look things up in the file
     ) -> None:
         self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, lookups=lookups)
         self.apply_queue = ApplyQueue(self.state)

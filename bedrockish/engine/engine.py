@@ -132,19 +132,14 @@ class Engine:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str],  # the database file. Its directory must be writable and local.
         *,
+        # The contents of a new file, with which an old file must agree. None: the file must be a node's already.
         founding: Founding | None,
         limits: Limits | None = None,
-        prepare: Prepare = lambda _db: None,
+        prepare: Prepare = lambda _db: None,  # registers the functions and collations of plugins on every connection
     ) -> "Engine":
         """Open a node's file, and create it if it is new.
-
-        Args:
-            path: the database file. Its directory must be writable and local.
-            founding: the contents of a new file, with which an old file must agree. None: the file must be a node's
-                already.
-            prepare: registers the functions and collations of plugins on every connection.
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.

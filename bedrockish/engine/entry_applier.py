@@ -24,25 +24,18 @@ KEPT_MAX = 32  # transactions whose changes stay decoded
 
 
 class EntryApplier:
-    """The part of an engine that applies entries in the open batch.
-
-    Args:
-        db: the writing connection.
-        rows: writes rows into tables.
-        capture: the capture of row changes, which is off while staged rows are written.
-        learn_members: reads the membership again after it has changed.
-    """
+    """The part of an engine that applies entries in the open batch."""
 
     tables: Tables  # the tables of the schema in force
 
     def __init__(
         self,
-        db: apsw.Connection,
+        db: apsw.Connection,  # the writing connection
         batch: Batch,
-        rows: RowApplier,
-        capture: Capture,
+        rows: RowApplier,  # writes rows into tables
+        capture: Capture,  # the capture of row changes, which is off while staged rows are written
         versions: Versions,
-        learn_members: Callable[[], None],
+        learn_members: Callable[[], None],  # reads the membership again after it has changed
     ) -> None:
         self._db, self._batch, self._rows, self._capture = db, batch, rows, capture
         self._versions, self._learn_members = versions, learn_members

@@ -20,25 +20,17 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 class OnlineBuilds:
-    """The part of an engine that builds the result of a scheduled schema change in advance.
-
-    Args:
-        db: the writing connection.
-        tables: returns the tables of the schema in force.
-        prepare: registers the functions and collations of plugins on a connection.
-        open_reader: opens another connection, which only reads.
-        note_change: notes that the open batch changes the schema.
-    """
+    """The part of an engine that builds the result of a scheduled schema change in advance."""
 
     def __init__(
         self,
-        db: apsw.Connection,
+        db: apsw.Connection,  # the writing connection
         batch: Batch,
         versions: Versions,
-        tables: Callable[[], Tables],
-        prepare: Prepare,
-        open_reader: Callable[[], apsw.Connection],
-        note_change: Callable[[], None],
+        tables: Callable[[], Tables],  # returns the tables of the schema in force
+        prepare: Prepare,  # registers the functions and collations of plugins on a connection
+        open_reader: Callable[[], apsw.Connection],  # opens another connection, which only reads
+        note_change: Callable[[], None],  # notes that the open batch changes the schema
     ) -> None:
         self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
         self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change

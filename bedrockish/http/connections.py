@@ -283,23 +283,14 @@ def _date() -> bytes:
 
 
 async def serve_connections(
-    serve: Serves,
-    listener: socket.socket,
-    tls: ssl.SSLContext | None,
-    patience_s: float,
-    connections: set[Connection],
-    leaves: Callable[[], bool] = lambda: False,
+    serve: Serves,  # answers a request
+    listener: socket.socket,  # the listening socket, which is closed at the end
+    tls: ssl.SSLContext | None,  # the encryption of connections; None: they are plain
+    patience_s: float,  # how long a caller may take for a part of an answer, in seconds
+    connections: set[Connection],  # the set that has each connection while it is served
+    leaves: Callable[[], bool] = lambda: False,  # returns whether the node is stopping
 ) -> None:
-    """Serve requests until cancelled.
-
-    Args:
-        serve: answers a request.
-        listener: the listening socket, which is closed at the end.
-        tls: the encryption of connections; None: they are plain.
-        patience_s: how long a caller may take for a part of an answer, in seconds.
-        connections: the set that has each connection while it is served.
-        leaves: returns whether the node is stopping.
-    """
+    """Serve requests until cancelled."""
     most, by_host = files_max(), Counter[str]()
 
     async def run(stream: Stream) -> None:

@@ -86,25 +86,16 @@ class Admission:
 
 
 class Guard:
-    """The guard of requests: checks their logins, and answers an unexpected exception as an internal error.
-
-    Args:
-        answer: answers an admitted request.
-        admission: the logins.
-        hosts: names under which the node may be called if callers need no login.
-        caught: turns an unexpected exception into an error.
-        purse: makes the account of the memory of one request.
-        node: counts the requests.
-    """
+    """The guard of requests: checks their logins, and answers an unexpected exception as an internal error."""
 
     def __init__(
         self,
-        answer: Callable[[Request], Awaitable[Reply]],
-        admission: Admission,
-        hosts: frozenset[str],
-        caught: Callable[..., BedrockishError],
-        purse: Callable[[], Purse],
-        node: Runtime,
+        answer: Callable[[Request], Awaitable[Reply]],  # answers an admitted request
+        admission: Admission,  # the logins
+        hosts: frozenset[str],  # names under which the node may be called if callers need no login
+        caught: Callable[..., BedrockishError],  # turns an unexpected exception into an error
+        purse: Callable[[], Purse],  # makes the account of the memory of one request
+        node: Runtime,  # counts the requests
     ) -> None:
         self._answer, self._admission, self._hosts = answer, admission, hosts
         self._caught, self._purse, self._node = caught, purse, node

@@ -13,27 +13,19 @@ LINES = "application/x-ndjson"
 
 
 async def streamed(
-    streams: Streams,
-    owner: Owner,
-    request: Request,
-    cluster_id: str,
-    check_stay: Callable[[], None],
+    streams: Streams,  # opens and reads streams
+    owner: Owner,  # the caller, whose streams end together
+    request: Request,  # the statement
+    cluster_id: str,  # the id of the cluster, for the token
+    check_stay: Callable[[], None],  # raises AuthenticationError when the caller may have no further rows
     *,
-    objects: bool,
+    objects: bool,  # whether rows are written as objects
 ) -> Reply:
     """Return the response for a statement that reads.
 
     The first line has the columns. Then each line is a row: an array, or an object with the key ``row``. The last line
     is an object with the number of rows, ``rows``, and with ``error`` if reading failed. Without that line the result
     is not whole.
-
-    Args:
-        streams: opens and reads streams.
-        owner: the caller, whose streams end together.
-        request: the statement.
-        cluster_id: the id of the cluster, for the token.
-        check_stay: raises AuthenticationError when the caller may have no further rows.
-        objects: whether rows are written as objects.
 
     Raises:
         BedrockishError: the stream cannot be opened.

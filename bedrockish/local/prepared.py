@@ -63,20 +63,13 @@ class _Does:
 
 
 def check_prepared(
-    prepared: Prepared,
-    applied: Mapping[str, int],
-    known: Known,
-    rights: Rights | None,
-    decode: Callable[[bytes], list[Change]],
+    prepared: Prepared,  # the transaction
+    applied: Mapping[str, int],  # the vector of commits that the node has applied
+    known: Known,  # the tables of the schema in force
+    rights: Rights | None,  # the user's rights; None if the user may do everything
+    decode: Callable[[bytes], list[Change]],  # decodes the transaction's changes
 ) -> None:
     """Check a transaction that a program has prepared against the node's own file.
-
-    Args:
-        prepared: the transaction.
-        applied: the vector of commits that the node has applied.
-        known: the tables of the schema in force.
-        rights: the user's rights; None if the user may do everything.
-        decode: decodes the transaction's changes.
 
     Raises:
         UsageError: the base has commits that this node has not applied, or the changes cannot be decoded.

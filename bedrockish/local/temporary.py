@@ -24,13 +24,6 @@ from bedrockish.sqltext.transaction_control import control_of
 class WithTemporary(LocalTransaction):
     """One open transaction of a session with TEMP objects.
 
-    Args:
-        owner: the session's transactions.
-        place: the session's workspace.
-        request: its BEGIN.
-        moment: the moment of the snapshot that the workspace holds.
-        before: the same transaction, if it began before the session had TEMP objects.
-
     Raises:
         TemporaryLostError: the database now has an object with the name of a TEMP object.
         ConflictError: a statement of ``before`` has another result on this snapshot.
@@ -40,11 +33,11 @@ class WithTemporary(LocalTransaction):
 
     def __init__(
         self,
-        owner: LocalTransactions,
-        place: Place,
-        request: Request,
-        moment: FileMoment,
-        before: LocalTransaction | None,
+        owner: LocalTransactions,  # the session's transactions
+        place: Place,  # the session's workspace
+        request: Request,  # its BEGIN
+        moment: FileMoment,  # the moment of the snapshot that the workspace holds
+        before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
     ) -> None:
         self._like = None if before is None else before.work_at(moment)
         super().__init__(owner, place, request, moment)

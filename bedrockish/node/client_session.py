@@ -171,35 +171,24 @@ Caught = Callable[[str, Exception], BedrockishError]  # takes an unexpected exce
 
 async def serve_client(
     link: Link,
-    node: Submits,
+    node: Submits,  # answers the client
     *,
-    in_flight_max: int = IN_FLIGHT_MAX,
-    donor: Donor | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,  # calls that run at the same time
+    donor: Donor | None = None,  # gives copies of the file to nodes that join
+    # Runs a command and calls back, without a task for each command; None: ``node.submit`` is awaited.
     begin: Begin | None = None,
-    transactions: Transacts | None = None,
-    upkeep: Upkeep | None = None,
-    caught: Caught,
-    memory: Memory | None = None,
-    user: str = "",
+    transactions: Transacts | None = None,  # keeps interactive transactions, which end with the link
+    upkeep: Upkeep | None = None,  # performs an operator's orders
+    caught: Caught,  # takes damage or an unexpected exception of a call, and returns the error to answer
+    memory: Memory | None = None,  # counts the bytes that are kept for the link
+    user: str = "",  # the client's user; empty if the node required none when the client connected
     access: Access | None = None,
+    # Returns why the client has to be disconnected, or an empty text; None: it may always stay.
     why_out: Callable[[], str] | None = None,
+    # Commits a transaction that a program of the machine has executed on the node's file.
     commit_prepared: "CommitPrepared | None" = None,
 ) -> None:
-    """Answer one client until its link ends, after which running commands go on. Another task must run the link.
-
-    Args:
-        node: answers the client.
-        in_flight_max: calls that run at the same time.
-        donor: gives copies of the file to nodes that join.
-        begin: runs a command and calls back, without a task for each command; None: ``node.submit`` is awaited.
-        transactions: keeps interactive transactions, which end with the link.
-        upkeep: performs an operator's orders.
-        memory: counts the bytes that are kept for the link.
-        user: the client's user; empty if the node required none when the client connected.
-        why_out: returns why the client has to be disconnected, or an empty text; None: it may always stay.
-        commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
-        caught: takes damage or an unexpected exception of a call, and returns the error to answer.
-    """
+    """Answer one client until its link ends, after which running commands go on. Another task must run the link."""
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
     session.user, session.access, session.why_out = user, access or Access(), why_out

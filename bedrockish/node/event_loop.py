@@ -257,20 +257,15 @@ class Runtime:
     async def submit(
         self,
         request: Request,
-        prepare: Prepare | None = None,
+        prepare: Prepare | None = None,  # executes the command in place of the engine, if it is given
         *,
+        # Whether the command cannot be executed again, because ``prepare`` returns the same each time.
         once: bool = False,
-        shares: bool = False,
+        shares: bool = False,  # whether what ``prepare`` returns may be merged with the transactions of other commands
+        # The durable state that ``prepare`` has read, if the command is a strict read that wrote nothing.
         base: Vector | None = None,
     ) -> Answer:
-        """Run a command to its end, and return its answer.
-
-        Args:
-            prepare: executes the command in place of the engine, if it is given.
-            once: whether the command cannot be executed again, because ``prepare`` returns the same each time.
-            shares: whether what ``prepare`` returns may be merged with the transactions of other commands.
-            base: the durable state that ``prepare`` has read, if the command is a strict read that wrote nothing.
-        """
+        """Run a command to its end, and return its answer."""
         found, over = list[Answer | BedrockishError](), trio.Event()
 
         def done(answer: Answer | BedrockishError) -> None:

@@ -136,17 +136,11 @@ def _reply(link: Link, node: WaitingNode, payloads: list[bytes]) -> None:
 
 async def wait_in_the_open(
     config: Config,
-    credentials: Credentials,
-    room: Room,
-    serve_http: Callable[..., Any] | None,
+    credentials: Credentials,  # the node's credentials, for links and HTTP
+    room: Room,  # knows the reason
+    serve_http: Callable[..., Any] | None,  # answers HTTP with the reason, until cancelled; None: the node has none
 ) -> None:
-    """Answer with the reason until the node's file can be written.
-
-    Args:
-        credentials: the node's credentials, for links and HTTP.
-        room: knows the reason.
-        serve_http: answers HTTP with the reason, until cancelled; None: the node has none.
-    """
+    """Answer with the reason until the node's file can be written."""
     node = WaitingNode(config, room)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_links, config, credentials, node)

@@ -19,20 +19,15 @@ CLIENTS_PER_ADDRESS_MAX = 1_000
 
 
 class Doors:
-    """The callers of one node.
-
-    Args:
-        strangers_max: the greatest number of strangers.
-        clients_max: the greatest number of admitted clients.
-        clients_per_address_max: the greatest number of admitted clients from one address.
-        files_max: the number of open files, sockets included, from which on clients are refused; members are not.
-    """
+    """The callers of one node."""
 
     def __init__(
         self,
-        strangers_max: int = STRANGERS_MAX,
-        clients_max: int = CLIENTS_MAX,
+        strangers_max: int = STRANGERS_MAX,  # the greatest number of strangers
+        clients_max: int = CLIENTS_MAX,  # the greatest number of admitted clients
+        # The greatest number of admitted clients from one address.
         clients_per_address_max: int = CLIENTS_PER_ADDRESS_MAX,
+        # The number of open files, sockets included, from which on clients are refused; members are not.
         files_max: float = math.inf,
     ) -> None:
         self._files_max = files_max

@@ -104,56 +104,42 @@ class Mesh:
     """The links of one node. Start it with ``await nursery.start(mesh.run)``; cancel that to stop it.
 
     Why so large: Most attributes are the arguments below, each a decision that the network leaves to its user.
-
-    Args:
-        hello: our HELLO; ``to`` is filled in for each peer.
-        peers: the address of each other member. An entry for this node is ignored.
-        on_event: called with PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
-        judge: checks the HELLO of each member that dials us; raises RefusedError to refuse the link.
-        recognise: checks the HELLO of each peer that answers us; raises RefusedError to end the link.
-        on_client: runs for each client while the link runs; the link is closed when it returns. If it raises
-            LinkClosedError, the client has left.
-        on_fault: called with the operation and its unexpected exception; only that link ends, unless this function
-            raises. By default it stops the mesh.
-        host: address to listen on; None for all addresses of this machine.
-        port: port to listen on; 0 for a free one, see ``addresses``.
-        draw: returns a random number between 0 and 1, for the jitter of redialling.
-        on_log: called with a text about each refusal and each peer that cannot be reached.
-        limits: sizes and times of each link.
-        doors: limits the numbers of strangers and clients.
-        inflow: limits the memory for incomplete messages of clients.
-        dial_context: TLS for links that we dial.
-        listen_context: TLS for links that we accept.
-        trust: checks each stream, dialled or accepted, after the other end has sent its first event; raises
-            RefusedError to end the link.
-        admit: checks the stream and the HELLO of each caller; raises RefusedError to refuse it.
-        tell_client: takes the info of a client's HELLO and returns the info of the answer; by default the info of
-            ``hello``.
-        local_socket: listens for programs of this machine, which need no TLS; closed at the end. None: no such socket.
     """
 
     def __init__(
         self,
-        hello: Hello,
-        peers: Mapping[str, Address],
+        hello: Hello,  # our HELLO; ``to`` is filled in for each peer
+        peers: Mapping[str, Address],  # the address of each other member. An entry for this node is ignored.
         *,
+        # Called with PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
         on_event: Callable[[MeshEvent], None],
-        draw: Callable[[], float],
+        draw: Callable[[], float],  # returns a random number between 0 and 1, for the jitter of redialling
+        # Runs for each client while the link runs; the link is closed when it returns. If it raises LinkClosedError,
+        # the client has left.
         on_client: ClientHandler = _no_clients,
+        # Checks the HELLO of each member that dials us; raises RefusedError to refuse the link.
         judge: Callable[[Hello], None] = lambda _: None,
+        # Checks the HELLO of each peer that answers us; raises RefusedError to end the link.
         recognise: Callable[[Hello], None] = lambda _: None,
-        host: str | None = None,
-        port: int = 0,
+        host: str | None = None,  # address to listen on; None for all addresses of this machine
+        port: int = 0,  # port to listen on; 0 for a free one, see ``addresses``
+        # Called with a text about each refusal and each peer that cannot be reached.
         on_log: Callable[[str], None] = lambda _: None,
+        # Called with the operation and its unexpected exception; only that link ends, unless this function raises. By
+        # default it stops the mesh.
         on_fault: Callable[[str, Exception], object] = _raise,
-        limits: Limits | None = None,
-        doors: Doors | None = None,
-        inflow: Inflow | None = None,
-        dial_context: ssl.SSLContext | None = None,
-        listen_context: ssl.SSLContext | None = None,
+        limits: Limits | None = None,  # sizes and times of each link
+        doors: Doors | None = None,  # limits the numbers of strangers and clients
+        inflow: Inflow | None = None,  # limits the memory for incomplete messages of clients
+        dial_context: ssl.SSLContext | None = None,  # TLS for links that we dial
+        listen_context: ssl.SSLContext | None = None,  # TLS for links that we accept
+        # Checks each stream, dialled or accepted, after the other end has sent its first event; raises RefusedError to
+        # end the link.
         trust: Trusts = lambda _: None,
-        admit: Admits | None = None,
+        admit: Admits | None = None,  # checks the stream and the HELLO of each caller; raises RefusedError to refuse it
+        # Takes the info of a client's HELLO and returns the info of the answer; by default the info of ``hello``.
         tell_client: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        # Listens for programs of this machine, which need no TLS; closed at the end. None: no such socket.
         local_socket: socket.socket | None = None,
     ) -> None:
         self.hello, self._tell_client = hello, tell_client

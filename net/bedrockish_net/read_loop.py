@@ -24,11 +24,6 @@ def _nothing() -> None:
 class ReadLoop:
     """Calls the reader of each socket that is readable.
 
-    Args:
-        on_fault: called with the operation and an unexpected exception of a reader, whose socket is then removed.
-        before: called when sockets are readable, before they are read; must not block or raise.
-        after: called after the sockets were read; must not block or raise.
-
     Attributes:
         works: whether this system has ``epoll``; if not, each link reads in its own task.
     """
@@ -37,9 +32,11 @@ class ReadLoop:
 
     def __init__(
         self,
+        # Called with the operation and an unexpected exception of a reader, whose socket is then removed.
         on_fault: Callable[[str, Exception], object],
+        # Called when sockets are readable, before they are read; must not block or raise.
         before: Callable[[], None] = _nothing,
-        after: Callable[[], None] = _nothing,
+        after: Callable[[], None] = _nothing,  # called after the sockets were read; must not block or raise
     ) -> None:
         self._on_fault = on_fault
         self.before, self.after = before, after

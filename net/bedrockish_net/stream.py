@@ -139,22 +139,16 @@ class Link:
     @classmethod
     async def accept(
         cls,
-        stream: trio.abc.Stream,
-        local: Hello,
+        stream: trio.abc.Stream,  # an accepted stream
+        local: Hello,  # our HELLO
         *,
+        # Takes the dialler's HELLO and returns the answer; raises RefusedError to refuse the dialler.
         welcome: Callable[[Hello], Hello] | None = None,
-        limits: Limits | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        limits: Limits | None = None,  # sizes and times of the link
+        ssl_context: ssl.SSLContext | None = None,  # the TLS context, made by ``bedrockish_net.tls``; None: no TLS
     ) -> "Link":
         """Wait for a HELLO, answer it, and return the link. On a failure the stream is closed before the error is
         raised.
-
-        Args:
-            stream: an accepted stream.
-            local: our HELLO.
-            welcome: takes the dialler's HELLO and returns the answer; raises RefusedError to refuse the dialler.
-            limits: sizes and times of the link.
-            ssl_context: the TLS context, made by ``bedrockish_net.tls``; None: no TLS.
 
         Raises:
             RefusedError: ``welcome`` refused the dialler, the HELLO took too long, or the dialler sent GOODBYE.

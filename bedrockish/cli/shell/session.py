@@ -45,24 +45,16 @@ class Command:
 
 
 class Shell:
-    """A session at a cluster.
-
-    Args:
-        connection: the session's connection.
-        url: its URL, for commands that need a client of their own; None for the environment's URL.
-        mode: the mode in which rows are printed.
-        read: how fresh reads must be; None for the URL's value.
-        commands: the dot-commands, by name.
-    """
+    """A session at a cluster."""
 
     def __init__(
         self,
-        connection: Connection,
-        url: str | None,
-        mode: str,
+        connection: Connection,  # the session's connection
+        url: str | None,  # its URL, for commands that need a client of their own; None for the environment's URL
+        mode: str,  # the mode in which rows are printed
         *,
-        read: str | None,
-        commands: Mapping[str, Command],
+        read: str | None,  # how fresh reads must be; None for the URL's value
+        commands: Mapping[str, Command],  # the dot-commands, by name
     ) -> None:
         self.connection, self.url = connection, url
         self._commands = commands

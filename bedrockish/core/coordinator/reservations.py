@@ -56,19 +56,14 @@ class Reservation(NamedTuple):
 
 
 class Reservations:
-    """The reservations that this node has heard, and the one that it honours.
-
-    Args:
-        in_flight: all requests that are under way.
-        pause: executes a request again after so many milliseconds.
-    """
+    """The reservations that this node has heard, and the one that it honours."""
 
     def __init__(
         self,
         state: State,
-        in_flight: Mapping[int, InFlight],
+        in_flight: Mapping[int, InFlight],  # all requests that are under way
         wait_queue: WaitQueue,
-        pause: Callable[[InFlight, float], None],
+        pause: Callable[[InFlight, float], None],  # executes a request again after so many milliseconds
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
         self.held: Reservation | None = None  # the reservation that is honoured here now, or None

@@ -121,21 +121,15 @@ GROUP_MAX = 100  # commands that share one transaction
 
 
 class WaitQueue:
-    """The requests that wait, by the transaction for which they wait.
-
-    Args:
-        in_flight: all requests that are under way.
-        ready: takes the requests that can go on.
-        pause: executes a request again after some milliseconds, when it is its turn after a transaction of a leader.
-        turns: the order of the leaders that want the same keys.
-    """
+    """The requests that wait, by the transaction for which they wait."""
 
     def __init__(
         self,
-        in_flight: Mapping[int, InFlight],
-        ready: Ready,
+        in_flight: Mapping[int, InFlight],  # all requests that are under way
+        ready: Ready,  # takes the requests that can go on
+        # Executes a request again after some milliseconds, when it is its turn after a transaction of a leader.
         pause: Callable[[InFlight, float, str], None],
-        turns: Turns,
+        turns: Turns,  # the order of the leaders that want the same keys
     ) -> None:
         self._in_flight, self._ready, self._pause, self._turns = in_flight, ready, pause, turns
         self.waits: dict[Txid, deque[int]] = {}

@@ -17,26 +17,17 @@ class Times(NamedTuple):
 
 
 def times(
-    own: Times,
+    own: Times,  # its present times; they never go back
+    # For each other voter, closed and cut of its last report whose applied vector is covered here.
     words: Iterable[tuple[int, int]],
-    majority: int,
-    closable: int,
-    lowest: int | None,
+    majority: int,  # the number of voters that is a majority, this one included
+    closable: int,  # the clock up to which this node may close time now
+    lowest: int | None,  # the lowest clock that is open here, or None
     *,
-    counts: bool,
-    moves_cut: bool = True,
+    counts: bool,  # whether this node is a voter whose own times count
+    moves_cut: bool = True,  # whether to move the cut, which costs a sync
 ) -> Times:
-    """Return the times of a node after it has closed as far as it can.
-
-    Args:
-        own: its present times; they never go back.
-        words: for each other voter, closed and cut of its last report whose applied vector is covered here.
-        majority: the number of voters that is a majority, this one included.
-        closable: the clock up to which this node may close time now.
-        lowest: the lowest clock that is open here, or None.
-        counts: whether this node is a voter whose own times count.
-        moves_cut: whether to move the cut, which costs a sync.
-    """
+    """Return the times of a node after it has closed as far as it can."""
     others = list(words)
     below = closable if lowest is None else min(closable, lowest - 1)
     closed = max(own.closed, below)  # T1: transactions that are pending here, or decided and not applied, stay open

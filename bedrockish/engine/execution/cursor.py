@@ -50,22 +50,16 @@ def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], s
 
 
 class Batches:
-    """The rows of one statement. Several threads may call the methods, one at a time.
-
-    Args:
-        snapshot: the snapshot to read on; its creator returns it to ``Readers`` after ``close``.
-        lengths: the bounds of the lengths of its values.
-        by_column: whether the client reads the rows by column.
-    """
+    """The rows of one statement. Several threads may call the methods, one at a time."""
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Snapshot,  # the snapshot to read on; its creator returns it to ``Readers`` after ``close``
         piece: Piece,
         params: tuple[Any, ...],
-        lengths: Lengths,
+        lengths: Lengths,  # the bounds of the lengths of its values
         *,
-        by_column: bool = False,
+        by_column: bool = False,  # whether the client reads the rows by column
     ) -> None:
         self._snapshot, self._piece, self._params, self._lengths = snapshot, piece, params, lengths
         self._by_column = by_column

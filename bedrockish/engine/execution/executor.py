@@ -81,9 +81,6 @@ class Executor:
 
     Why so large: One connection serves all kinds of statements. Each execution uses its compiled texts, analyses,
     budgets and ids, which live as long as the connection.
-
-    Args:
-        known: the schema as another connection has read it.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class Executor:
         limits: Limits,
         ids: AutoIds,
         prepare: Prepare,
-        known: Known | None = None,
+        known: Known | None = None,  # the schema as another connection has read it
         access: Access | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare

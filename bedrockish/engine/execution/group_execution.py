@@ -50,21 +50,14 @@ def as_many_as_can_be(requests: Sequence[Request], run: Callable[[Sequence[Reque
 
 
 def execute(
-    executor: "Executor",
-    base: dict[str, int],
+    executor: "Executor",  # the executor of the writing connection
+    base: dict[str, int],  # the commits that the requests see
     version: int,
-    budget_s: float,
-    scope: Scope,
-    requests: Sequence[Request],
+    budget_s: float,  # the seconds that all requests together may take
+    scope: Scope,  # the values of the clock's functions
+    requests: Sequence[Request],  # the requests, all of the same isolation
 ) -> Prepared:
     """Run at least two requests inside the open transaction; the caller always rolls them back.
-
-    Args:
-        executor: the executor of the writing connection.
-        base: the commits that the requests see.
-        budget_s: the seconds that all requests together may take.
-        scope: the values of the clock's functions.
-        requests: the requests, all of the same isolation.
 
     Raises:
         ApartError: a request cannot be in the transaction.

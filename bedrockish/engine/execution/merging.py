@@ -19,19 +19,14 @@ Join = Callable[[Sequence[bytes]], tuple[bytes, tuple[int, ...]]]
 
 
 def merge(
+    # The request and the transaction that the others join; it is returned as it is if none of them can.
     first: tuple[Request, Prepared],
+    # Further requests of the same isolation, each with a function that returns its transaction.
     others: Iterable[tuple[Request, Callable[[], Prepared]]],
-    move_up: MoveUp,
-    join: Join,
+    move_up: MoveUp,  # returns a command's transaction with the newest commits as its base; None if it has lost to one
+    join: Join,  # joins encoded changes, and counts the changes of each transaction
 ) -> Prepared:
-    """Merge transactions that programs have executed; those that cannot be merged are left out.
-
-    Args:
-        first: the request and the transaction that the others join; it is returned as it is if none of them can.
-        others: further requests of the same isolation, each with a function that returns its transaction.
-        move_up: returns a command's transaction with the newest commits as its base; None if it has lost to one.
-        join: joins encoded changes, and counts the changes of each transaction.
-    """
+    """Merge transactions that programs have executed; those that cannot be merged are left out."""
     request, prepared = first
     moved = move_up(request.command, prepared)
     if moved is None:

@@ -234,18 +234,12 @@ class Snapshot:
         self,
         piece: Piece,
         params: tuple[Any, ...],
-        room: int,
-        lengths: Lengths,
-        scope: Scope | None = None,
-        budget_s: float = float("inf"),
+        room: int,  # the bytes that its rows may take
+        lengths: Lengths,  # the bounds of the lengths of its values
+        scope: Scope | None = None,  # the values of the clock's functions
+        budget_s: float = float("inf"),  # the seconds that it may take
     ) -> tuple[list[tuple[Any, ...]], int]:
         """Run a statement that reads; return its rows and an estimate of their bytes.
-
-        Args:
-            room: the bytes that its rows may take.
-            lengths: the bounds of the lengths of its values.
-            scope: the values of the clock's functions.
-            budget_s: the seconds that it may take.
 
         Raises:
             ClockNeededError: the statement calls ``transaction_clock()``, and the scope has no clock.

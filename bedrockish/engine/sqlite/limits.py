@@ -28,18 +28,13 @@ class Memory:
     SQLite reports its own share; code that keeps rows, answers and messages adds to it. Only clients' statements, and
     the work that they begin, are refused; decided transactions never are. Used from the node's loop and from the
     threads in which statements run.
-
-    Args:
-        max_bytes: the bytes that requests may take.
-        used: returns the bytes that SQLite has taken.
-        now: a clock that only goes forward, in seconds.
     """
 
     def __init__(
         self,
-        max_bytes: int = 1 << 62,
-        used: Callable[[], int] = apsw.memory_used,
-        now: Callable[[], float] = lambda: 0.0,
+        max_bytes: int = 1 << 62,  # the bytes that requests may take
+        used: Callable[[], int] = apsw.memory_used,  # returns the bytes that SQLite has taken
+        now: Callable[[], float] = lambda: 0.0,  # a clock that only goes forward, in seconds
     ) -> None:
         self.max_bytes, self._used, self._now = max_bytes, used, now
         self.elsewhere = 0  # the bytes that other holders reported when they were last asked

@@ -24,21 +24,15 @@ _DEFINED = (
 
 
 def settled(
-    piece: Piece,
+    piece: Piece,  # the statement, compiled without settings
     settings: Settings,
-    db: apsw.Connection,
+    db: apsw.Connection,  # the connection that has compiled the statement
     definitions: Definitions,
-    again: Callable[[], Piece],
+    again: Callable[[], Piece],  # compiles the statement again
     *,
-    is_temporary: bool = False,
+    is_temporary: bool = False,  # whether the connection may have TEMP triggers
 ) -> Piece:
     """Return a statement with the settings of its session that it needs.
-
-    Args:
-        piece: the statement, compiled without settings.
-        db: the connection that has compiled the statement.
-        again: compiles the statement again.
-        is_temporary: whether the connection may have TEMP triggers.
 
     Raises:
         UnsupportedError: the statement needs a case-sensitive LIKE, and a definition that it uses has LIKE as well.

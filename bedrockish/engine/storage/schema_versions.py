@@ -20,23 +20,17 @@ from bedrockish_journal.storage.schema_steps import run
 
 
 class Versions:
-    """The versions of the schema in one node's file.
-
-    Args:
-        db: the writing connection.
-        write: runs an action in the open batch, and again whenever the batch is written again.
-        loud: switches triggers and foreign keys on.
-        learn: called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change,
-            and the tables whose rows it has changed.
-        noticing: gathers the names of the tables whose rows change in a block.
-    """
+    """The versions of the schema in one node's file."""
 
     def __init__(
         self,
-        db: apsw.Connection,
-        write: Callable[..., None],
-        loud: Callable[[], None],
+        db: apsw.Connection,  # the writing connection
+        write: Callable[..., None],  # runs an action in the open batch, and again whenever the batch is written again
+        loud: Callable[[], None],  # switches triggers and foreign keys on
+        # Called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change, and
+        # the tables whose rows it has changed.
         learn: Callable[[Sequence[str], Collection[str]], None],
+        # Gathers the names of the tables whose rows change in a block.
         noticing: Callable[[], AbstractContextManager[set[str]]],
     ) -> None:
         self._db, self._write, self._loud, self._learn, self._noticing = db, write, loud, learn, noticing

@@ -92,24 +92,16 @@ class Bound:
 
 
 class Upkeep:
-    """The upkeep of one node.
-
-    Args:
-        engine: has the node's file.
-        config: the node's configuration at its start.
-        clocks: the machine's clocks.
-        post: queues an event for the core.
-        durable: returns when all that was written so far is durable.
-    """
+    """The upkeep of one node."""
 
     def __init__(
         self,
         core: Node,
-        engine: Engine,
-        config: Config,
-        clocks: Clocks,
-        post: Callable[[Event], None],
-        durable: Callable[[], Awaitable[None]],
+        engine: Engine,  # has the node's file
+        config: Config,  # the node's configuration at its start
+        clocks: Clocks,  # the machine's clocks
+        post: Callable[[Event], None],  # queues an event for the core
+        durable: Callable[[], Awaitable[None]],  # returns when all that was written so far is durable
     ) -> None:
         self._core, self._engine, self._config, self._clocks = core, engine, config, clocks
         self._post, self._durable = post, durable

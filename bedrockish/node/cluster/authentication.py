@@ -158,19 +158,14 @@ def _end_of(path: str) -> float:
 
 
 class Gate:
-    """The admission of clients.
-
-    Args:
-        config: has the configured users.
-        access: has the users of the cluster.
-        moment: returns the id of the cluster, and its clock's time in milliseconds since 1970.
-    """
+    """The admission of clients."""
 
     def __init__(
         self,
-        config: Config,
+        config: Config,  # has the configured users
         credentials: Credentials,
-        access: Access,
+        access: Access,  # has the users of the cluster
+        # Returns the id of the cluster, and its clock's time in milliseconds since 1970.
         moment: Callable[[], tuple[str, int]] = lambda: ("", 0),
     ) -> None:
         self._moment = moment

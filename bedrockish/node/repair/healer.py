@@ -52,28 +52,18 @@ class RestartError(Exception):
 
 
 class Healer:
-    """The repairer of one node.
-
-    Args:
-        core: has the alarms, and knows the members.
-        config: has the setting whether the repair begins without an order.
-        entry: returns this node's credentials for links to other members.
-        scrubber: compares tables.
-        prepare: registers the plugins' additions on a connection.
-        durable: returns when everything written so far is durable.
-        restart: restarts the node.
-    """
+    """The repairer of one node."""
 
     def __init__(
         self,
-        core: Node,
+        core: Node,  # has the alarms, and knows the members
         engine: Engine,
-        config: Config,
-        entry: Callable[[], Entry],
-        scrubber: Scrubber,
-        prepare: Prepare,
-        durable: Callable[[], Awaitable[None]],
-        restart: Callable[[RestartError | DamagedError], None],
+        config: Config,  # has the setting whether the repair begins without an order
+        entry: Callable[[], Entry],  # returns this node's credentials for links to other members
+        scrubber: Scrubber,  # compares tables
+        prepare: Prepare,  # registers the plugins' additions on a connection
+        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        restart: Callable[[RestartError | DamagedError], None],  # restarts the node
     ) -> None:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._scrubber, self._prepare, self._durable, self._restart = scrubber, prepare, durable, restart

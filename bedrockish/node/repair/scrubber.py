@@ -105,23 +105,16 @@ def ask_range(call: Call) -> AskRange:
 
 
 class Scrubber:
-    """The scrub of one node.
-
-    Args:
-        config: has the pace.
-        entry: returns this node's credentials for links to other members.
-        prepare: registers the plugins' additions with a connection.
-        damaged: called when this node's rows are found to differ from most others'.
-    """
+    """The scrub of one node."""
 
     def __init__(
         self,
         core: Node,
         engine: Engine,
-        config: Config,
-        entry: Callable[[], Entry],
-        prepare: Prepare,
-        damaged: Callable[[DamagedError], None],
+        config: Config,  # has the pace
+        entry: Callable[[], Entry],  # returns this node's credentials for links to other members
+        prepare: Prepare,  # registers the plugins' additions with a connection
+        damaged: Callable[[DamagedError], None],  # called when this node's rows are found to differ from most others'
     ) -> None:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._prepare, self._damaged = prepare, damaged

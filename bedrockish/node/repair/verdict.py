@@ -48,27 +48,19 @@ class Verdict:
 
 
 def judge(
-    entry: str,
-    own: str,
-    words: Mapping[str, Word],
-    silent: Collection[str],
+    entry: str,  # the entry that cannot be applied here, for people; empty if rows were found to differ
+    own: str,  # the entry's outcome as this node knows it
+    words: Mapping[str, Word],  # the answers of the other members
+    silent: Collection[str],  # the other members that do not answer
+    # Whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
     agrees: bool | None,
-    agree_why: str = "",
+    agree_why: str = "",  # the reason for ``agrees``, for people
     *,
+    # Whether this node led the entry. A leader applies its entry before it sends COMMIT. So until another member
+    # reports the outcome, the entry may be undecided.
     leads: bool = False,
 ) -> Verdict:
-    """Return the verdict.
-
-    Args:
-        entry: the entry that cannot be applied here, for people; empty if rows were found to differ.
-        own: the entry's outcome as this node knows it.
-        words: the answers of the other members.
-        silent: the other members that do not answer.
-        agrees: whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
-        agree_why: the reason for ``agrees``, for people.
-        leads: whether this node led the entry. A leader applies its entry before it sends COMMIT. So until another
-            member reports the outcome, the entry may be undecided.
-    """
+    """Return the verdict."""
     if agrees is False:
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")
     if not entry:

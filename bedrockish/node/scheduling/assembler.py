@@ -18,23 +18,15 @@ from bedrockish.errors import UnavailableError
 
 
 class Assembler:
-    """The handler of the effect ``Assemble``.
-
-    Args:
-        engine: has the file with the saved pieces.
-        post: takes events for the core.
-        start: runs a task until the node ends.
-        durable: returns when everything written so far is durable.
-        stop: ends the node's loop with an error.
-    """
+    """The handler of the effect ``Assemble``."""
 
     def __init__(
         self,
-        engine: Engine,
-        post: Callable[[Event], None],
-        start: Callable[..., None],
-        durable: Callable[[], Awaitable[None]],
-        stop: Callable[[Exception], None],
+        engine: Engine,  # has the file with the saved pieces
+        post: Callable[[Event], None],  # takes events for the core
+        start: Callable[..., None],  # runs a task until the node ends
+        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._post, self._start = engine, post, start
         self._durable, self._stop = durable, stop

@@ -38,24 +38,16 @@ class Read(NamedTuple):
 
 
 class EntrySender:
-    """The handler of the effects ``SendEntries`` and ``SendOutcome``.
-
-    Args:
-        state: the state of the core, which keeps the pieces that a peer is going to ask for.
-        send: sends a message when everything written so far is durable.
-        start: runs a task until the node ends.
-        durable: returns when everything written so far is durable.
-        stop: ends the node's loop with an error.
-    """
+    """The handler of the effects ``SendEntries`` and ``SendOutcome``."""
 
     def __init__(
         self,
         engine: Engine,
-        state: State,
-        send: Callable[[str, Message], None],
-        start: Callable[..., None],
-        durable: Callable[[], Awaitable[None]],
-        stop: Callable[[Exception], None],
+        state: State,  # the state of the core, which keeps the pieces that a peer is going to ask for
+        send: Callable[[str, Message], None],  # sends a message when everything written so far is durable
+        start: Callable[..., None],  # runs a task until the node ends
+        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start
         self._durable, self._stop = durable, stop

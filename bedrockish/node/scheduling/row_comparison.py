@@ -40,24 +40,16 @@ class Verdict:
 
 
 class RowComparison:
-    """The handler of the core's ``compare_rows``, for transactions that are larger than ``LONG_BYTES``.
-
-    Args:
-        snapshots: takes the snapshots on which the rows are compared.
-        post: takes events for the core.
-        start: runs a task until the node ends.
-        stop: ends the node's loop with an error.
-        faults: takes unexpected errors.
-    """
+    """The handler of the core's ``compare_rows``, for transactions that are larger than ``LONG_BYTES``."""
 
     def __init__(
         self,
         engine: Engine,
-        snapshots: Snapshots,
-        post: Callable[[Event], None],
-        start: Callable[..., None],
-        stop: Callable[[Exception], None],
-        faults: Faults,
+        snapshots: Snapshots,  # takes the snapshots on which the rows are compared
+        post: Callable[[Event], None],  # takes events for the core
+        start: Callable[..., None],  # runs a task until the node ends
+        stop: Callable[[Exception], None],  # ends the node's loop with an error
+        faults: Faults,  # takes unexpected errors
     ) -> None:
         self._engine, self._snapshots, self._post = engine, snapshots, post
         self._start, self._stop, self._faults = start, stop, faults

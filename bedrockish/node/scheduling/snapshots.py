@@ -57,22 +57,16 @@ class Boundary:
 
     async def result_of(
         self,
-        action: Callable[[], T],
-        durable: Callable[[], Awaitable[None]],
+        action: Callable[[], T],  # see ``begin``
+        durable: Callable[[], Awaitable[None]],  # see ``begin``
         *,
-        is_open: bool,
-        drop: Callable[[T], object] = lambda _: None,
+        is_open: bool,  # see ``begin``
+        drop: Callable[[T], object] = lambda _: None,  # drops a result
     ) -> T:
         """Return the result of an action on committed rows, when these rows are durable.
 
         An error of the action is raised here, and not in the node's loop. If the caller is cancelled, the action does
         not run, or its result is dropped.
-
-        Args:
-            action: see ``begin``.
-            durable: see ``begin``.
-            is_open: see ``begin``.
-            drop: drops a result.
         """
         found: list[T | Exception] = []
         done, is_abandoned = trio.Event(), False

@@ -82,15 +82,7 @@ class FairQueue(Generic[T]):
 
 
 class TurnLoop:
-    """The loop that takes turns while there is work.
-
-    Args:
-        engine: has the writer, which runs the long actions.
-        turn: begins a turn.
-        has_work: returns whether there is work.
-        waits: returns whether the work should wait for other requests to arrive.
-        deadline: returns the time, by ``time.monotonic``, at which work becomes due by itself; None: no work does.
-    """
+    """The loop that takes turns while there is work."""
 
     # Reads the input of links; called before each turn in the loop's task, so that input that comes together is handled
     # together.
@@ -99,10 +91,11 @@ class TurnLoop:
 
     def __init__(
         self,
-        engine: Engine,
-        turn: Callable[[], Turn],
-        has_work: Callable[[], bool],
-        waits: Callable[[], bool],
+        engine: Engine,  # has the writer, which runs the long actions
+        turn: Callable[[], Turn],  # begins a turn
+        has_work: Callable[[], bool],  # returns whether there is work
+        waits: Callable[[], bool],  # returns whether the work should wait for other requests to arrive
+        # Returns the time, by ``time.monotonic``, at which work becomes due by itself; None: no work does.
         deadline: Callable[[], float | None],
     ) -> None:
         self._turn, self._has_work, self._waits = turn, has_work, waits

@@ -16,23 +16,15 @@ HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, becaus
 
 
 class Waiters:
-    """The waiters of one node.
-
-    Args:
-        memory: counts the bytes that are kept for requests.
-        latency: the times from requests to their answers.
-        statements: counts statements.
-        faults: takes the errors of the functions that get the answers.
-        unpack: unpacks large changes before they are counted.
-    """
+    """The waiters of one node."""
 
     def __init__(
         self,
-        memory: Memory,
-        latency: Histogram,
-        statements: StatementStatistics,
-        faults: Faults,
-        unpack: Callable[[Prepared], None],
+        memory: Memory,  # counts the bytes that are kept for requests
+        latency: Histogram,  # the times from requests to their answers
+        statements: StatementStatistics,  # counts statements
+        faults: Faults,  # takes the errors of the functions that get the answers
+        unpack: Callable[[Prepared], None],  # unpacks large changes before they are counted
     ) -> None:
         self._memory, self._latency, self._statements, self._faults = memory, latency, statements, faults
         self._unpack = unpack

@@ -126,26 +126,19 @@ class WorkerPool:
 
     Why so large: A job is in the queue, among the running jobs and among the jobs with a waiter, and its end needs all
     three.
-
-    Args:
-        core: knows the committed entries.
-        places: the number of jobs that run at the same time; further jobs wait.
-        command_s: the seconds that a user's function may run.
-        deliver: takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken,
-            the error, or None if the journal has the answer.
-        faults: takes unexpected errors.
-        boundary: runs an action when waiting jobs can begin: when everything applied has just been committed to the
-            file.
     """
 
     def __init__(
         self,
         engine: Engine,
-        core: Node,
-        places: int,
-        command_s: float,
+        core: Node,  # knows the committed entries
+        places: int,  # the number of jobs that run at the same time; further jobs wait
+        command_s: float,  # the seconds that a user's function may run
+        # Takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken, the
+        # error, or None if the journal has the answer.
         deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
-        faults: Faults,
+        faults: Faults,  # takes unexpected errors
+        # Runs an action when waiting jobs can begin: when everything applied has just been committed to the file.
         boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver

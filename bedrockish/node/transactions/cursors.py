@@ -70,26 +70,17 @@ class Stream:
 
 
 class Streams:
-    """The streams that are open at one node.
-
-    Args:
-        interactive: compiles statements, and has the connections that read.
-        submit: runs a read to its end.
-        snapshots: takes snapshots of the applied entries.
-        bounds: the limits of their number and their time.
-        damaged: called with an error after which the node must stop.
-        workers: compile long texts.
-    """
+    """The streams that are open at one node."""
 
     def __init__(
         self,
-        interactive: Interactive,
+        interactive: Interactive,  # compiles statements, and has the connections that read
         core: Node,
-        submit: Submit,
-        snapshots: Snapshots,
-        bounds: Bounds,
-        damaged: Callable[[DamagedError], None],
-        workers: WorkerPool,
+        submit: Submit,  # runs a read to its end
+        snapshots: Snapshots,  # takes snapshots of the applied entries
+        bounds: Bounds,  # the limits of their number and their time
+        damaged: Callable[[DamagedError], None],  # called with an error after which the node must stop
+        workers: WorkerPool,  # compile long texts
     ) -> None:
         self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
         self._bounds, self._damaged, self._workers = bounds, damaged, workers

@@ -59,22 +59,15 @@ def checked_read(one: Open, prepared: Prepared) -> Prepared:
 
 
 class StrictLevel:
-    """The questions of open transactions whose read level is ``strict``.
-
-    Args:
-        submit: has the core answer a request.
-        durable: returns when all that the node has written so far is durable.
-        boundary: runs actions between two batches.
-        visibility: moves the snapshots of transactions.
-    """
+    """The questions of open transactions whose read level is ``strict``."""
 
     def __init__(
         self,
         engine: Lends,
-        submit: Submit,
-        durable: Callable[[], Awaitable[None]],
-        boundary: Boundary,
-        visibility: Visibility,
+        submit: Submit,  # has the core answer a request
+        durable: Callable[[], Awaitable[None]],  # returns when all that the node has written so far is durable
+        boundary: Boundary,  # runs actions between two batches
+        visibility: Visibility,  # moves the snapshots of transactions
     ) -> None:
         self._engine, self._submit, self._durable = engine, submit, durable
         self._boundary, self._visibility = boundary, visibility

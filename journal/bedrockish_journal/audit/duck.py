@@ -22,21 +22,14 @@ MEMORY = "1GB"
 
 
 def run_audits(
-    paths: list[str],
-    limit: int,
-    memory: str = MEMORY,
+    paths: list[str],  # the journal of each node, from its file, an export or its URL
+    limit: int,  # the greatest number of findings of each law
+    memory: str = MEMORY,  # DuckDB's memory limit, in its notation; larger data is spilled to disk
+    # Called now and then with a node, the number of its entries read so far, and an estimate of their total.
     progress: Progress | None = None,
-    laws: frozenset[str] = frozenset(QUERIES),
+    laws: frozenset[str] = frozenset(QUERIES),  # the laws to check
 ) -> Iterator[Counts | Outcome | Unseen]:
     """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
-
-    Args:
-        paths: the journal of each node, from its file, an export or its URL.
-        limit: the greatest number of findings of each law.
-        memory: DuckDB's memory limit, in its notation; larger data is spilled to disk.
-        laws: the laws to check.
-        progress: called now and then with a node, the number of its entries read so far, and an estimate of their
-            total.
 
     Raises:
         JournalError: a journal cannot be read, or DuckDB failed.

@@ -41,19 +41,13 @@ class Drill:
 
 
 def drill(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str],  # a node's file that no program writes
     *,
-    older: str | os.PathLike[str] | None = None,
-    prepare: Prepare | None = None,
-    say: Said = lambda _: None,
+    older: str | os.PathLike[str] | None = None,  # an older backup, for a journal whose beginning was removed
+    prepare: Prepare | None = None,  # registers the functions and collations of plugins on a connection
+    say: Said = lambda _: None,  # called with each step before it begins
 ) -> Drill:
     """Verify a backup, restore it to a temporary place, and compare.
-
-    Args:
-        path: a node's file that no program writes.
-        older: an older backup, for a journal whose beginning was removed.
-        prepare: registers the functions and collations of plugins on a connection.
-        say: called with each step before it begins.
 
     Raises:
         JournalFileError: a file is not a node's file.

@@ -79,19 +79,14 @@ class _Run:
 
 
 def drill_directory(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str],  # its directory
     *,
+    # An older backup, for a first snapshot whose journal has lost its beginning.
     older: str | os.PathLike[str] | None = None,
-    prepare: Prepare | None = None,
-    say: Said = lambda _: None,
+    prepare: Prepare | None = None,  # registers the functions and collations of plugins on a connection
+    say: Said = lambda _: None,  # called with each step before it begins
 ) -> DirectoryDrill:
     """Verify a continuous backup, which may grow during the drill, and return the result.
-
-    Args:
-        folder: its directory.
-        older: an older backup, for a first snapshot whose journal has lost its beginning.
-        prepare: registers the functions and collations of plugins on a connection.
-        say: called with each step before it begins.
 
     Raises:
         FileMissingError: the directory has no snapshot, or an old file was removed during the drill.

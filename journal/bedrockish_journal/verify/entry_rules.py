@@ -115,26 +115,18 @@ class Audit:
 
     def __init__(
         self,
-        node: str,
-        founding: bytes | None,
+        node: str,  # the node whose journal is checked
+        founding: bytes | None,  # the encoded membership of the founders; None if the file lacks it
+        # Returns the body that was applied for (clock, origin) before a place in the order; used for second labels.
         original: Callable[[int, str, int], bytes | None],
-        removed: Mapping[str, Removed] | None = None,
+        removed: Mapping[str, Removed] | None = None,  # the marks of timelines whose first entries were removed
         *,
+        # Returns whether the same entry was checked in another file, so that its changes need not be decoded again.
         is_judged: Callable[[Row], bool] = lambda _row: False,
+        # All memberships of the file, by version; they have the rights of the users.
         memberships: Mapping[int, MembershipSaid] | None = None,
     ) -> None:
-        """Start at an empty database, or at the beginning of the file's journal.
-
-        Args:
-            node: the node whose journal is checked.
-            founding: the encoded membership of the founders; None if the file lacks it.
-            original: returns the body that was applied for (clock, origin) before a place in the order; used for second
-                labels.
-            removed: the marks of timelines whose first entries were removed.
-            is_judged: returns whether the same entry was checked in another file, so that its changes need not be
-                decoded again.
-            memberships: all memberships of the file, by version; they have the rights of the users.
-        """
+        """Start at an empty database, or at the beginning of the file's journal."""
         self._rights = Rights(memberships or {})
         self._is_judged = is_judged
         self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the tick of the node that entries had seen

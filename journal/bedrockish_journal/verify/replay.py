@@ -97,28 +97,23 @@ class Sourced(NamedTuple):
 
 
 def replay(
+    # nodes' files; together they must have every entry on which any of their entries depends.
     paths: Sequence[str | os.PathLike[str]],
+    # The file to write, which must not exist. It appears only when it is complete and durable.
     target: str | os.PathLike[str],
     *,
+    # A node's older file; the replay begins with its tables instead of an empty database.
     base: str | os.PathLike[str] | None = None,
-    until: Moment | None = None,
+    until: Moment | None = None,  # the moment to stop at; the files must have all entries up to it
+    # ``journal`` applies the first file's entries in its own order, then those that only other files have; ``random``
+    # draws any causally valid order.
     order: str = JOURNAL,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    seed: int = 0,  # the seed of the random order
+    progress: Callable[[int], None] | None = None,  # called with the number of applied entries, now and then
+    # Registers the functions and collations that indexes, CHECKs and generated columns use on a connection.
     prepare: Prepare | None = None,
 ) -> Report:
     """Write a new database from the journals of one or several nodes.
-
-    Args:
-        paths: nodes' files; together they must have every entry on which any of their entries depends.
-        target: the file to write, which must not exist. It appears only when it is complete and durable.
-        base: a node's older file; the replay begins with its tables instead of an empty database.
-        until: the moment to stop at; the files must have all entries up to it.
-        order: ``journal`` applies the first file's entries in its own order, then those that only other files have;
-            ``random`` draws any causally valid order.
-        seed: the seed of the random order.
-        progress: called with the number of applied entries, now and then.
-        prepare: registers the functions and collations that indexes, CHECKs and generated columns use on a connection.
 
     Raises:
         JournalFileError: a file has no journal, or the target exists or cannot be written.

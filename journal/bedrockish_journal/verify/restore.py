@@ -55,26 +55,19 @@ def _standing(path: Path) -> tuple[int, dict[str, int], int]:
 
 
 def restore(
-    backup: str | os.PathLike[str],
+    backup: str | os.PathLike[str],  # a node's file
+    # The file to write, which must not exist. It appears only when it is complete and durable.
     target: str | os.PathLike[str],
     *,
-    journals: Sequence[str | os.PathLike[str]] = (),
-    until: Moment | None = None,
-    progress: Callable[[int], None] | None = None,
-    prepare: Prepare | None = None,
+    journals: Sequence[str | os.PathLike[str]] = (),  # nodes' files, or backups, with the entries after the backup
+    until: Moment | None = None,  # the moment; None for all entries in the files
+    progress: Callable[[int], None] | None = None,  # called with the number of applied entries, now and then
+    prepare: Prepare | None = None,  # registers the functions and collations of plugins on a connection
 ) -> Report:
     """Write a plain database with the tables of a cluster as of a moment, and return a report.
 
     The replay begins with the tables of the backup, if they are not later than the moment; else with an empty database,
     if the backup's journal is whole.
-
-    Args:
-        backup: a node's file.
-        target: the file to write, which must not exist. It appears only when it is complete and durable.
-        journals: nodes' files, or backups, with the entries after the backup.
-        until: the moment; None for all entries in the files.
-        progress: called with the number of applied entries, now and then.
-        prepare: registers the functions and collations of plugins on a connection.
 
     Raises:
         MomentError: the files do not have exactly the entries of that moment.

@@ -62,19 +62,15 @@ class Progress:
 
 def export(
     feed: Feed,
+    # The export's directory, which is created if it does not exist. Several nodes may share a directory.
     directory: str,
-    progress: Callable[[Progress], None] | None = None,
-    step: int = STEP,
+    progress: Callable[[Progress], None] | None = None,  # called after each step
+    step: int = STEP,  # the number of entries in a step
     *,
+    # Begin a new export at the oldest entry that the journal still has, instead of requiring the first one.
     oldest: bool = False,
 ) -> Progress:
     """Export one node's journal up to the end that it has when this begins, and return the progress.
-
-    Args:
-        directory: the export's directory, which is created if it does not exist. Several nodes may share a directory.
-        progress: called after each step.
-        step: the number of entries in a step.
-        oldest: begin a new export at the oldest entry that the journal still has, instead of requiring the first one.
 
     Raises:
         ExportError: the directory is not an export, or is in use.

@@ -79,20 +79,15 @@ def batches(
     feed: Feed,
     table: Table,
     spans: tuple[Span, ...],
+    # The conditions on wanted entries and changes, by which the ranges were planned, and whether to skip entries that
+    # cannot be decoded.
     options: Options,
-    columns: dict[str, str],
+    columns: dict[str, str],  # name and Spark type of the columns wanted
     *,
-    before: bool,
-    whole: bool = False,
+    before: bool,  # whether to include the rows of the time before the journal
+    whole: bool = False,  # whether each tick of the ranges must exist
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one table for some ranges of ticks.
-
-    Args:
-        options: the conditions on wanted entries and changes, by which the ranges were planned, and whether to skip
-            entries that cannot be decoded.
-        columns: name and Spark type of the columns wanted.
-        before: whether to include the rows of the time before the journal.
-        whole: whether each tick of the ranges must exist.
 
     Raises:
         JournalPrunedError: the beginning of a range was removed from the journal.

@@ -37,6 +37,7 @@ from bedrockish.core.protocol.events import (
     Submitted,
     Woken,
 )
+from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.messages import (
     SINCE,
     Accept,
@@ -76,6 +77,7 @@ from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
@@ -84,9 +86,21 @@ from bedrockish_journal.model.transaction import Txid
 HEARD_WHEN_DAMAGED = (Gossip, Fetch, Want, Ask, Accepted, Refused, Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
+IDLE_BEATS = 5  # an idle node sends its state at every fifth interval, at most; each message wakes a process
+
+
+def idle_ms(settings: Settings) -> int:
+    """Return the interval of the heartbeats of an idle node.
+
+    Half of ``suspicion_ms`` is left for the way of a message: with a longer interval the node would seem silent.
+    """
+    return max(settings.heartbeat_ms, min(IDLE_BEATS * settings.heartbeat_ms, settings.suspicion_ms // 2))
+
 
 class Node:
     """The state machine of one node."""
+
+    is_slow = False  # whether the node is idle, and its next heartbeat comes later than after ``heartbeat_ms``
 
     def __init__(
         self,
@@ -107,6 +121,7 @@ class Node:
         self.coordinator = Coordinator(self.state, self.apply_queue, self.voting, self.reading, self.staging)
         self.recovery = Recovery(self.state, self.apply_queue, self.voting, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
+        self._beats = 0  # heartbeats with other numbers are out of date
 
     def start(self, now: Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
@@ -203,6 +218,8 @@ class Node:
         # Transactions wait for the scheduled schema change, so time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
+        if self.is_slow and not self._is_idle():
+            self._beat_in(self.state.settings.heartbeat_ms)
         # Last, so that the ceiling covers every clock that this step has used. It is emitted first, so that it is
         # durable before a message with such a clock leaves.
         self.state.keep_ceiling()
@@ -403,12 +420,37 @@ class Node:
         # Safe time may stand in for a vector that a session waits for, and for ends that a strict read waits for.
         self.coordinator.settle()
         self.coordinator.settle_behind()
-        self.state.timers.set(self.state.settings.heartbeat_ms, Timer.HEARTBEAT)
+        settings = self.state.settings
+        self._beat_in(idle_ms(settings) if self._is_idle() else settings.heartbeat_ms)
+
+    def _beat_in(self, milliseconds: int) -> None:
+        """Set the time of the next heartbeat; an earlier setting is out of date."""
+        self._beats += 1
+        self.is_slow = milliseconds > self.state.settings.heartbeat_ms
+        self.state.timers.set(milliseconds, Timer.HEARTBEAT, self._beats)
+
+    def _is_idle(self) -> bool:
+        """Return whether nothing here waits for a heartbeat, of this node or of a peer, and no peer lacks entries."""
+        state, votes, queue = self.state, self.state.votes, self.apply_queue
+        # Every transaction that this node knows has ended, and is below safe time.
+        is_over = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)
+        is_asking = self.coordinator.replies.in_flight or self.reading.questions or self.recovery.rounds
+        is_fetching = queue.gaps or any(queue.waiting.values()) or self.staging.incomplete or state.pieces.assembling
+        # A leader refuses a transaction while safe time is a conflict window behind, as at the start of a cluster.
+        is_safe = state.clock.read() < moved(state.clock.safe, state.settings.conflict_window_ms // 2)
+        return (
+            is_over
+            and is_safe
+            and not (is_asking or is_fetching or state.reserved or state.roster.joining)
+            and state.health.mode is Mode.SERVING
+            and all(peer.applied == state.timelines.applied for peer in state.roster.peers.values() if peer.up)
+        )
 
     def _on_timer(self, timer: Timer, subject: object) -> None:
         match timer, subject:
-            case Timer.HEARTBEAT, _:
-                self._heartbeat()
+            case Timer.HEARTBEAT, number:
+                if number == self._beats:
+                    self._heartbeat()
             case Timer.VOTES, _:
                 self.voting.settle()
             case Timer.FETCH, _:

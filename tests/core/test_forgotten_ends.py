@@ -21,7 +21,7 @@ def forgotten() -> tuple[Net, Txid]:
         for other in "CE":
             net.cut(one, other)
     net.play("B", "give up", q)
-    net.run(0.7)  # the time of A, B and D is safe beyond Q, which they forget
+    net.run(1.7)  # the time of A, B and D is safe beyond Q, which they forget
     assert state(net, "D").clock.safe >= q.clock
     assert all(q in state(net, node).votes.pending for node in "CE")
     net.ask("A", add("P", "x"))

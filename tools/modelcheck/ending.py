@@ -9,7 +9,6 @@ from itertools import combinations_with_replacement
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Message
-from bedrockish.core.state.outbox import Timer
 from bedrockish_journal.model.order import draws
 from tools.modelcheck.facts import facts_of, quarrel
 from tools.modelcheck.nodes import CAUGHT, BrokenError
@@ -70,7 +69,7 @@ class Ending:
         state = place.core.state
         state.set_now(place.now)
         state.draw = draws(ord(place.name))
-        state.timers.set(0, Timer.HEARTBEAT)
+        place.core._beat_in(0)
         for name, subject in sorted(place.timers, key=repr):
             state.timers.move(1, name, subject)
         place.timers.clear()

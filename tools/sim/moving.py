@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bedrockish.core.node import idle_ms
 from bedrockish.core.protocol.events import Assembled, Event, Received
 from bedrockish.core.protocol.messages import Begin, Message, Reason, Reject, decode
 from bedrockish.core.protocol.pieces import Part
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 IN_TIME_S = 4.5  # a voter waits at most 5 s for a comparison, or for a message that is being assembled
 GROWS_S = 3.0  # time within which a learner that lacks commits applies one
 SAFE_S = 6.0  # longest lag of safe time in a calm world: two rounds of gossip, and the longest wait of a transaction
+IDLE_S = 2.0  # after this time the clocks of a node show no more that its heartbeats were those of an idle node
 NEVER = 1 << 64
 
 
@@ -31,6 +33,7 @@ class _Run:
         awake: the time since which it has taken steps without a pause.
         last: the time of its last step.
         clocks: recent values of its clock, each with its time.
+        idle: the last time at which its node was idle.
         looked: the time of the last check of closed and safe time.
         lowest, before: the lowest open clock since that check, and in the period before it.
         in_time: the BEGINs that came in time, with their times.
@@ -44,6 +47,7 @@ class _Run:
     last: float
     looked: float
     clocks: deque[tuple[float, int]] = field(default_factory=deque)
+    idle: float = -IDLE_S
     lowest: int = NEVER
     before: int = NEVER
     in_time: dict[Txid, float] = field(default_factory=dict)
@@ -111,7 +115,11 @@ class Moving:
         """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""
         assert machine.node is not None
         state, run, now = machine.node.state, self._run(machine), machine.world.now
+        if machine.node.is_slow:
+            run.idle = now
         heartbeat_s = state.settings.heartbeat_ms / 1000
+        if now - run.idle < IDLE_S:
+            heartbeat_s = idle_ms(state.settings) / 1000
         if now - run.last > 2 * heartbeat_s + 0.05:  # the machine has stood still
             run.awake, run.lowest, run.before = now, NEVER, NEVER
             run.clocks.clear()

@@ -64,6 +64,7 @@ class Recovery:
         self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
         self.adoptable: dict[Txid, Round] = {}  # decided commits that cannot be applied here yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
+        self._checked_at = state.clock.now.seconds  # seconds of the last ``check``
 
     # -- suspicion -------------------------------------------------------------------------------------------------
 
@@ -72,7 +73,8 @@ class Recovery:
         state, now = self.state, self.state.clock.now.seconds
         for peer in state.roster.peers.values():
             # Increased patience decays, so that the death of this peer is noticed early again.
-            peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
+            peer.patience = max(1.0, peer.patience * (1 - 1000 * (now - self._checked_at) / PATIENCE_LASTS_MS))
+        self._checked_at = now
         # Safe time decides without messages, also at a node that has lost its vote and begins no more rounds.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]

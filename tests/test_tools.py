@@ -27,6 +27,7 @@ from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE
 from tools.java import find_java
 from tools.lock import markers
 from tools.scenarios import etcd, galera
+from tools.scenarios.engine import measure
 
 IMPORT_WITHOUT = """  # the scenarios that are named, where some packages are not installed
 import importlib, sys
@@ -270,9 +271,9 @@ def test_quantiles_are_interpolated() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"local", "peers"} == set(found)
+    assert {"engine", "growth", "local", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found
-    for arguments, expected in ((["list"], "peers: "), (["local", "--help"], "--learner")):
+    for arguments, expected in ((["list"], "engine: "), (["local", "--help"], "--learner")):
         ran = subprocess.run(
             [sys.executable, "-m", "tools.bench", *arguments],
             cwd=ROOT,
@@ -340,6 +341,20 @@ def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
     measured = measure_sqlite(tmp_path / "plain.sqlite", work, 0.05, warm_up_s=0.0)
     assert measured.commits > 0
     assert 0 < measured.p50_ms <= measured.p99_ms
+
+
+def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
+    """Every part has a figure, next to SQLite's figure where SQLite does the same."""
+    figures = measure(tmp_path, 1, 0.002)
+    assert len(figures) == 17
+    assert all(figure.micros > 0 for figure in figures if not figure.what.startswith("prepare"))
+    assert {figure.what.partition(",")[0] for figure in figures if figure.plain_micros} >= {
+        "prepare",
+        "capture",
+        "apply",
+        "commit of a batch",
+        "one-row transaction",
+    }
 
 
 def test_missing_mariadb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

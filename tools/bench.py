@@ -322,8 +322,8 @@ def main(
 ) -> None:
     """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite.
 
-    ``tools/bench list`` names the other scenarios, such as ``tools/bench peers``; ``tools/bench NAME --help`` has
-    their options.
+    ``tools/bench list`` names the other scenarios, such as ``tools/bench engine``, which measures what one node does
+    for a transaction by itself; ``tools/bench NAME --help`` has their options.
     """
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)

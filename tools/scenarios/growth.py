@@ -1,0 +1,216 @@
+"""Measures processor and memory by the number of nodes and the size of a value, loads of many rows, large results.
+
+Each part is a table of docs/performance.md. ``nodes``: inserts at 1, 3, 5 and 7 nodes. ``values``: one row with a value
+of 100 bytes to a megabyte. ``bulk``: an import with an index, ``executemany`` and results, with the p99 of another
+client, and plain ``sqlite3``. ``compared``: inserts of 64 clients with a table of 100,000 rows, while the
+nodes compare their rows in the background and while they do not.
+"""
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+
+import bedrockish
+from bedrockish import dbapi, open_client
+from tools.bench import FILL, SCHEMA, measure_cluster, quantile
+from tools.cluster import ROOT, LocalCluster, clean_environment
+
+SIZES = (1, 3, 5, 7)
+VALUES = (100, 10_000, 100_000, 1_000_000)
+RESULTS = (10_000, 100_000)
+COMPARED_ROWS, FAST = 100_000, 2_000  # rows of the table; rows compared in a second, four times as many as by default
+NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < ?) "
+TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INTEGER, c REAL)"
+INDEX = "CREATE INDEX t_b ON t(b)"
+
+
+def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n{title}\n\n| {' | '.join(head)} |\n| {' | '.join(['---'] * len(head))} |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+@contextmanager
+def cluster(place: Path, nodes: int, settings: dict[str, dict[str, Any]] | None = None) -> Iterator[LocalCluster]:
+    """Start a cluster in a new directory, and wait until each node answers."""
+    directory = Path(tempfile.mkdtemp(dir=place))
+    with LocalCluster(directory, "ABCDEFG"[:nodes], settings).running() as started:
+        trio.run(started.wait_all_ready)
+        yield started
+
+
+def memory_mib(cluster: LocalCluster) -> float:
+    """Return the resident memory of a node on average, in MiB."""
+    found = []
+    for node in cluster.nodes:
+        assert node.process is not None
+        status = Path(f"/proc/{node.process.pid}/status").read_text()
+        found += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+    return sum(found) / len(found) / 1024
+
+
+async def prepare(cluster: LocalCluster, rows: int) -> None:
+    """Make the tables of the bench, one of them with rows."""
+    async with open_client(cluster.url(options="/?timeout=60")) as client:
+        for sql in SCHEMA:
+            await client.execute(sql)
+        for first in range(1, rows + 1, 1_000):
+            await client.transact([(FILL, (number,)) for number in range(first, first + 1_000)])
+
+
+def nodes(place: Path, seconds: float) -> Iterator[list[str]]:
+    """Yield a row for each size of the cluster."""
+    for size in SIZES:
+        with cluster(place, size) as started:
+            trio.run(prepare, started, 10_000)
+            one, many = (trio.run(measure_cluster, started, "insert", count, seconds)[0] for count in (1, 16))
+            rates = [f"{one.rate:,.0f}, {many.rate:,.0f}", f"{one.nodes_ms:.2f}, {many.nodes_ms:.2f}"]
+            yield [str(size), *rates, f"{memory_mib(started):.0f}"]
+
+
+def values(place: Path, seconds: float) -> Iterator[list[str]]:
+    """Yield a row for each size of a value, written by one client to three nodes."""
+    with cluster(place, 3) as started, bedrockish.connect(started.url(0)) as db:
+        db.execute("CREATE TABLE v(id INTEGER PRIMARY KEY, value BLOB)")
+        for size in VALUES:
+            took, used_s, value = list[float](), started.processor_s(), bytes(size)
+            end = time.perf_counter() + seconds
+            while (began := time.perf_counter()) < end:
+                db.execute("INSERT INTO v(value) VALUES (?)", [value])
+                took.append(time.perf_counter() - began)
+            cpu_ms = 1e3 * (started.processor_s() - used_s) / len(took)
+            rate = size * len(took) / seconds / 1e6
+            yield [f"{size:,}", f"{1e3 * quantile(took, 0.5):.1f}", f"{cpu_ms:.1f}", f"{rate:.1f}"]
+
+
+def waits(cluster: LocalCluster, action: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that an action took, and the p99 in ms of the inserts of another client during the action."""
+
+    async def run() -> tuple[float, float]:
+        took: list[float] = []
+        done = trio.Event()
+
+        async def insert() -> None:
+            async with open_client(cluster.url(1, only=True)) as client:
+                while not done.is_set():
+                    began = time.perf_counter()
+                    await client.execute("INSERT INTO bench_auto(note) VALUES ('beside')")
+                    took.append(time.perf_counter() - began)
+                    await trio.sleep(0.01)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(insert)
+            began = time.perf_counter()
+            await trio.to_thread.run_sync(action)
+            seconds = time.perf_counter() - began
+            done.set()
+        return seconds, 1e3 * quantile(took, 0.99)
+
+    return trio.run(run)
+
+
+def bulk(place: Path, rows: int) -> Iterator[list[str]]:
+    """Yield a row for each kind of load, and for each size of a result."""
+    made = ((number, f"row number {number}", number * 7919 % 1_000_003, number / 3) for number in range(rows))
+    source = place / "source.sqlite"
+    with closing(sqlite3.connect(source)) as db:
+        db.execute(TABLE)
+        db.execute(INDEX)
+        db.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", made)
+        db.commit()
+    with closing(sqlite3.connect(source)) as db, cluster(place, 3) as started:
+        trio.run(prepare, started, 1_000)
+        command = [sys.executable, "-m", "bedrockish.cli.main", "import", "--add", started.url(0), str(source)]
+
+        def load() -> None:
+            subprocess.run(command, check=True, capture_output=True, env=clean_environment(), cwd=ROOT)
+
+        def insert_many() -> None:
+            with closing(dbapi.connect(started.url(0))) as other:
+                other.execute("CREATE TABLE u(a, b)")
+                other.executemany("INSERT INTO u VALUES (?, ?)", ((n, f"x{n}") for n in range(rows)))
+                other.commit()
+
+        works = (("`bedrockish import`, with an index", rows, load), ("`executemany`", rows, insert_many))
+        for what, count, action in works:
+            used_s = started.processor_s()
+            seconds, p99 = waits(started, action)
+            cpu_us = 1e6 * (started.processor_s() - used_s) / count
+            yield [f"{what}, {count:,} rows", f"{count / seconds:,.0f}", "", f"{cpu_us:.0f}", f"{p99:.0f}"]
+        with closing(dbapi.connect(started.url(0))) as other:
+            for count in (min(rows, count) for count in RESULTS):
+                rates = [_rate(one, count) for one in (other, db)]
+                ratio = f"{rates[1]:,.0f} ({rates[0] / rates[1]:.2f})"
+                yield [f"result of {count:,} rows", f"{rates[0]:,.0f}", ratio, "", ""]
+
+
+def _rate(db: Any, count: int) -> float:
+    """Return the rows per second that a connection reads, the best of three runs."""
+    best = 0.0
+    for _ in range(3):
+        began = time.perf_counter()
+        found = db.execute("SELECT * FROM t LIMIT ?", (count,)).fetchall()
+        assert len(found) == count
+        best = max(best, count / (time.perf_counter() - began))
+    return best
+
+
+def compared(place: Path, seconds: float) -> Iterator[list[str]]:
+    """Yield a row with, and one without the comparison of rows in the background."""
+    for rate in (0, FAST):
+        settings = {"repair": {"scrub_rows_per_second": rate, "scrub_minutes": 1}}
+        with cluster(place, 3, settings) as started:
+            trio.run(prepare, started, COMPARED_ROWS)
+            found = trio.run(measure_cluster, started, "insert", 64, seconds)[0]
+            yield [f"{rate:,}", f"{found.rate:,.0f}", f"{found.p50_ms:.0f}", f"{found.p99_ms:.0f}"]
+
+
+PARTS: dict[str, tuple[str, Sequence[str], Callable[[Path, Any], Iterator[list[str]]]]] = {
+    "nodes": (
+        "Nodes",
+        ("nodes", "inserts/s of 1, 16 clients", "processor of all nodes, ms each", "memory of a node, MiB"),
+        nodes,
+    ),
+    "values": ("Values", ("bytes of the value", "p50 ms", "processor of all nodes, ms", "MB/s"), values),
+    "bulk": (
+        "Bulk",
+        ("work", "rows/s", "plain `sqlite3` (ratio)", "processor of all nodes, µs a row", "others' p99, ms"),
+        bulk,
+    ),
+    "compared": (
+        "Comparison in the background",
+        ("rows compared per second", "inserts/s of 64 clients", "p50 ms", "p99 ms"),
+        compared,
+    ),
+}
+
+
+@click.command(help=(__doc__ or "").partition("\n\n")[0])
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="The time of each measurement."
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1_000, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="The number of rows of a load.",
+)
+@click.argument("parts", nargs=-1, type=click.Choice(list(PARTS)))
+def main(seconds: float, rows: int, parts: tuple[str, ...]) -> None:
+    """Print the tables."""
+    with tempfile.TemporaryDirectory(prefix="bedrockish-growth-") as name:
+        place = Path(name)
+        for part in parts or PARTS:
+            title, head, rows_of = PARTS[part]
+            show(title, head, rows_of(place, rows if part == "bulk" else seconds))

@@ -15,22 +15,19 @@ TAB = 8
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The drawing of one kind of table.
+    """The drawing of one kind of table."""
 
-    Attributes:
-        top, under, between, bottom: its lines, as left end, filling, crossing and right end; empty: no such line.
-        left, bar, right: the texts before, between and after the cells of a row.
-        centred: whether the names of columns are centred.
-    """
-
+    # ``top``, ``under``, ``between`` and ``bottom``: its lines, as left end, filling, crossing and right end; empty: no
+    # such line.
     top: str
     under: str
     between: str
     bottom: str
+    # ``left``, ``bar`` and ``right``: the texts before, between and after the cells of a row.
     left: str
     bar: str
     right: str
-    centred: bool = True
+    centred: bool = True  # whether the names of columns are centred
 
 
 BOX = Frame("┌─┬┐", "├─┼┤", "├─┼┤", "└─┴┘", "│ ", " │ ", " │")

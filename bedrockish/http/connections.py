@@ -55,9 +55,6 @@ class Connection:
         stream: the stream of bytes.
         serve: answers a request: it calls the function in its second argument once, with the reply.
         leaves: returns whether the node is stopping, so that connections end after their answers.
-
-    Attributes:
-        until: when the connection is cut off unless more data arrive before, on trio's clock.
     """
 
     def __init__(self, stream: Stream, serve: Serves, leaves: Callable[[], bool] = lambda: False) -> None:
@@ -68,6 +65,7 @@ class Connection:
         self._request: Request | None = None  # the request that is being answered
         self._is_answered = self._is_last = False
         self._since = 0.0  # when the head of this request had arrived
+        # When the connection is cut off unless more data arrive before, on trio's clock.
         self.until = trio.current_time() + IDLE_S
         self._serving = trio.CancelScope()
 

@@ -79,18 +79,13 @@ class TableFile:
 
 @dataclass(slots=True)
 class Filled:
-    """The result of a load.
+    """The result of a load."""
 
-    Attributes:
-        rows: the number of rows in all.
-        before: the number of batches that an earlier run had loaded.
-        created: whether the table was made from the names in the file's first row.
-        short, long: rows with fewer values than columns, whose rest is NULL, and with more, whose rest is left out.
-    """
-
-    rows: int = 0
-    before: int = 0
-    created: bool = False
+    rows: int = 0  # the number of rows in all
+    before: int = 0  # the number of batches that an earlier run had loaded
+    created: bool = False  # whether the table was made from the names in the file's first row
+    # ``short`` and ``long``: rows with fewer values than columns, whose rest is NULL, and with more, whose rest is left
+    # out.
     short: int = 0
     long: int = 0
 

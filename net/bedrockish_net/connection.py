@@ -63,21 +63,15 @@ class Connection:
         local: our HELLO. A dialler checks the answer against its ``to``. An accepter may send another HELLO with more
             fields, whose node and cluster are checked against this one.
         limits: sizes of frames.
-
-    Attributes:
-        local_state: the state of our end.
-        remote_state: the state of the other end.
-        is_open: whether both ends may send messages.
-        remote: the other end's HELLO; None before it came.
     """
 
     def __init__(self, side: Side, local: Hello, limits: Limits | None = None) -> None:
         self.side = side
         self.local = local
-        self.local_state = State.HELLO
-        self.remote_state = State.HELLO
-        self.is_open = False
-        self.remote: Hello | None = None
+        self.local_state = State.HELLO  # the state of our end
+        self.remote_state = State.HELLO  # the state of the other end
+        self.is_open = False  # whether both ends may send messages
+        self.remote: Hello | None = None  # the other end's HELLO; None before it came
         self._limits = limits or Limits()
         self._frames = FrameReader(self._limits.hello_bytes_max)
         self._ended = False

@@ -30,25 +30,19 @@ State = tuple[int, ...]
 
 @dataclass
 class Report:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        states, transitions, depth: the size of the searched part.
-        local: the number of states of single nodes; ``played``: the number of events that ran on real cores.
-        exhausted: whether all states within the limits were searched.
-        final: the number of states without a possible step; ``ended``: the number of fair endings that were run.
-        law, story: the broken law, and how it broke.
-    """
-
+    # ``states``, ``transitions`` and ``depth``: the size of the searched part.
     states: int = 0
     transitions: int = 0
     depth: int = 0
-    local: int = 0
+    local: int = 0  # the number of states of single nodes; ``played``: the number of events that ran on real cores
     played: int = 0
     seconds: float = 0.0
-    exhausted: bool = False
-    final: int = 0
+    exhausted: bool = False  # whether all states within the limits were searched
+    final: int = 0  # the number of states without a possible step; ``ended``: the number of fair endings that were run
     ended: int = 0
+    # ``law`` and ``story``: the broken law, and how it broke.
     law: str = ""
     story: str = ""
 

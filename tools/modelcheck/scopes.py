@@ -30,45 +30,29 @@ LIMITS = tuple(field.name for field in fields(Limits))
 
 @dataclass(frozen=True)
 class Scope:
-    """A small world.
+    """A small world."""
 
-    Attributes:
-        about: a short description.
-        voters: the number of voters.
-        requests: (node, command, key, ...): each request adds one to its keys at its node.
-        limits: the greatest numbers of spontaneous events.
-        where: for some limits, the nodes at which their events may happen; for other limits all nodes.
-        which: the commands whose transactions may be suspected or given up; empty for all.
-        eager: whether writes are durable at once (docs/model-check.md explains why this loses nothing); else separate
-            events make them durable.
-        together: nodes at which all requests come at once.
-        lazy: nodes whose writes become durable by separate events, even if ``eager`` is set.
-        ordered: whether links keep the order of messages.
-        settings: the settings of all nodes.
-        dead: nodes that have sent the BEGINs of their requests and are dead at the start.
-        cut: pairs of nodes without a link, until the ending.
-        prefix: the script of the first events, after which the search begins.
-        held: (sender, receiver) of links on which no message arrives after the prefix and before the ending.
-        endings: the number of states, evenly spread over all, whose fair endings are run.
-        depth, states: limits of the search, for a scope that cannot be exhausted.
-    """
-
-    about: str
-    voters: int
-    requests: tuple[tuple[str, ...], ...]
-    limits: Limits
+    about: str  # a short description
+    voters: int  # the number of voters
+    requests: tuple[tuple[str, ...], ...]  # (node, command, key, ...): each request adds one to its keys at its node
+    limits: Limits  # the greatest numbers of spontaneous events
+    # For some limits, the nodes at which their events may happen; for other limits all nodes.
     where: tuple[tuple[str, str], ...] = ()
-    which: tuple[str, ...] = ()
+    which: tuple[str, ...] = ()  # the commands whose transactions may be suspected or given up; empty for all
+    # Whether writes are durable at once (docs/model-check.md explains why this loses nothing); else separate events
+    # make them durable.
     eager: bool = True
-    together: str = ""
-    lazy: str = ""
-    ordered: bool = True
-    settings: Settings = STILL
-    dead: str = ""
-    cut: tuple[str, ...] = ()
-    prefix: tuple[str, ...] = ()
+    together: str = ""  # nodes at which all requests come at once
+    lazy: str = ""  # nodes whose writes become durable by separate events, even if ``eager`` is set
+    ordered: bool = True  # whether links keep the order of messages
+    settings: Settings = STILL  # the settings of all nodes
+    dead: str = ""  # nodes that have sent the BEGINs of their requests and are dead at the start
+    cut: tuple[str, ...] = ()  # pairs of nodes without a link, until the ending
+    prefix: tuple[str, ...] = ()  # the script of the first events, after which the search begins
+    # (sender, receiver) of links on which no message arrives after the prefix and before the ending.
     held: tuple[str, ...] = ()
-    endings: int = 20
+    endings: int = 20  # the number of states, evenly spread over all, whose fair endings are run
+    # ``depth`` and ``states``: limits of the search, for a scope that cannot be exhausted.
     depth: int = 10_000
     states: int = 100_000_000
 

@@ -24,28 +24,21 @@ LAST_TIMEOUT_S = 10.0
 
 @dataclass
 class Call:
-    """One command from its client's point of view.
-
-    Attributes:
-        began, ended: the times of the first attempt, and of the result or of the client giving up.
-        sent: the number of attempts.
-        again: whether the client asks again about an old command.
-        answer: the answer; None if the client never got one.
-        error: the error; with ``unsure``, an attempt may have been committed in spite of an error.
-        before: the session's token at the beginning.
-    """
+    """A command from its client's point of view."""
 
     client: str
     request: Request
+    # ``began`` and ``ended``: the times of the first attempt, and of the result or of the client giving up.
     began: float
-    before: Token
+    before: Token  # the session's token at the beginning
     ended: float | None = None
-    sent: int = 0
-    answer: Answer | None = None
+    sent: int = 0  # the number of attempts
+    answer: Answer | None = None  # the answer; None if the client never got one
+    # The error; with ``unsure``, an attempt may have been committed in spite of an error.
     error: BedrockishError | None = None
     unsure: bool = False
     node: str = ""
-    again: bool = False
+    again: bool = False  # whether the client asks again about an old command
 
 
 @dataclass

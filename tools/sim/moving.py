@@ -27,33 +27,22 @@ NEVER = 1 << 64
 
 @dataclass
 class _Run:
-    """One run of a machine.
-
-    Attributes:
-        awake: the time since which it has taken steps without a pause.
-        last: the time of its last step.
-        clocks: recent values of its clock, each with its time.
-        idle: the last time at which its node was idle.
-        looked: the time of the last check of closed and safe time.
-        lowest, before: the lowest open clock since that check, and in the period before it.
-        in_time: the BEGINs that came in time, with their times.
-        reading: the messages that are being assembled from pieces, with their times.
-        applied: the number of applied entries at the last check.
-        grown: the time at which this number last grew.
-    """
+    """A run of a machine."""
 
     boot: int
-    awake: float
-    last: float
-    looked: float
-    clocks: deque[tuple[float, int]] = field(default_factory=deque)
-    idle: float = -IDLE_S
+    awake: float  # the time since which it has taken steps without a pause
+    last: float  # the time of its last step
+    looked: float  # the time of the last check of closed and safe time
+    clocks: deque[tuple[float, int]] = field(default_factory=deque)  # recent values of its clock, each with its time
+    idle: float = -IDLE_S  # the last time at which its node was idle
+    # ``lowest`` and ``before``: the lowest open clock since that check, and in the period before it.
     lowest: int = NEVER
     before: int = NEVER
-    in_time: dict[Txid, float] = field(default_factory=dict)
+    in_time: dict[Txid, float] = field(default_factory=dict)  # the BEGINs that came in time, with their times
+    # The messages that are being assembled from pieces, with their times.
     reading: dict[tuple[str, tuple[Part, ...]], float] = field(default_factory=dict)
-    applied: int = 0
-    grown: float = 0.0
+    applied: int = 0  # the number of applied entries at the last check
+    grown: float = 0.0  # the time at which this number last grew
 
 
 class Moving:

@@ -49,116 +49,74 @@ CROWDED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options:
-    """One world. Times without a unit in their name are seconds.
+    """One world. Times without a unit in their name are seconds."""
 
-    Attributes:
-        seed: the seed of all random generators.
-        voters, learners: the numbers of nodes.
-        clients: the number of clients, each of which sends one command at a time.
-        load_s: the time in which clients begin new commands, and faults happen.
-        think_ms: mean pause of a client between commands.
-        wander: the chance that a client asks another node than its own.
-        keys: the number of accounts; fewer keys mean more conflicts.
-        hot: the chance that a command uses one of two hot keys.
-        delay_ms: mean one-way delay of a message.
-        sync_ms: mean time of a disk's sync.
-        wait_ms: mean time that an execution waits for a background worker and its snapshot; 0: executions do not wait.
-        doubles: the chance that a client sends a command to its node twice with the same id.
-        gather_ms: mean time for which a node gathers writes to execute them together; 0: it does not gather.
-        segment: the number of commits of the conflict window that are packed together, and of each timeline's commits
-            that are known by their ticks; 0: the program's constants.
-        window_entries: the number of settled commits that a node reads back when it starts.
-        execute_ms: mean time of an execution; 0: it runs between two events, as in the real driver.
-        duplicate, lose: the chance that a message is duplicated, or silently lost.
-        ordered: whether links keep the order of messages, as TCP does.
-        faults: the kinds of faults.
-        fault_every_s: mean pause between two faults.
-        suspect_every_s: mean pause between two needless recoveries or give-ups; 0 for none.
-        skew_ms: the difference of wall clocks at the start.
-        follows_wall: False for a purely logical cluster clock.
-        timeout_s: the timeout of a command.
-        dead: the number of voters that stay dead until all other nodes have come to rest.
-        power_cut: whether all nodes stop at once at the end, and start again.
-        changes_every_s: mean pause between two membership changes; 0 for none.
-        names_again: the chance that a change adds a node with an empty file under the name of a removed voter.
-        comings: the chance that a change adds a node as a voter, or removes a node.
-        snapshots: the chance that a command has isolation ``snapshot``.
-        stamps: the chance that a writing statement stores its transaction's clock, besides those that always do; half
-            of it is the chance that a command only asks for its clock.
-        talks: the chance that a command is an interactive transaction.
-        readers: the number of programs that follow the change feed.
-        end_s: the time at which the world ends in any state; 0: it ends at rest.
-        only: the names of commands (``c1-5``), faults (``f3``) and needless recoveries (``s7``) that happen; empty for
-            all.
-        alter: the chance that a command changes the schema.
-        schema_delay_ms: the time from the commit of a schema change until it comes into force.
-        reserve_ms: the longest time that others hold back for a command over many rows that repeatedly conflicts.
-        piece_bytes: transactions and messages of more than twice this size are sent in pieces of this size; 0: hardly
-            any are.
-        large: the chance that a writing statement writes a long text.
-        journal: the chance that a reading command reads the journal, alone or with a row.
-        sweeps: the chance that a writing statement changes all rows of a range, and their index as a whole.
-        compare_ms: mean time in which a voter compares the rows of a transaction; 0: between two events.
-        unreadable: the chance that a damaged row cannot be read at all.
-        flip_every_s: mean pause between two damaged rows; 0 for none.
-        scrub_s: mean pause between two comparisons of a node's tables with its peers', in worlds with damaged rows.
-        level: the release level at which the cluster begins; a level below the program's is raised later.
-    """
-
-    seed: int
+    seed: int  # the seed of all random generators
+    # ``voters`` and ``learners``: the numbers of nodes.
     voters: int = 3
     learners: int = 0
-    clients: int = 4
-    load_s: float = 8.0
-    think_ms: float = 60.0
-    wander: float = 0.2
-    keys: int = 8
-    hot: float = 0.2
-    delay_ms: float = 2.0
-    sync_ms: float = 1.0
+    clients: int = 4  # the number of clients, each of which sends one command at a time
+    load_s: float = 8.0  # the time in which clients begin new commands, and faults happen
+    think_ms: float = 60.0  # mean pause of a client between commands
+    wander: float = 0.2  # the chance that a client asks another node than its own
+    keys: int = 8  # the number of accounts; fewer keys mean more conflicts
+    hot: float = 0.2  # the chance that a command uses one of two hot keys
+    delay_ms: float = 2.0  # mean one-way delay of a message
+    sync_ms: float = 1.0  # mean time of a disk's sync
+    # Mean time that an execution waits for a background worker and its snapshot; 0: executions do not wait.
     wait_ms: float = 0.0
-    doubles: float = 0.0
-    gather_ms: float = 0.0
-    execute_ms: float = 0.0
+    doubles: float = 0.0  # the chance that a client sends a command to its node twice with the same id
+    gather_ms: float = 0.0  # mean time for which a node gathers writes to execute them together; 0: it does not gather
+    execute_ms: float = 0.0  # mean time of an execution; 0: it runs between two events, as in the real driver
+    # ``duplicate`` and ``lose``: the chance that a message is duplicated, or silently lost.
     duplicate: float = 0.0
     lose: float = 0.0
-    ordered: bool = True
-    faults: tuple[str, ...] = ()
-    fault_every_s: float = 1.0
-    suspect_every_s: float = 0.0
-    skew_ms: int = 0
-    follows_wall: bool = True
-    timeout_s: float = 5.0
-    dead: int = 0
-    power_cut: bool = False
+    ordered: bool = True  # whether links keep the order of messages, as TCP does
+    faults: tuple[str, ...] = ()  # the kinds of faults
+    fault_every_s: float = 1.0  # mean pause between two faults
+    suspect_every_s: float = 0.0  # mean pause between two needless recoveries or give-ups; 0 for none
+    skew_ms: int = 0  # the difference of wall clocks at the start
+    follows_wall: bool = True  # False for a purely logical cluster clock
+    timeout_s: float = 5.0  # the timeout of a command
+    dead: int = 0  # the number of voters that stay dead until all other nodes have come to rest
+    power_cut: bool = False  # whether all nodes stop at once at the end, and start again
     heartbeat_ms: int = 100
     suspicion_ms: int = 1_000
     closing_lag_ms: int = 500
     conflict_window_ms: int = 60_000
+    # The number of commits of the conflict window that are packed together, and of each timeline's commits that are
+    # known by their ticks; 0: the program's constants.
     segment: int = 0
-    window_entries: int = 50_000
+    window_entries: int = 50_000  # the number of settled commits that a node reads back when it starts
     fetch_bytes: int = 4_000_000
-    changes_every_s: float = 0.0
-    comings: float = 0.0
+    changes_every_s: float = 0.0  # mean pause between two membership changes; 0 for none
+    comings: float = 0.0  # the chance that a change adds a node as a voter, or removes a node
+    # The chance that a change adds a node with an empty file under the name of a removed voter.
     names_again: float = 0.0
-    snapshots: float = 0.0
+    snapshots: float = 0.0  # the chance that a command has isolation ``snapshot``
+    # The chance that a writing statement stores its transaction's clock, besides those that always do; half of it is
+    # the chance that a command only asks for its clock.
     stamps: float = 0.0
-    talks: float = 0.0
-    readers: int = 1
-    alter: float = 0.0
-    schema_delay_ms: int = 50
+    talks: float = 0.0  # the chance that a command is an interactive transaction
+    readers: int = 1  # the number of programs that follow the change feed
+    alter: float = 0.0  # the chance that a command changes the schema
+    schema_delay_ms: int = 50  # the time from the commit of a schema change until it comes into force
+    # The longest time that others hold back for a command over many rows that repeatedly conflicts.
     reserve_ms: int = 3_000
+    # Transactions and messages of more than twice this size are sent in pieces of this size; 0: hardly any are.
     piece_bytes: int = 0
-    large: float = 0.0
-    journal: float = 0.0
-    sweeps: float = 0.0
-    compare_ms: float = 0.0
-    unreadable: float = 0.0
-    flip_every_s: float = 0.0
+    large: float = 0.0  # the chance that a writing statement writes a long text
+    journal: float = 0.0  # the chance that a reading command reads the journal, alone or with a row
+    sweeps: float = 0.0  # the chance that a writing statement changes all rows of a range, and their index as a whole
+    compare_ms: float = 0.0  # mean time in which a voter compares the rows of a transaction; 0: between two events
+    unreadable: float = 0.0  # the chance that a damaged row cannot be read at all
+    flip_every_s: float = 0.0  # mean pause between two damaged rows; 0 for none
+    # Mean pause between two comparisons of a node's tables with its peers', in worlds with damaged rows.
     scrub_s: float = 3.0
+    # The names of commands (``c1-5``), faults (``f3``) and needless recoveries (``s7``) that happen; empty for all.
     only: tuple[str, ...] = ()
-    end_s: float = 0.0
-    level: int = LEVEL
+    end_s: float = 0.0  # the time at which the world ends in any state; 0: it ends at rest
+    level: int = LEVEL  # the release level at which the cluster begins; a level below the program's is raised later
     ask_rest_ms: int = 0
 
     @property

@@ -26,22 +26,15 @@ class Leave(Exception):  # noqa: N818  (not an error)
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One dot-command.
+    """A dot-command."""
 
-    Attributes:
-        usage: its arguments, for error texts and .help.
-        says: its description, for .help.
-        run: runs it with the words of the line.
-        least, most: how many words it takes.
-        raw: whether the rest of the line is one word, unchanged.
-    """
-
-    usage: str
-    says: str
-    run: Callable[["Shell", list[str]], None]
+    usage: str  # its arguments, for error texts and .help
+    says: str  # its description, for .help
+    run: Callable[["Shell", list[str]], None]  # runs it with the words of the line
+    # ``least`` and ``most``: how many words it takes.
     least: int = 0
     most: int = 0
-    raw: bool = False
+    raw: bool = False  # whether the rest of the line is one word, unchanged
 
 
 class Shell:

@@ -81,81 +81,53 @@ class InFlight:
     """One client's request.
 
     Why so large: One request passes through all stages, and its error names the reasons of all of its attempts.
-
-    Attributes:
-        number: the driver's number of the request.
-        deadline: seconds at which the client stops waiting.
-        attempts: how often the request was executed.
-        rejections: how often voters rejected its transactions.
-        access_set: the access set of its last execution.
-        read: its execution, while a majority is asked about it; only of a request that only read.
-        wants_clock: whether it calls transaction_clock().
-        begun: the last clock with which it has begun a transaction.
-        unfit: how often its clock was too old at the end of its execution.
-        refusal: why no transaction was begun, or why one was rejected for our clock; a part of the error if the request
-            did not happen.
-        late: the last voter whose closed time was past the request's transaction when its BEGIN arrived.
-        differs: the last voter that had other rows than this node.
-        open: its transactions whose end is not known yet.
-        behind: the requests that wait until this request is in flight or has ended.
-        last: the last reject that named another transaction.
-        once: whether it cannot be executed again, because its client has seen its reads and acted on them.
-        is_long: whether its deadline was extended, because it was executed at its first deadline.
-        error: the error to answer when the last of its attempts has ended without a commit.
-        refused: the error of its execution, while a majority is asked whether the error rests on the newest data.
-        answer: the answer to send when its schema change is in force.
-        ahead: its execution, while the pieces are under way to a quorum.
-        kept: its last execution, if it is large; begun again as long as a new execution would have the same result.
-        contested: whether it has waited for other transactions, or was rejected because of one.
-        writes: whether it has been led, or the driver knows that it writes.
-        is_free: whether it was only batched with the requests whose transaction it shares, and so need not wait for
-            them.
-        turn: seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
-        came: seconds at which it arrived.
-        executed_at, took_s: seconds at which its last execution began, and how long the execution took.
-        reserves: whether it has a reservation (``Reservations``).
-        goes_first: whether its reservation is honoured now.
-        lost: the conflict of its last failed execution here: another transaction, and a key.
-        awaited: the transactions that it waits for at the stage BEHIND.
-        level: a vector that has every commit that was acknowledged before it arrived; None if none is known. Only of a
-            strict read of the cluster's own tables.
     """
 
-    number: int
+    number: int  # the driver's number of the request
     request: Request
-    deadline: float
+    deadline: float  # seconds at which the client stops waiting
     stage: Stage = Stage.TOKEN
-    attempts: int = 0
-    rejections: int = 0
-    access_set: AccessSet | None = None
-    read: Prepared | None = None
-    open: set[Txid] = field(default_factory=set)
+    attempts: int = 0  # how often the request was executed
+    rejections: int = 0  # how often voters rejected its transactions
+    access_set: AccessSet | None = None  # the access set of its last execution
+    read: Prepared | None = None  # its execution, while a majority is asked about it; only of a request that only read
+    open: set[Txid] = field(default_factory=set)  # its transactions whose end is not known yet
+    # The requests that wait until this request is in flight or has ended.
     behind: deque[int] = field(default_factory=deque)
-    last: Reject | None = None
-    wants_clock: bool = False
-    begun: int = 0
-    unfit: int = 0
+    last: Reject | None = None  # the last reject that named another transaction
+    wants_clock: bool = False  # whether it calls transaction_clock()
+    begun: int = 0  # the last clock with which it has begun a transaction
+    unfit: int = 0  # how often its clock was too old at the end of its execution
+    # Why no transaction was begun, or why one was rejected for our clock; a part of the error if the request did not
+    # happen.
     refusal: str = ""
-    late: str = ""
-    differs: str = ""
-    once: bool = False
-    is_long: bool = False
-    error: BedrockishError | None = None
+    late: str = ""  # the last voter whose closed time was past the request's transaction when its BEGIN arrived
+    differs: str = ""  # the last voter that had other rows than this node
+    once: bool = False  # whether it cannot be executed again, because its client has seen its reads and acted on them
+    is_long: bool = False  # whether its deadline was extended, because it was executed at its first deadline
+    error: BedrockishError | None = None  # the error to answer when the last of its attempts has ended without a commit
+    # The error of its execution, while a majority is asked whether the error rests on the newest data.
     refused: BedrockishError | None = None
-    answer: Answer | None = None
-    ahead: Prepared | None = None
+    answer: Answer | None = None  # the answer to send when its schema change is in force
+    ahead: Prepared | None = None  # its execution, while the pieces are under way to a quorum
+    # Its last execution, if it is large; begun again as long as a new execution would have the same result.
     kept: Prepared | None = None
-    contested: bool = False
-    writes: bool = False
+    contested: bool = False  # whether it has waited for other transactions, or was rejected because of one
+    writes: bool = False  # whether it has been led, or the driver knows that it writes
+    # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
     is_free: bool = False
+    # Seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
     turn: tuple[float, list[str]] | None = None
-    came: float = 0.0
+    came: float = 0.0  # seconds at which it arrived
+    # ``executed_at`` and ``took_s``: seconds at which its last execution began, and how long the execution took.
     executed_at: float = 0.0
     took_s: float = 0.0
-    reserves: bool = False
-    goes_first: bool = False
-    lost: Conflict | None = None
-    awaited: Awaited | None = None
+    reserves: bool = False  # whether it has a reservation (``Reservations``)
+    goes_first: bool = False  # whether its reservation is honoured now
+    lost: Conflict | None = None  # the conflict of its last failed execution here: another transaction, and a key
+    awaited: Awaited | None = None  # the transactions that it waits for at the stage BEHIND
+    # A vector that has every commit that was acknowledged before it arrived; None if none is known. Only of a strict
+    # read of the cluster's own tables.
     level: Vector | None = None
 
     @property

@@ -15,43 +15,33 @@ class Peer:
     """One member's reports and measurements, as this node has them.
 
     Why so large: It is a record, with a field for each fact that a peer reports or that this node measures.
-
-    Attributes:
-        up: whether messages to the peer can arrive.
-        heard: seconds at which the peer was last heard of.
-        applied: the vector that the peer last reported as applied.
-        report: its latest (applied, closed, cut) that our applied vector does not cover yet; or None.
-        closed, cut: the clocks of its latest report that our applied vector covers.
-        wall_ahead_ms: its wall clock less our monotonic clock, at its last report; None before the first.
-        suspected: whether this node has begun to finish the peer's transactions without it.
-        ask: when to ask the peer again for the outcomes of its transactions that are pending here; None if none has
-            been pending for long.
-        pending_s: how long transactions that the peer led and committed were pending here lately, in seconds.
-        patience: how many times ``suspicion_ms`` the peer may be silent; doubled when it was suspected and is alive.
-        ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.
-        level: the release level of its program; ``UNKNOWN`` before it has reported one.
-        removed: the last tick of each timeline that the peer reported as removed from its journal.
-        mode: the mode that the peer reported (``health.Mode``).
-        config: the version of the membership that the peer reported as applied; 0 before its first report.
     """
 
-    up: bool = False
-    heard: float = 0.0
-    applied: Vector = field(default_factory=dict)
+    up: bool = False  # whether messages to the peer can arrive
+    heard: float = 0.0  # seconds at which the peer was last heard of
+    applied: Vector = field(default_factory=dict)  # the vector that the peer last reported as applied
+    # Its latest (applied, closed, cut) that our applied vector does not cover yet; or None.
     report: tuple[Vector, int, int] | None = None
+    # ``closed`` and ``cut``: the clocks of its latest report that our applied vector covers.
     closed: int = 0
     cut: int = 0
     clock: int = 0
+    # Its wall clock less our monotonic clock, at its last report; None before the first.
     wall_ahead_ms: int | None = None
-    suspected: bool = False
+    suspected: bool = False  # whether this node has begun to finish the peer's transactions without it
+    # When to ask the peer again for the outcomes of its transactions that are pending here; None if none has been
+    # pending for long.
     ask: Repeat | None = None
-    pending_s: float = 0.0
+    pending_s: float = 0.0  # how long transactions that the peer led and committed were pending here lately, in seconds
+    # How many times ``suspicion_ms`` the peer may be silent; doubled when it was suspected and is alive.
     patience: float = 1.0
+    # How far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.
     ahead_ms: int = 0
-    level: int = UNKNOWN
+    level: int = UNKNOWN  # the release level of its program; ``UNKNOWN`` before it has reported one
+    # The last tick of each timeline that the peer reported as removed from its journal.
     removed: Vector = field(default_factory=dict)
-    mode: Mode = Mode.SERVING
-    config: int = 0
+    mode: Mode = Mode.SERVING  # the mode that the peer reported (``health.Mode``)
+    config: int = 0  # the version of the membership that the peer reported as applied; 0 before its first report
 
 
 class Roster:

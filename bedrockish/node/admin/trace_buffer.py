@@ -32,26 +32,17 @@ REPLY_EVENTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A message that was sent or received, or an entry that was applied.
+    """A message that was sent or received, or an entry that was applied."""
 
-    Attributes:
-        number: counts up in the life of this process.
-        wall_ms: its time by this node's wall clock.
-        kind: the message's name in lower case, or ``apply``.
-        txid: the id of the transaction.
-        origin, target: its sender and its receiver; the same node for an ``apply``.
-        line: the event as a line of text.
-        more: facts for the page, such as the reason of a reject.
-    """
-
-    number: int
-    wall_ms: float
-    kind: str
-    txid: str
+    number: int  # counts up in the life of this process
+    wall_ms: float  # its time by this node's wall clock
+    kind: str  # the message's name in lower case, or ``apply``
+    txid: str  # the id of the transaction
+    # ``origin`` and ``target``: its sender and its receiver; the same node for an ``apply``.
     origin: str
     target: str
-    line: str
-    more: dict[str, str]
+    line: str  # the event as a line of text
+    more: dict[str, str]  # facts for the page, such as the reason of a reject
 
     def pack(self) -> list[Any]:
         """Return the event as plain data: a list, which is shorter than a map."""

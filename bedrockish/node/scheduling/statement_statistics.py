@@ -27,29 +27,21 @@ REFUSED = "(refused: what is no SQL, or may not be said)"
 
 @dataclass(slots=True)
 class Statistics:
-    """The statistics of one text.
+    """The statistics of one text."""
 
-    Attributes:
-        calls: how often the text was answered.
-        errors: how often it was answered with an error.
-        repeats: how often it was executed again, because of a conflict or because it needed the cluster's clock.
-        result_bytes: the size of all its encoded results.
-        total_s, longest_s: seconds from arrival to answer, in all and at most.
-        slow, slow_s, slow_at: how often it took a tenth of a second or more, the seconds of these calls in all, and the
-            time of the last such call.
-        last: the time of its last answer.
-    """
-
-    calls: int = 0
-    errors: int = 0
-    repeats: int = 0
-    result_bytes: int = 0
+    calls: int = 0  # how often the text was answered
+    errors: int = 0  # how often it was answered with an error
+    repeats: int = 0  # how often it was executed again, because of a conflict or because it needed the cluster's clock
+    result_bytes: int = 0  # the size of all its encoded results
+    # ``total_s`` and ``longest_s``: seconds from arrival to answer, in all and at most.
     total_s: float = 0.0
     longest_s: float = 0.0
+    # ``slow``, ``slow_s`` and ``slow_at``: how often it took a tenth of a second or more, the seconds of these calls in
+    # all, and the time of the last such call.
     slow: int = 0
     slow_s: float = 0.0
     slow_at: float = 0.0
-    last: float = 0.0
+    last: float = 0.0  # the time of its last answer
 
 
 @value

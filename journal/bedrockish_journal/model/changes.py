@@ -127,16 +127,12 @@ def decode_changes(data: bytes) -> list[Change]:
 
 
 class ChangeColumns(NamedTuple):
-    """Row changes as they were packed, column by column, for readers that build columns and check a column at once.
+    """Row changes as they were packed, column by column, for readers that build columns and check a column at once."""
 
-    Attributes:
-        heads: each table with its columns.
-        places: the index in ``heads`` of each change's table.
-        ops, rowids, rowids_after, before, after: the field of each change, as in ``Change``; a row is a list.
-    """
-
-    heads: tuple[tuple[str, tuple[str, ...]], ...]
-    places: tuple[int, ...]
+    heads: tuple[tuple[str, tuple[str, ...]], ...]  # each table with its columns
+    places: tuple[int, ...]  # the index in ``heads`` of each change's table
+    # ``ops``, ``rowids``, ``rowids_after``, ``before`` and ``after``: the field of each change, as in ``Change``; a row
+    # is a list.
     ops: tuple[str, ...]
     rowids: tuple[int | None, ...]
     rowids_after: tuple[int | None, ...]

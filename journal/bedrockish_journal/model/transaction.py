@@ -140,55 +140,39 @@ def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
 
 @value
 class Transaction:
-    """An executed and not yet committed transaction.
+    """An executed and not yet committed transaction."""
 
-    Attributes:
-        txid: its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN.
-        base: the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``.
-        safe: the leader's safe time at that snapshot.
-        schema: version of the schema that X ran on.
-        config: version of the membership in base(X); its quorum is counted by that membership.
-        command: the client's id of the command; two executions of one command always conflict.
-        isolation: ``serializable`` or ``snapshot``.
-        kind: ``rows``, ``schema`` or ``members``: the form of ``changes``.
-        access_set: the reads and writes of X.
-        changes: encoded row changes, schema statements or membership.
-        result: the encoded answer to the client; kept so that a retry gets the same answer.
-        rollbacks: transactions that the leader has given up, and whose rollback was not yet known to be accepted by a
-            majority; a node that approves or holds X accepts their rollback first.
-        activates: for a schema change, the clock from which on it is in force: transactions with a smaller clock run on
-            the schema before it, all others on its schema. 0: in force from its commit on, as in journals of earlier
-            versions.
-        joined: further commands that were executed after ``command``, in order, in the same transaction, each with the
-            answer to its client.
-        shares: the number of ``changes`` that each command made, in the order of the commands. Empty if there is one
-            command, or if the counts are unknown: earlier releases did not record them, and the changes of several
-            commands to tables with VIRTUAL columns are merged.
-        users: the authenticated user of each command, in the order of the commands; an empty text for a client that
-            did not have to authenticate. Empty if no client had to.
-        digests: the digest of each command's request, in the order of the commands; empty in entries of a release that
-            did not keep them.
-        body: the canonical bytes of all fields above.
-    """
-
-    txid: Txid
-    base: Vector
-    safe: int
-    schema: int
-    config: int
-    command: str
-    isolation: str
-    kind: str
-    access_set: AccessSet
-    changes: bytes
-    result: bytes
+    txid: Txid  # its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN
+    base: Vector  # the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``
+    safe: int  # the leader's safe time at that snapshot
+    schema: int  # version of the schema that X ran on
+    config: int  # version of the membership in base(X); its quorum is counted by that membership
+    command: str  # the client's id of the command; two executions of one command always conflict
+    isolation: str  # ``serializable`` or ``snapshot``
+    kind: str  # ``rows``, ``schema`` or ``members``: the form of ``changes``
+    access_set: AccessSet  # the reads and writes of X
+    changes: bytes  # encoded row changes, schema statements or membership
+    result: bytes  # the encoded answer to the client; kept so that a retry gets the same answer
+    # Transactions that the leader has given up, and whose rollback was not yet known to be accepted by a majority; a
+    # node that approves or holds X accepts their rollback first.
     rollbacks: tuple[Txid, ...] = ()
+    # For a schema change, the clock from which on it is in force: transactions with a smaller clock run on the schema
+    # before it, all others on its schema. 0: in force from its commit on, as in journals of earlier versions.
     activates: int = 0
+    # Further commands that were executed after ``command``, in order, in the same transaction, each with the answer to
+    # its client.
     joined: tuple[tuple[str, bytes], ...] = ()
+    # The number of ``changes`` that each command made, in the order of the commands. Empty if there is one command, or
+    # if the counts are unknown: earlier releases did not record them, and the changes of several commands to tables
+    # with VIRTUAL columns are merged.
     shares: tuple[int, ...] = ()
+    # The authenticated user of each command, in the order of the commands; an empty text for a client that did not have
+    # to authenticate. Empty if no client had to.
     users: tuple[str, ...] = ()
+    # The digest of each command's request, in the order of the commands; empty in entries of a release that did not
+    # keep them.
     digests: tuple[bytes, ...] = ()
-    body: bytes = field(repr=False, default=b"")
+    body: bytes = field(repr=False, default=b"")  # the canonical bytes of all fields above
 
     def __post_init__(self) -> None:
         if not self.body:

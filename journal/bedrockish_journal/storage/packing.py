@@ -83,22 +83,15 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Consecutive entries of a timeline, compressed.
+    """Consecutive entries of a timeline, compressed."""
 
-    Attributes:
-        leader: the timeline.
-        first, last: the ticks of the first and the last entry.
-        prev: the ``prev`` of the first entry.
-        hash: the hash of the last entry.
-        entries: the compressed labels and bodies.
-    """
-
-    leader: str
+    leader: str  # the timeline
+    # ``first`` and ``last``: the ticks of the first and the last entry.
     first: int
     last: int
-    prev: bytes
-    hash: bytes
-    entries: bytes
+    prev: bytes  # the ``prev`` of the first entry
+    hash: bytes  # the hash of the last entry
+    entries: bytes  # the compressed labels and bodies
 
     def unpack(self) -> list[Four]:
         """Return (label, body, prev, hash) of each entry; an empty list if the pack is damaged."""

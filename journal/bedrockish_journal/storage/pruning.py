@@ -33,20 +33,14 @@ COUNTED = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that d
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The present beginning of a timeline.
+    """The present beginning of a timeline."""
 
-    Attributes:
-        tick: the last tick that was removed.
-        hash: the hash of its entry, which the next entry continues.
-        clock, origin: the greatest (clock, origin) of a removed transaction.
-        changed: the removed memberships: (tick, encoded membership), oldest first.
-    """
-
-    tick: int
-    hash: bytes
+    tick: int  # the last tick that was removed
+    hash: bytes  # the hash of its entry, which the next entry continues
+    # ``clock`` and ``origin``: the greatest (clock, origin) of a removed transaction.
     clock: int
     origin: str
-    changed: tuple[tuple[int, bytes], ...] = ()
+    changed: tuple[tuple[int, bytes], ...] = ()  # the removed memberships: (tick, encoded membership), oldest first
 
 
 def marks(db: apsw.Connection) -> dict[str, Mark]:

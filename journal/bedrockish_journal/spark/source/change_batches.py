@@ -31,26 +31,18 @@ class OfTable:
     """Changes of one table with the same columns.
 
     The lists ``rows`` and ``counts`` have an item for each entry, the other lists an item for each change.
-
-    Attributes:
-        name: the table.
-        columns: its columns.
-        rows: the entries.
-        counts: the number of changes of the table in each entry.
-        order: the place of each change in the batch.
-        numbers: the place of each change in its entry.
-        makers, users: the command behind each change, and the command's user; empty if not wanted.
-        ops, rowids, rowids_after, before, after: as in ``Change``.
     """
 
-    name: str
-    columns: tuple[str, ...]
-    rows: list[Stored] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    name: str  # the table
+    columns: tuple[str, ...]  # its columns
+    rows: list[Stored] = field(default_factory=list)  # the entries
+    counts: list[int] = field(default_factory=list)  # the number of changes of the table in each entry
+    order: list[int] = field(default_factory=list)  # the place of each change in the batch
+    numbers: list[int] = field(default_factory=list)  # the place of each change in its entry
+    # ``makers`` and ``users``: the command behind each change, and the command's user; empty if not wanted.
     makers: list[str | None] = field(default_factory=list)
     users: list[str | None] = field(default_factory=list)
+    # ``ops``, ``rowids``, ``rowids_after``, ``before`` and ``after``: as in ``Change``.
     ops: list[str] = field(default_factory=list)
     rowids: list[int | None] = field(default_factory=list)
     rowids_after: list[int | None] = field(default_factory=list)

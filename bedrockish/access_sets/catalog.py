@@ -162,7 +162,6 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     Args:
         known: the previous schema, or another connection's schema; a table is described again only if its definition,
             or that of a parent, has changed since.
-        definitions: the definitions that the connection sees now, if they are known.
     """
     before = known.definitions if known is not None else None
     definitions = definitions or Definitions(db, before)

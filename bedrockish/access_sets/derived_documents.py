@@ -19,7 +19,6 @@ class DerivedDocuments:
 
     Args:
         schema: the schema of the database whose rows are captured.
-        prepare: gives a connection the functions and collations that were added to SQLite's own.
     """
 
     def __init__(self, schema: Schema, prepare: Prepare) -> None:
@@ -31,7 +30,6 @@ class DerivedDocuments:
 
         Args:
             name: the row's table, which has STORED generated columns.
-            row: the row as it was captured.
             rowid: its rowid; None in a table WITHOUT ROWID.
         """
         if name not in self._known:

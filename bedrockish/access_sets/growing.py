@@ -18,7 +18,6 @@ class Growing:
     """The reads and writes of a transaction so far.
 
     Args:
-        analysis: the analysis for the schema of the transaction.
         serializable: whether its reads are certified at COMMIT; otherwise only its writes and the keys that constraints
             looked up.
     """

@@ -63,7 +63,6 @@ class VirtualLayout:
         """Return the layout of the schema that a connection sees now.
 
         Args:
-            definitions: the rows of its schema.
             listed: name and kind of each table, as PRAGMA table_list has them.
         """
         kinds = dict(listed)

@@ -27,7 +27,6 @@ def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[
     """Return the reads of virtual tables by a program.
 
     Args:
-        layout: the virtual tables of the schema.
         named: tables that the statement reads, updates or deletes from; and, as ``-NAME``, tables it inserts into.
     """
     opens = any(op.name == "VOpen" for op in program)

@@ -42,9 +42,7 @@ def lay_out(
     """Yield the lines of a table.
 
     Args:
-        columns: the names of the columns.
         rows: the cells; the only control character in them is the line feed.
-        frame: the drawing of the table.
         headers: whether the names are written.
         width: the characters of a line, to which columns are folded if possible; 0: no bound.
     """

@@ -79,7 +79,6 @@ class LocalSteps:
     """Runs each step of a session's open transactions in this process or at the node.
 
     Args:
-        session: makes the calls to the node.
         transactions: the transactions that run in this process.
         database: path of the node's file.
     """

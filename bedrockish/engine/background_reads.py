@@ -30,7 +30,6 @@ class BackgroundReads:
 
     Args:
         file: path of the database file.
-        prepare: registers the functions and collations of plugins on a connection.
     """
 
     def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:

@@ -51,8 +51,6 @@ class Batch:
 
     Args:
         db: the writing connection.
-        limits: bounds of the log.
-        hooks: calls to the engine.
         number: how many batches were committed in the life of the file.
     """
 

@@ -154,7 +154,6 @@ def make_app(
         node: the node that answers.
         token: the bearer token that callers must send; empty: none is needed.
         hosts: names under which the node may be called if callers need no login.
-        gate: checks the logins of users.
         credentials: the node's credentials for links to its peers.
     """
     admission = Admission(token, gate)

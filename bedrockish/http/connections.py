@@ -52,7 +52,6 @@ class Connection:
     """One connection.
 
     Args:
-        stream: the stream of bytes.
         serve: answers a request: it calls the function in its second argument once, with the reply.
         leaves: returns whether the node is stopping, so that connections end after their answers.
     """

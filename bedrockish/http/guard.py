@@ -35,7 +35,6 @@ class Admission:
 
     Args:
         token: the bearer token with which a caller is admitted; empty: no token is accepted.
-        gate: checks the logins of users.
     """
 
     def __init__(self, token: str, gate: Gate) -> None:

@@ -33,7 +33,6 @@ class Request:
     """A request whose head has arrived; its body may still be in transit.
 
     Args:
-        method: the method, in capitals.
         target: path and query, unchanged.
         headers: values by name in small letters; several of one name are joined by commas.
         address: the caller's host.

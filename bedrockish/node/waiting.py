@@ -38,11 +38,7 @@ RETRY_S = 5.0  # before a port is tried again
 
 
 class WaitingNode:
-    """The answers of a node that waits.
-
-    Args:
-        room: knows why the node waits.
-    """
+    """The answers of a node that waits."""
 
     def __init__(self, config: Config, room: Room) -> None:
         self._config, self._room, self._since = config, room, time.monotonic()

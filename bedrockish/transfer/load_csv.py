@@ -94,7 +94,6 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
     """Load a file into a table; without such a table, make one with the names in the first row.
 
     Args:
-        client: session with the cluster.
         told: called with the number of bytes of the file whose rows are loaded.
 
     Raises:

@@ -271,7 +271,6 @@ class Once:
     """A sender of transactions with command ids, which skips transactions that are in the journal already.
 
     Args:
-        client: session with the cluster.
         prefix: the prefix of the ids.
         done: ids that are in the journal.
     """
@@ -339,7 +338,6 @@ async def load(
     """Load a database.
 
     Args:
-        client: session with the cluster.
         path: the database; it is only read.
         run: the prefix of the command ids, which no other file has.
         progress: called with the table, the rows loaded and the rows in all.

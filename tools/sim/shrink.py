@@ -20,7 +20,6 @@ class Shrinker:
     """A search for a smaller world, with a limited number of tries.
 
     Args:
-        run: runs a world.
         options: the options of a world that breaks a law.
         runs: the greatest number of tries.
 

@@ -40,12 +40,7 @@ class Unit:
 
 
 def items(text: str, source: str) -> Iterator[Piece | Dot]:
-    """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot.
-
-    Args:
-        text: the script.
-        source: its name, for error texts.
-    """
+    """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot."""
     at, counted, line = 0, 0, 1
     while (begin := after_nothing(text, at)) < len(text):
         line += text.count("\n", counted, begin)

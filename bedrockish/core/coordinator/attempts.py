@@ -92,8 +92,6 @@ class Attempts:
     """The transactions of this node that are in flight, each with the requests that share it.
 
     Args:
-        apply_queue: takes the commits.
-        replies: answers the requests.
         contention: orders the requests when a transaction is given up or ends.
         together: learns how large the next groups may be.
 

@@ -24,11 +24,7 @@ DOUBLED_MAX = 5  # how often the pause between two questions about the same ends
 
 
 class CatchUp:
-    """The requests of this node that wait for the ends of transactions.
-
-    Args:
-        in_flight: the requests, by number.
-    """
+    """The requests of this node that wait for the ends of transactions."""
 
     def __init__(self, state: State, in_flight: Mapping[int, InFlight]) -> None:
         self.state, self._in_flight = state, in_flight

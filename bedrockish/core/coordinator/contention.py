@@ -62,8 +62,6 @@ class Contention:
     """The obstacles of requests, and their waiting.
 
     Args:
-        in_flight: all requests that are under way.
-        ready: takes the requests that can go on.
         rollbacks: our transactions that were given up, for which no request waits.
     """
 

@@ -18,7 +18,6 @@ class Replies:
     """The requests under way, and their answers.
 
     Args:
-        in_flight: the requests, by number.
         contention: unblocks other requests when a request is over.
     """
 

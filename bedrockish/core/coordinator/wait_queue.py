@@ -321,7 +321,6 @@ class Together:
     that met no conflict.
 
     Args:
-        in_flight: all requests that are under way.
         ready: takes the requests that can go on, each with the requests behind it.
     """
 

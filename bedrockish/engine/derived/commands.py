@@ -39,7 +39,6 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
 
     Args:
         sql: one statement that SQLite accepts.
-        tables: the virtual tables, by name.
     """
     text = sql.lower()
     if not tables or ("values" not in text and "cmd" not in text):
@@ -77,7 +76,6 @@ def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) 
 
     Args:
         names: names of its parameters; None for a parameter without a name.
-        values: values of its parameters.
     """
     cuts, last = list[Cut](), 0
     for token in tokens(sql) if names else ():

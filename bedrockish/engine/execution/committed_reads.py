@@ -46,11 +46,7 @@ class Committed:
 
 
 class CommittedReads:
-    """A connection for reads of the last committed batch. One thread at a time may use it.
-
-    Args:
-        means: opens and prepares connections other than the writer's.
-    """
+    """A connection for reads of the last committed batch. One thread at a time may use it."""
 
     def __init__(self, means: Beside) -> None:
         self._means = means

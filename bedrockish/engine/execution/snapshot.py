@@ -50,7 +50,6 @@ def fetch(
 
     Args:
         cursor: the cursor on which it was started.
-        limits: the limits of its cost.
         number: its number in the memory account; 0: it is brief, and gets a number only if its rows are large.
         room: the bytes that the rows may take.
         blocks: takes the rows, if they are many, except for the last of them, which are returned.

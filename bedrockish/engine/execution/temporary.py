@@ -48,7 +48,6 @@ class TemporaryWorkspace:
     """The workspace with the TEMP objects of one session.
 
     Args:
-        means: opens its connections.
         most_bytes: the bytes that its TEMP tables may take.
     """
 

@@ -21,7 +21,7 @@ from bedrockish_journal.storage.store import heads
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import digest
 
-Prepare = Callable[[apsw.Connection], None]
+Prepare = Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
 Heads = dict[str, tuple[int, bytes]]
 
 
@@ -38,7 +38,6 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
 
     Args:
         path: the file; no node may run on it.
-        prepare: registers the functions and collations of plugins on a connection.
 
     Raises:
         ConfigError: the file is in use, is not a node's, or cannot be written; it is unchanged then.

@@ -118,7 +118,6 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     Args:
         steps: the change.
         tables: the tables of the schema that it changes.
-        prepare: registers the functions and collations of plugins on a connection.
     """
     sql, found = _search_statement(steps)
     content = _content(sql, found)
@@ -266,12 +265,7 @@ def table_with_rowids(tables: Tables, name: str) -> Table | None:
 
 
 def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
-    """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there.
-
-    Args:
-        prepare: registers the functions and collations of plugins on a connection.
-        plan: makes the plan.
-    """
+    """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there."""
     trial = Connection(":memory:")
     try:
         prepare(trial)

@@ -53,11 +53,7 @@ def _shrink(db: apsw.Connection, pages: int) -> None:
 
 
 class DamagedEntries(dict[str, str]):
-    """Entries of the journal that were found damaged when they were read: the kind of damage, by place.
-
-    Args:
-        node: the node whose journal it is.
-    """
+    """Entries of the journal that were found damaged when they were read: the kind of damage, by place."""
 
     def __init__(self, node: str) -> None:
         super().__init__()

@@ -30,7 +30,6 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
     Args:
         source: a connection to the file, outside a transaction.
         target: path of the new file, in the folder of the old one.
-        prepare: registers the functions and collations of plugins on a connection.
         go_on: is called again and again; an exception from it ends the work.
 
     Raises:

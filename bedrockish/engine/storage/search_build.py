@@ -33,7 +33,6 @@ def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Calla
 
     Args:
         db: the connection that reads the rows.
-        prepare: registers the functions and tokenizers of plugins on a connection.
         busy: returns the processor time of this thread, in seconds.
 
     Raises:

@@ -24,7 +24,6 @@ class Anchoring:
     """One node's part in anchoring.
 
     Args:
-        config: knows the file, and the key.
         wall_ms: the machine's time in milliseconds since 1970.
     """
 

@@ -85,7 +85,6 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
     members wait for it; otherwise each of them would found a cluster of its own.
 
     Args:
-        config: names the members.
         entry: this node's credentials for links to the others.
 
     Raises:

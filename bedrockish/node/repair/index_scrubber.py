@@ -30,7 +30,6 @@ class IndexScrubber:
     Args:
         core: knows whether the node reads.
         config: has the pace, which is the same as for the scrub of tables.
-        prepare: registers the plugins' additions with a connection.
         damaged: called when an index lacks a row.
     """
 

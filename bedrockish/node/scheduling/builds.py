@@ -32,7 +32,6 @@ class Builds:
     Args:
         state: knows which change is scheduled.
         durable: returns when everything written so far is durable.
-        boundary: runs actions at the boundary, where the snapshot of a build can be taken.
     """
 
     def __init__(

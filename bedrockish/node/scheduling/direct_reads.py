@@ -68,7 +68,6 @@ class DirectReads:
     """The direct reads of one node.
 
     Args:
-        node: the node whose clients read.
         start: runs a task until the node ends.
     """
 

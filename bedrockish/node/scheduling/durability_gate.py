@@ -54,7 +54,6 @@ class DurabilityGate:
 
     Args:
         node: writes into the open batch, and has output.
-        boundary: actions that wait for the end of the open batch.
     """
 
     def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:

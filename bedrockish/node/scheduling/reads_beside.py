@@ -40,7 +40,6 @@ class ReadsBeside:
     """The reader of clients' requests while the writer is away.
 
     Args:
-        node: the node whose clients read.
         asked: the queue of the requests; a request that has to wait for the writer goes back into it.
     """
 

@@ -110,7 +110,6 @@ class Snapshots:
     Args:
         readers: the connections that hold snapshots.
         durable: returns when everything written so far is durable.
-        boundary: runs an action when a snapshot can be taken.
     """
 
     def __init__(

@@ -55,12 +55,7 @@ class Serving(Protocol):
 
 
 class StrictReads:
-    """The short strict reads of one node.
-
-    Args:
-        node: the node whose clients read.
-        direct: executes the reads.
-    """
+    """The short strict reads of one node."""
 
     def __init__(self, node: Serving, direct: DirectReads) -> None:
         self._node, self._direct = node, direct

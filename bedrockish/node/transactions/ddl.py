@@ -17,11 +17,7 @@ DRAFTS_MAX = 4  # a copy may take much memory
 
 
 class SchemaTransactions:
-    """The open transactions of one node that change the schema.
-
-    Args:
-        lending: lends their copies to threads.
-    """
+    """The open transactions of one node that change the schema."""
 
     def __init__(self, lending: Lending) -> None:
         self._lending = lending

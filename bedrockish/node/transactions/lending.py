@@ -31,7 +31,6 @@ class Lending:
     Args:
         interactive: the code shared with other open transactions.
         durable: returns when all that the node has written so far is durable.
-        boundary: runs an action between two batches, where a snapshot can begin.
     """
 
     def __init__(

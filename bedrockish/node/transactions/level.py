@@ -31,7 +31,6 @@ async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
     """Return when this node has applied every commit that was acknowledged before the call.
 
     Args:
-        submit: has the core answer a request.
         request: the request for which the node asks.
 
     Raises:

@@ -295,7 +295,6 @@ class Transactions:
 
         Args:
             command: the id of the transaction.
-            statement: the statement, which is not run.
 
         Raises:
             BedrockishError: the statement cannot be compiled, or no such transaction is open.

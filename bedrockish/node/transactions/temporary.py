@@ -51,7 +51,6 @@ class TemporaryObjects:
     """The TEMP objects of all sessions at one node.
 
     Args:
-        lending: lends their workspaces to threads.
         workers: gives threads values of the clock.
         bounds: the node's limits.
     """

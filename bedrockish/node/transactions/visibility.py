@@ -17,7 +17,6 @@ class Visibility:
     """The answers of open transactions at one node.
 
     Args:
-        interactive: takes snapshots.
         durable: returns when all that the node has written so far is durable.
     """
 

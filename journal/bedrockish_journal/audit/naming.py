@@ -27,7 +27,6 @@ def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
     """Return findings with transaction, table and key, as far as a journal has the entry at their place.
 
     Args:
-        inputs: the journals that were audited.
         found: findings of one audit.
     """
     named: list[Finding] = []

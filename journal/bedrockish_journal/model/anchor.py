@@ -122,7 +122,6 @@ def parse_anchors(data: bytes, name: str) -> list[Anchor]:
     """Return the anchors of a file, whose lines must continue each other.
 
     Args:
-        data: the contents of the file.
         name: the file's name, for errors.
 
     Raises:

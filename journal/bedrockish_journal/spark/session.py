@@ -96,7 +96,6 @@ def quiet_session(
     """Return the active Spark session of this machine, or start one, with the data source registered.
 
     Args:
-        name: the name of the session.
         cores: the number of threads; all cores by default.
         memory: the JVM's heap, in Spark's notation.
         brief: save the time of compilation and planning, which pays off only with much data.

@@ -57,7 +57,7 @@ from bedrockish_journal.verify.new_file import NewFile
 
 JOURNAL, RANDOM = "journal", "random"
 ORDERS = (JOURNAL, RANDOM)
-Prepare = Callable[[apsw.Connection], None]
+Prepare = Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
 PROGRESS_EVERY = 1_000  # entries
 
 

@@ -42,7 +42,6 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
 
     Args:
         path: a node's file.
-        prepare: registers the functions and collations of plugins on a connection.
         limit: the greatest number of differences to return.
 
     Raises:

@@ -79,8 +79,6 @@ def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequen
     """Return a table of all nodes; entries that cannot be decoded have rows only in ``commits``.
 
     Args:
-        spark: a session in which the data source is registered.
-        inputs: the result of ``find_inputs``.
         columns: the columns wanted; all by default.
     """
     wanted = list(columns or TABLES[name].columns)

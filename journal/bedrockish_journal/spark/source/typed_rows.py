@@ -60,7 +60,6 @@ class TypedRows(ChangeBuilder):
     """A builder of typed columns of the changes of one table.
 
     Args:
-        of: the table.
         types: name and Spark type of the columns wanted.
     """
 

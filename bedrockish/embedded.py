@@ -1,10 +1,12 @@
 """A real node as a child process of a program: for tests, scripts, notebooks and applications of one machine.
 
 The child runs ``bedrockish serve``. It ends with its block, with ``stop``, and with the program, even if the program is
-killed: the child reads a pipe that only the program has open, and stops at its end.
+killed: the child reads a pipe that only the program has open, and stops at its end. A process that the program forks
+closes its copy of the pipe, and neither stops the node nor removes its files.
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any, Self
 
 from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
+from bedrockish.common.forks import watch_forks
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published
 
@@ -32,6 +35,7 @@ def watch():
     os.kill(os.getpid(), signal.SIGTERM)
 
 threading.Thread(target=watch, daemon=True).start()
+sys.path[1:] = sys.argv[2:]
 sys.argv = ["bedrockish", "serve", "--config", sys.argv[1]]
 from bedrockish.cli.main import main
 main()
@@ -49,9 +53,9 @@ class Node:
     """A node that this program has started. Get one from ``bedrockish.node``; stop it after use."""
 
     def __init__(self, config: str | PathLike[str] | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="bedrockish-") if config is None else None
-        if self._folder is not None:
-            place = Path(self._folder.name) / "A.toml"
+        folder = tempfile.mkdtemp(prefix="bedrockish-") if config is None else ""
+        if folder:
+            place = Path(folder) / "A.toml"
             place.write_text(_ALONE.format(port=_free_port()), encoding="utf-8")
         else:
             place = Path(os.fspath(config or "")).absolute()
@@ -59,14 +63,15 @@ class Node:
         self.log = place.with_suffix(".log")  # path of its log file
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, place.name],
+                [sys.executable, "-c", _SERVE, place.name, *map(os.path.abspath, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 cwd=place.parent,
                 process_group=0,  # Ctrl-C reaches the program, which then stops its node
             )
-        self._finalizer = weakref.finalize(self, _stop, self._process, self._folder)
+        self._finalizer = weakref.finalize(self, _stop, self._process, folder)
+        watch_forks(self)
         try:
             self._wait_ready()
         except BaseException:
@@ -91,9 +96,15 @@ class Node:
     def stop(self) -> None:
         """Stop the node gracefully, and remove the files of a temporary node; a second call does nothing.
 
-        Calls on connections that are still open raise errors afterwards.
+        Calls on connections that are still open raise errors afterwards. In a forked process it does nothing.
         """
         self._finalizer()
+
+    def after_fork(self) -> None:
+        """Leave the node to the process that has started it."""
+        self._finalizer.detach()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _wait_ready(self) -> None:
         """Wait until the node serves."""
@@ -168,7 +179,7 @@ def _database(config: Path) -> Path:
     return config.parent / check_path(named, f"{config}: database")
 
 
-def _stop(process: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory[str] | None") -> None:
+def _stop(process: "subprocess.Popen[bytes]", folder: str) -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -176,5 +187,5 @@ def _stop(process: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirecto
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if folder is not None:
-        folder.cleanup()
+    if folder:
+        shutil.rmtree(folder)

@@ -80,6 +80,46 @@ def test_node_ends_with_its_program() -> None:
     Path(folder).rmdir()
 
 
+def test_forked_process_leaves_the_node_to_its_program() -> None:
+    """A forked process ends before the program, with its functions of ``atexit``; another one outlives the program."""
+    code = """
+import bedrockish, os, sys, time
+n = bedrockish.node()
+if not os.fork():
+    n.stop()
+    sys.exit()
+os.wait()
+print(n.connect().execute("SELECT 7").value(), n.process, n.path.parent.exists(), flush=True)
+if not os.fork():
+    os.close(1)
+    time.sleep(60)
+"""
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, process_group=0)
+    assert done.stdout is not None
+    try:
+        found, process, exists = done.stdout.read().split()
+        done.wait()
+        assert (found, exists) == (b"7", b"True")
+        assert not is_alive(int(process))
+    finally:
+        done.stdout.close()
+        os.killpg(done.pid, signal.SIGKILL)
+
+
+def test_node_imports_what_its_program_does(tmp_path: Path) -> None:
+    """The node begins in another directory, and without what the program has added to its path."""
+    (tmp_path / "here").symlink_to(Path(bedrockish.__file__).parent.parent)
+    code = "import sys; sys.path[:0] = ['here', 'here/journal', 'here/net', *{}]; import bedrockish\n"
+    code += "with bedrockish.node() as n: print(n.connect().execute('SELECT 7').value(), bedrockish.__file__)"
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    without_packages = str(Path(sys.base_prefix) / "bin" / "python3")
+    command = [without_packages, "-c", code.format(others)]
+    environment = clean_environment()
+    environment.pop("PYTHONPATH", None)
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+    assert told.stdout.split()[0] == "7", told.stderr
+
+
 def test_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read.*bedrockish init"):
         node(tmp_path / "none.toml")

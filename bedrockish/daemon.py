@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from bedrockish.common.levels import LEVEL
+from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
 from bedrockish.core.protocol.records import Member, Membership
@@ -123,14 +124,21 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 logger.error("the node cannot restart yet: %s", why_not)
                 await trio.sleep(PAUSE_S_MAX)
                 continue
-            logger.critical(
-                "the node's program failed and discards its state in memory; it restarts from its file in %g s: "
-                "please report this",
-                pause_s,
-                exc_info=error,
-            )
+            _tell_of_fault(error, pause_s)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def _tell_of_fault(error: Exception, pause_s: float) -> None:
+    if limit := why_refused(_leaf(error)):
+        logger.error("%s; the node restarts from its file in %g s", limit, pause_s)
+        return
+    logger.critical(
+        "the node's program failed and discards its state in memory; it restarts from its file in %g s: "
+        "please report this",
+        pause_s,
+        exc_info=error,
+    )
 
 
 def _lacks_room(error: Exception) -> bool:

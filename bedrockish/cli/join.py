@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import trio
 
-from bedrockish.cli.serve import read_config, read_settings, run_until_signal
+from bedrockish.cli.serve import prepare_process, read_config, read_settings, run
 from bedrockish.cli.url import UrlCommand
 from bedrockish.common import log_format as logs
 from bedrockish.config.config import Config
@@ -28,12 +28,13 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
     """
     built = read_config(config, read_settings(settings))
     logs.set_up(built.log.level, built.node, as_json=built.log.json)
+    prepare_process()
     from bedrockish.daemon import serve
     from bedrockish.node.cluster.join import join as join_cluster
     from bedrockish.node.cluster.join import promote_when_ready
     from bedrockish.node.departure import Departure
 
-    async def run(config: Config, departure: Departure) -> None:
+    async def join_and_serve(config: Config, departure: Departure) -> None:
         await join_cluster(config, url, replay=replay)
         if no_serve:
             return
@@ -42,4 +43,4 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
                 nursery.start_soon(promote_when_ready, url, config)
             await serve(config, departure)
 
-    trio.run(run_until_signal, run, built)
+    run(join_and_serve, built)

@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from bedrockish import __version__
+from bedrockish.cli.safe_text import visible
+from bedrockish.common.machine_limits import why_refused
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_net.errors import NetError
@@ -232,6 +234,8 @@ def _report(error: BaseException) -> int:
             # The reader of our output has closed it; the interpreter must not fail on flushing the rest either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+        case _ if limit := why_refused(found):
+            return _fail(limit, 1)
         case OSError():
             where = f"{found.filename}: " if found.filename is not None else ""
             return _fail(f"{where}{found.strerror or found}", 1)
@@ -253,9 +257,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _fail(message: str, status: int) -> int:
-    from bedrockish.cli.safe_text import visible  # what is wrong may quote data
-
-    click.echo("error: " + visible(" ".join(message.split())), err=True)
+    click.echo("error: " + visible(" ".join(message.split())), err=True)  # the message may quote data
     return status
 
 

@@ -12,6 +12,7 @@ import click
 import trio
 
 from bedrockish.common import log_format as logs
+from bedrockish.common.machine_limits import too_low
 from bedrockish.config.config import LEVELS, Config, build
 from bedrockish.errors import ConfigError, UsageError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILES = 65_536
+
+Run = Callable[[Config, "Departure"], Awaitable[None]]
 
 
 def read_config(path: Path | None, flags: dict[str, str]) -> Config:
@@ -105,10 +108,15 @@ def serve(
         flags["json"] = "true"
     built = read_config(config, flags)
     logs.set_up(built.log.level, built.node, as_json=built.log.json)
-    _open_many_files()
+    prepare_process()
     from bedrockish.daemon import serve as run_node
 
-    trio.run(run_until_signal, run_node, built)
+    run(run_node, built)
+
+
+def run(run_node: Run, config: Config) -> None:
+    """Run a node until a signal ends it."""
+    trio.run(run_until_signal, run_node, config)
     _end_past_workers()
 
 
@@ -124,15 +132,21 @@ def _end_past_workers() -> None:
         os._exit(0)
 
 
-def _open_many_files() -> None:
-    """Let this process have as many files open as the system allows it: each link and each reader needs some."""
+def prepare_process() -> None:
+    """Let this process open as many files as the machine allows: each link and each reader needs some.
+
+    Raises:
+        ConfigError: a limit of the process is too low for a node.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if why := too_low():
+        raise ConfigError(why)
 
 
-async def run_until_signal(run_node: Callable[[Config, "Departure"], Awaitable[None]], config: Config) -> None:
+async def run_until_signal(run_node: Run, config: Config) -> None:
     """Run a node. SIGTERM or SIGINT stops it in order, a second one at once; SIGHUP reads its certificates again."""
     from bedrockish.node.departure import Departure
 

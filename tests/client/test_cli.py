@@ -1,8 +1,10 @@
 """The command line: for each error the user sees one line, and gets a status."""
 
+import errno
 import io
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from bedrockish.cli.main import COMMANDS, GROUPS, main
 from bedrockish.cli.serve import read_config, run_until_signal
 from bedrockish.cli.shell.script import Piece, group, items
 from bedrockish.cli.status import print_status
+from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config, build
 from bedrockish.errors import ConfigError, SqlError, UsageError
 from bedrockish.node.departure import Departure
@@ -325,3 +328,46 @@ async def test_signals_let_a_node_leave_in_order(number: signal.Signals) -> None
         await run_until_signal(node, build(flags={"node": "A", "database": "x"}))
     assert left == ["A"]
     assert threading.current_thread() is threading.main_thread()
+
+
+@pytest.mark.parametrize("command", [("serve",), ("join", "bedrockish://127.0.0.1:1")])
+@pytest.mark.parametrize(
+    ("limit", "value", "why"),
+    [
+        (resource.RLIMIT_NOFILE, 6, r"6 files, and a node needs 64; .*ulimit -n"),
+        (resource.RLIMIT_NOFILE, 32, r"32 files, and a node needs 64; .*ulimit -n"),
+        (resource.RLIMIT_AS, 80 << 20, r"80 MiB of memory, and a node needs 128 MiB; .*ulimit -v"),
+    ],
+)
+def test_limit_that_is_too_low_for_a_node_is_told(
+    tmp_path: Path, command: tuple[str, ...], limit: int, value: int, why: str
+) -> None:
+    (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\n[peers]\nA = "127.0.0.1:1"\n')
+    run = [sys.executable, "-m", "bedrockish.cli.main", *command, "--config", "A.toml"]
+    done = subprocess.run(
+        run,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean_environment(),
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(f"error: this process may (open|have) {why}.*\n", done.stderr), done.stderr
+    assert not list(tmp_path.glob("A.sqlite*"))
+
+
+def test_error_of_a_limit_names_its_remedy() -> None:
+    expected = {
+        OSError(errno.EMFILE, "Too many open files"): "ulimit -n",
+        MemoryError(): "ulimit -v",
+        ImportError("libcrypto.so.3: failed to map segment from shared object"): "ulimit -v",
+        RuntimeError("can't start new thread"): "ulimit -u",
+        OSError(errno.ENOENT, "No such file"): "",
+        RuntimeError("another one"): "",
+    }
+    for error, remedy in expected.items():
+        told = why_refused(error)
+        assert (remedy in told) if remedy else not told

@@ -1,5 +1,6 @@
 """A node whose file cannot be written waits, and answers with the reason wherever it is asked."""
 
+import re
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from tools.cluster import LocalCluster, LocalNode, local_cluster
 pytestmark = pytest.mark.cluster
 
 LIMIT_BYTES = 64 << 10  # longer files cannot be written, as with a quota; the log stays shorter
-REASON = "A.sqlite cannot be written: it has reached the limit of a file's size"
+REASON = "A.sqlite cannot be written: it has reached the limit of a file's size (ulimit -f)"
 
 
 def limit_files(node: LocalNode, size: int) -> None:
@@ -148,7 +149,7 @@ def test_program_on_the_file_of_a_waiting_node_is_told_why(tmp_path: Path) -> No
                     other.execute("INSERT INTO t VALUES (randomblob(20000))")
             trio.run(until_mode, cluster, "waiting")
             for text in ("SELECT count(*) FROM t", "INSERT INTO t VALUES (1)"):
-                with pytest.raises(UnavailableError, match=f"node A waits: {REASON}; nothing happened"):
+                with pytest.raises(UnavailableError, match=re.escape(f"node A waits: {REASON}; nothing happened")):
                     db.execute(text, timeout=1)
             with pytest.raises(UnavailableError, match=r"runs and does not serve it now: .* 'bedrockish status'"):
                 bedrockish.connect(node.database)

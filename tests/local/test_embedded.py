@@ -106,7 +106,7 @@ if not os.fork():
         os.killpg(done.pid, signal.SIGKILL)
 
 
-def test_node_imports_what_its_program_does(tmp_path: Path) -> None:
+def test_node_imports_the_modules_of_its_program(tmp_path: Path) -> None:
     """The node begins in another directory, and without what the program has added to its path."""
     (tmp_path / "here").symlink_to(Path(bedrockish.__file__).parent.parent)
     code = "import sys; sys.path[:0] = ['here', 'here/journal', 'here/net', *{}]; import bedrockish\n"

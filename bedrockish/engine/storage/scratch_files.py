@@ -22,7 +22,7 @@ PROBE_BYTES_MAX = 64 << 20  # the same for a node that then failed again, perhap
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",
-    errno.EFBIG: "it has reached the limit of a file's size",
+    errno.EFBIG: "it has reached the limit of a file's size (ulimit -f)",
     errno.EROFS: "its file system may only be read",
     errno.EMFILE: "the node has too many files open",
     errno.ENFILE: "the machine has too many files open",

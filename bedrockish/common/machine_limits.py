@@ -1,0 +1,42 @@
+"""The limits that the machine sets for a process: which of them are too low for a node, and the errors of a low one."""
+
+import errno
+import resource
+import sys
+
+FILES_MIN = 64
+MEMORY_MIN = 128 << 20
+
+_FILES = "raise the limit of open files (ulimit -n, LimitNOFILE)"
+_MEMORY = "raise the limit of memory (ulimit -v, MemoryMax)"
+_THREADS = "raise the limit of processes and threads (ulimit -u, TasksMax)"
+
+
+def too_low() -> str:
+    """Return which limit of this process is too low for a node, and the remedy; empty if none is."""
+    files, memory = (_soft(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    if files < FILES_MIN:
+        return f"this process may open {files} files, and a node needs {FILES_MIN}; {_FILES}"
+    if memory < MEMORY_MIN:
+        return f"this process may have {memory >> 20} MiB of memory, and a node needs {MEMORY_MIN >> 20} MiB; {_MEMORY}"
+    return ""
+
+
+def _soft(limit: int) -> int:
+    found, _ = resource.getrlimit(limit)
+    return sys.maxsize if found == resource.RLIM_INFINITY else found
+
+
+def why_refused(error: BaseException) -> str:
+    """Return which limit the machine has applied when it raised an error, and the remedy; empty for other errors."""
+    match error:
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            return f"too many files are open; {_FILES}"
+        case MemoryError():
+            return f"the machine gives no more memory; {_MEMORY}"
+        case ImportError() if "failed to map segment" in str(error):
+            return f"the machine gives no memory for a library; {_MEMORY}"
+        case RuntimeError() if "can't start new thread" in str(error):
+            return f"the machine gives no further thread; {_THREADS}"
+        case _:
+            return ""

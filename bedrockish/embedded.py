@@ -21,6 +21,7 @@ from typing import Any, Self
 from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.common.forks import watch_forks
+from bedrockish.common.linux import check_linux
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published
 
@@ -148,7 +149,9 @@ def node(config: str | PathLike[str] | None = None) -> Node:
     Raises:
         ConfigError: the configuration cannot be used.
         UnavailableError: the node does not serve in time.
+        UnsupportedError: this system is not Linux.
     """
+    check_linux("a node")
     return Node(config)
 
 

@@ -12,6 +12,7 @@ import click
 import trio
 
 from bedrockish.common import log_format as logs
+from bedrockish.common.linux import check_linux
 from bedrockish.common.machine_limits import too_low
 from bedrockish.config.config import LEVELS, Config, build
 from bedrockish.errors import ConfigError, UsageError
@@ -147,7 +148,12 @@ def prepare_process() -> None:
 
 
 async def run_until_signal(run_node: Run, config: Config) -> None:
-    """Run a node. SIGTERM or SIGINT stops it in order, a second one at once; SIGHUP reads its certificates again."""
+    """Run a node. SIGTERM or SIGINT stops it in order, a second one at once; SIGHUP reads its certificates again.
+
+    Raises:
+        UnsupportedError: this system is not Linux.
+    """
+    check_linux("a node")
     from bedrockish.node.departure import Departure
 
     departure = Departure()

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bedrockish.api.url import Address, Target, check_path
-from bedrockish.errors import UnavailableError
+from bedrockish.common.linux import check_linux
+from bedrockish.errors import UnavailableError, UnsupportedError
 from bedrockish.local.page import socket_path
 
 if TYPE_CHECKING:
@@ -47,9 +48,15 @@ def open_local(target: Target) -> "LocalReads | None":
 
     Raises:
         UnavailableError: no node serves the file, and the target names no other nodes.
-        UsageError: another SQLite library of this process has the file open.
+        UsageError: another SQLite library of this process has the file open, or this system is not Linux.
     """
     if target.local is None:
+        return None
+    try:
+        check_linux(f"{target.local}: a node's file")
+    except UnsupportedError:
+        if len(target.addresses) == 1:
+            raise
         return None
     from bedrockish.local.reads import LocalReads
 

@@ -12,6 +12,7 @@ import os
 import random
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.forks import watch_forks
 from bedrockish.common.keeper import Keeper
-from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError
+from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError, UnsupportedError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.socket_link import SocketLink
@@ -87,6 +88,10 @@ class SocketDriver:
         watch_forks(self)
 
     def _open_poll(self) -> None:
+        if not hasattr(select, "poll"):
+            raise UnsupportedError(
+                f"this client needs poll(), which Python lacks on {sys.platform}; use bedrockish.open_client or HTTP"
+            )
         try:
             self._wake_read, self._wake_write = socket.socketpair()
         except OSError as error:

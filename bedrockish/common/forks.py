@@ -123,4 +123,5 @@ def _in_child() -> None:
         known.after_fork()
 
 
-os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)

@@ -216,7 +216,7 @@ def stays_here(stream: trio.abc.Stream) -> bool:
 
 def is_local(stream: trio.abc.Stream) -> bool:
     """Return whether a stream is a connection to the node's Unix socket."""
-    return isinstance(stream, trio.SocketStream) and stream.socket.family == socket.AF_UNIX
+    return isinstance(stream, trio.SocketStream) and stream.socket.family == getattr(socket, "AF_UNIX", None)
 
 
 async def _open_stream(host: str, port: int) -> trio.SocketStream:

@@ -12,61 +12,10 @@ from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.invariants import check as check_invariants
+from bedrockish.core.protocol import events as on
+from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.effects import Activate, Apply, Effect, Execute, Malformed
-from bedrockish.core.protocol.events import (
-    Accused,
-    Activated,
-    Assembled,
-    ClockSet,
-    ClockWanted,
-    Compared,
-    Decided,
-    Dropped,
-    Event,
-    Executed,
-    Failed,
-    Held,
-    MovedToWorker,
-    NewerAsked,
-    Now,
-    Overtaken,
-    PeerDown,
-    PeerUp,
-    Received,
-    Shortened,
-    Submitted,
-    Woken,
-)
 from bedrockish.core.protocol.health import Mode
-from bedrockish.core.protocol.messages import (
-    SINCE,
-    Accept,
-    Accepted,
-    Approve,
-    Ask,
-    AskClock,
-    Begin,
-    Check,
-    Checked,
-    Commit,
-    Entries,
-    Fetch,
-    Gossip,
-    InPieces,
-    Message,
-    Offer,
-    Outcome,
-    Piece,
-    Promise,
-    Recover,
-    Refused,
-    Reject,
-    Removed,
-    Rollback,
-    Stored,
-    ToldClock,
-    Want,
-)
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.replica.apply_queue import ApplyQueue
@@ -83,7 +32,7 @@ from bedrockish_journal.model.transaction import Txid
 
 # The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and the ends
 # of # its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
-HEARD_WHEN_DAMAGED = (Gossip, Fetch, Want, Ask, Accepted, Refused, Outcome)
+HEARD_WHEN_DAMAGED = (say.Gossip, say.Fetch, say.Want, say.Ask, say.Accepted, say.Refused, say.Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
 IDLE_BEATS = 5  # an idle node sends its state at every fifth interval, at most; each message wakes a process
@@ -107,7 +56,7 @@ class Node:
         recovered: Recovered,  # the contents of the node's file
         settings: Settings,  # timings and bounds
         draw: Callable[[], float],  # returns a random number in [0, 1); the only source of randomness
-        now: Now,  # the driver's clocks at the start
+        now: on.Now,  # the driver's clocks at the start
         *,
         # False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
         follows_wall: bool = True,
@@ -123,7 +72,7 @@ class Node:
         self.safe_time = SafeTime(self.state, self.apply_queue)
         self._beats = 0  # heartbeats with other numbers are out of date
 
-    def start(self, now: Now) -> list[Effect]:
+    def start(self, now: on.Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
         self.state.set_now(now)
         # Approvals counted before the restart are lost, so this node cannot commit the transactions in flight then.
@@ -131,55 +80,55 @@ class Node:
         self._heartbeat()
         return self._answer()
 
-    def step(self, event: Event, now: Now) -> list[Effect]:
+    def step(self, event: on.Event, now: on.Now) -> list[Effect]:
         """Handle one event and return its effects, in the order in which the driver must execute them."""
         self.state.set_now(now)
         match event:
-            case Received(peer, message):
+            case on.Received(peer, message):
                 self._receive(peer, message)
-            case Submitted(request_id, request, once, others):
+            case on.Submitted(request_id, request, once, others):
                 self.coordinator.submit(request_id, request, once=once, others=others)
-            case Executed() | Overtaken() | ClockWanted() | Failed():
+            case on.Executed() | on.Overtaken() | on.ClockWanted() | on.Failed():
                 self.coordinator.ends(Stage.EXECUTING, event.request_id, event)
-            case MovedToWorker(request_id):
+            case on.MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
-            case NewerAsked(number, base):
+            case on.NewerAsked(number, base):
                 self.reading.ask_newer(number, base)
-            case ClockSet(follows_wall):
+            case on.ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
-            case Shortened(upto):
+            case on.Shortened(upto):
                 self.state.timelines.remove(upto)
-            case Held(name, clock):
+            case on.Held(name, clock):
                 self.safe_time.held(name, clock)
                 self.safe_time.gossip()
-            case Dropped(request_id):
+            case on.Dropped(request_id):
                 self.coordinator.replies.drop(request_id)
-            case Decided(request_id, txid, answer):
+            case on.Decided(request_id, txid, answer):
                 self.coordinator.replies.decided(request_id, txid, answer)
-            case Activated(txid, failure):
+            case on.Activated(txid, failure):
                 self.coordinator.replies.activated(txid, failure)
-            case Compared(txid):
+            case on.Compared(txid):
                 self.voting.on_compared(txid)
-            case Assembled(peer, parts, data, known):
+            case on.Assembled(peer, parts, data, known):
                 if known is not None:
                     self.state.pieces.learn(known)
                 whole = self.staging.on_assembled(peer, parts, data, known)
                 if whole is not None:
                     self._receive(peer, whole)
-            case PeerUp(peer):
+            case on.PeerUp(peer):
                 self._peer_up(peer)
-            case PeerDown(peer):
+            case on.PeerDown(peer):
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
                     self.coordinator.contention.reservations.check()
                     # The peer's approvals will not come soon, so attempts that need them are given up now.
                     self.coordinator.check()
-            case Accused(peer, reason, for_good):
+            case on.Accused(peer, reason, for_good):
                 self.state.roster.accuse(peer, reason)
                 if for_good:
                     self.state.lose(reason)
-            case Woken():
+            case on.Woken():
                 pass
             case _:
                 assert_never(event)
@@ -187,7 +136,7 @@ class Node:
             self._on_timer(timer, subject)
         return self._answer()
 
-    def tick(self, now: Now) -> int:
+    def tick(self, now: on.Now) -> int:
         """Return a new value of the clock for the driver; the next step stores the ceiling for it."""
         self.state.set_now(now)
         return self.state.clock.tick()
@@ -275,7 +224,7 @@ class Node:
             if ready.queue:
                 self.coordinator.advance()
 
-    def _receive(self, peer: str, message: Message) -> None:
+    def _receive(self, peer: str, message: say.Message) -> None:
         state = self.state
         known = state.roster.peers.get(peer)
         # Messages of a node that is not a member are ignored. A node with damaged tables ignores all but a few, as if
@@ -284,15 +233,17 @@ class Node:
             return
         # Any message shows that the peer is alive, even if its tables are damaged.
         known.heard = state.clock.now.seconds
-        state.roster.hear(peer, SINCE.get(message.__class__, OLDEST))
+        state.roster.hear(peer, say.SINCE.get(message.__class__, OLDEST))
         # The peer was slow, not dead: next time this node waits twice as long before it recovers the peer's
         # transactions.
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
-            case Begin() | Fetch() | AskClock() | ToldClock() | Want() | Piece() | InPieces():
+            case (
+                say.Begin() | say.Fetch() | say.AskClock() | say.ToldClock() | say.Want() | say.Piece() | say.InPieces()
+            ):
                 pass  # no clock, or one that the handler tests before it moves up to it
-            case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
+            case say.Recover() | say.Promise() | say.Accept() | say.Accepted() | say.Refused() | say.Outcome():
                 # The ends of transactions depend on this clock, so the node follows it even if it is hours or days
                 # ahead.
                 if state.clock.is_absurd(message.clock):
@@ -310,82 +261,82 @@ class Node:
         except EntryMalformedError as error:  # a handler decodes all that it uses before it changes the state
             state.outbox.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
 
-    def _take(self, peer: str, message: Message) -> None:
+    def _take(self, peer: str, message: say.Message) -> None:
         match message:
-            case Begin():
+            case say.Begin():
                 self.voting.on_begin(peer, message)
-            case Approve():
+            case say.Approve():
                 self.coordinator.attempts.on_approve(peer, message)
-            case Reject():
+            case say.Reject():
                 self.coordinator.attempts.on_reject(peer, message)
-            case Commit():
+            case say.Commit():
                 self.apply_queue.on_commit(message)
-            case Rollback():
+            case say.Rollback():
                 self.voting.on_rollback(peer, message)
-            case Recover():
+            case say.Recover():
                 self.recovery.on_recover(peer, message)
-            case Promise():
+            case say.Promise():
                 self.recovery.on_promise(peer, message)
-            case Accept():
+            case say.Accept():
                 self.recovery.on_accept(peer, message)
-            case Accepted():
+            case say.Accepted():
                 # Ballot 1 is the rollback of a leader, a higher one a recovery: each handler ignores the other's
                 # ballots.
                 self.coordinator.rollbacks.on_accepted(peer, message)
                 self.recovery.on_accepted(peer, message)
-            case Refused():
+            case say.Refused():
                 self.coordinator.rollbacks.on_refused(message)
                 self.recovery.on_refused(message)
-            case Outcome():
+            case say.Outcome():
                 self._on_outcome(peer, message)
-            case Ask():
+            case say.Ask():
                 self.coordinator.rollbacks.give_up_forgotten((message.txid, *message.more[:ASKED_MAX]))
                 self.voting.on_ask(peer, message)
-            case Gossip():
+            case say.Gossip():
                 # The clocks come first: they count even if the rest of the message is malformed.
                 self.safe_time.on_gossip(peer, message)
                 self.coordinator.contention.reservations.heard(peer, message.reserved)
-            case Fetch():
+            case say.Fetch():
                 self.apply_queue.on_fetch(peer, message)
-            case Entries():
+            case say.Entries():
                 self.apply_queue.on_entries(peer, message)
-            case Check():
+            case say.Check():
                 self.reading.on_check(peer, message)
-            case AskClock():
+            case say.AskClock():
                 self.coordinator.clock_quorum.on_ask(peer, message)
-            case ToldClock():
+            case say.ToldClock():
                 request = self.coordinator.clock_quorum.on_told(peer, message)
                 if request is not None:
                     self.coordinator.ends(Stage.CLOCK, request)
-            case Removed():
+            case say.Removed():
                 self.apply_queue.on_removed(peer, message)
-            case InPieces() | Piece() | Want() | Offer() | Stored():
+            case say.InPieces() | say.Piece() | say.Want() | say.Offer() | say.Stored():
                 self._receive_pieces(peer, message)
-            case Checked():
+            case say.Checked():
                 for number, valid in self.reading.on_checked(peer, message):
                     self.coordinator.ends(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
 
-    def _receive_pieces(self, peer: str, message: InPieces | Piece | Want | Offer | Stored) -> None:
+    def _receive_pieces(self, peer: str, message: say.InPieces | say.Piece | say.Want | say.Offer | say.Stored) -> None:
         """Handle a message about the pieces of large transactions and messages."""
         match message:
-            case InPieces():
+            case say.InPieces():
                 self.staging.on_message(peer, message)
-            case Piece():
+            case say.Piece():
                 self.staging.on_piece(peer, message)
-            case Want():
+            case say.Want():
                 self.coordinator.offers.on_want(peer, message)
-            case Offer():
+            case say.Offer():
                 self.staging.on_offer(peer, message)
-            case Stored():
+            case say.Stored():
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
                     self.coordinator.ends(Stage.AHEAD, request)
             case _:
                 assert_never(message)
 
-    def _on_outcome(self, peer: str, message: Outcome) -> None:
+    def _on_outcome(self, peer: str, message: say.Outcome) -> None:
         if message.commit:
             # A commit becomes known only when its entry is taken: without the entry it could not be applied.
             self.apply_queue.on_outcome(peer, message)

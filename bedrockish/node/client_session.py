@@ -15,31 +15,8 @@ from typing import Any, Protocol, assert_never
 
 import trio
 
+from bedrockish.api import wire
 from bedrockish.api.requests import Answer, Request, Statement
-from bedrockish.api.wire import (
-    BY_COLUMN,
-    EVENTS,
-    EXPLAIN,
-    JOIN,
-    NODES,
-    PING,
-    SNAPSHOT,
-    UPKEEP,
-    Answered,
-    Ask,
-    AskChunk,
-    AskOutcome,
-    Call,
-    Execute,
-    Failed,
-    MalformedCallError,
-    Reply,
-    Step,
-    Told,
-    decode_call,
-    encode_reply,
-    encode_reply_parts,
-)
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import (
@@ -193,7 +170,7 @@ async def serve_client(
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
     session.user, session.access, session.why_out = user, access or Access(), why_out
     session.commit_prepared = commit_prepared
-    session.by_column = link.remote.info.get(BY_COLUMN) is True
+    session.by_column = link.remote.info.get(wire.BY_COLUMN) is True
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
@@ -247,7 +224,7 @@ class _Session:
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet.
-        self._begun: deque[tuple[Call, int, Rest | None]] = deque()
+        self._begun: deque[tuple[wire.Call, int, Rest | None]] = deque()
         self._until: float | None = None  # while calls are being started: until when they may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -305,8 +282,8 @@ class _Session:
     def _start(self, payload: bytes) -> None:
         size = _long(payload)
         try:
-            call = decode_call(payload, self.user, by_column=self.by_column)
-        except MalformedCallError as error:
+            call = wire.decode_call(payload, self.user, by_column=self.by_column)
+        except wire.MalformedCallError as error:
             logger.warning("client %s sent a malformed call: %s", self._link.remote.node, error.message)
             self._refuse(error.id, error, size)
             return
@@ -322,18 +299,23 @@ class _Session:
         except (ForbiddenError, MemoryFullError, UnavailableError) as error:
             self._refuse(call.id, error, size)
             return
-        if self._begin is not None and isinstance(call, Execute):
+        if self._begin is not None and isinstance(call, wire.Execute):
             self._begin(call.request, partial(self._done, call.id, size))
-        elif isinstance(call, Step) and not self._begun and self._until is not None and time.monotonic() < self._until:
+        elif (
+            isinstance(call, wire.Step)
+            and not self._begun
+            and self._until is not None
+            and time.monotonic() < self._until
+        ):
             self._step_at_once(call, size)
         else:
             self._start_soon(call, size, None)
 
-    def _start_soon(self, call: Call, size: int, rest: Rest | None) -> None:
+    def _start_soon(self, call: wire.Call, size: int, rest: Rest | None) -> None:
         self._begun.append((call, size, rest))
         self._nursery.start_soon(self._run_next)
 
-    def _step_at_once(self, call: Step, size: int) -> None:
+    def _step_at_once(self, call: wire.Step, size: int) -> None:
         """Execute a step of a transaction in the reading task; a step that has to wait continues in another task."""
         found: Answer | Rest | BedrockishError
         try:
@@ -347,7 +329,7 @@ class _Session:
 
     def _refuse(self, number: int, error: BedrockishError, asked: int) -> None:
         self._hold_call(-asked)
-        refused: list[Reply] = [Failed(number, error)]
+        refused: list[wire.Reply] = [wire.Failed(number, error)]
         self._nursery.start_soon(self._send_kept, refused, 0)
 
     def _hold_call(self, size: int) -> None:
@@ -363,15 +345,15 @@ class _Session:
             self._hold_call(-asked)
         if self._link.closed is not None:
             return
-        reply = Failed(number, answer) if isinstance(answer, BedrockishError) else Answered(number, answer)
+        reply = wire.Failed(number, answer) if isinstance(answer, BedrockishError) else wire.Answered(number, answer)
         size = len(answer.results) if isinstance(answer, Answer) else 0
         if size > AT_ONCE_BYTES or self._link.waiting_bytes > WAITING_BYTES:
             self._keep(size)
-            kept: list[Reply] = [reply]
+            kept: list[wire.Reply] = [reply]
             self._nursery.start_soon(self._send_kept, kept, size)
             return
         try:  # noqa: SIM105  a context manager for each answer would cost time
-            self._link.send_nowait(encode_reply(reply))
+            self._link.send_nowait(wire.encode_reply(reply))
         except LinkClosedError:
             pass
         self._release()
@@ -388,32 +370,36 @@ class _Session:
         or transaction. If the end ran first, it would find nothing to end.
         """
         call, asked, rest = self._begun.popleft()
-        reply: Reply
+        reply: wire.Reply
         try:
-            if isinstance(call, Step):
+            if isinstance(call, wire.Step):
                 found = rest or self._step(call)
-                reply = Answered(call.id, found if isinstance(found, Answer) else await found())
-            elif isinstance(call, Ask) and (name := (call.asked or {}).get("transaction")) and call.op == EXPLAIN:
-                reply = Told(call.id, await self._columns(name, call.statement))
-            elif isinstance(call, Ask) and call.op == UPKEEP:
-                reply = Told(call.id, await self._do_upkeep(call.asked or {}))
+                reply = wire.Answered(call.id, found if isinstance(found, Answer) else await found())
+            elif (
+                isinstance(call, wire.Ask)
+                and (name := (call.asked or {}).get("transaction"))
+                and call.op == wire.EXPLAIN
+            ):
+                reply = wire.Told(call.id, await self._columns(name, call.statement))
+            elif isinstance(call, wire.Ask) and call.op == wire.UPKEEP:
+                reply = wire.Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
                 reply = await _reply(self._node, self._loan, call, self.user)
         except Exception as error:
-            reply = Failed(call.id, self._failed(call, error))
+            reply = wire.Failed(call.id, self._failed(call, error))
         finally:
             self._hold_call(-asked)
-        size = len(reply.answer.results) if isinstance(reply, Answered) else 0
+        size = len(reply.answer.results) if isinstance(reply, wire.Answered) else 0
         self._keep(size)
         await self._send_kept([reply], size)
 
-    def _failed(self, call: Call, error: Exception) -> BedrockishError:
+    def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
         """Return the error with which to answer a failed call."""
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
             return error
         return self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
 
-    def _step(self, call: Step) -> Answer | Rest:
+    def _step(self, call: wire.Step) -> Answer | Rest:
         if self._transactions is None:
             raise UsageError("this node keeps no interactive transactions")
         is_nodes = False
@@ -448,7 +434,7 @@ class _Session:
         self._kept += size
         self._memory.hold(self._link, size)
 
-    async def _send_kept(self, replies: list[Reply], size: int) -> None:
+    async def _send_kept(self, replies: list[wire.Reply], size: int) -> None:
         """Send an answer, the only item of ``replies``, as soon as there is room for it.
 
         The answer is taken out of the list and encoded only then, so that the memory never holds two copies of it.
@@ -470,14 +456,14 @@ class _Session:
                 self._memory.hold(self._link, -size)
             self._release()
 
-    def _send_now(self, reply: Reply) -> None:
+    def _send_now(self, reply: wire.Reply) -> None:
         try:
-            if isinstance(reply, Answered) and len(reply.answer.results) > AT_ONCE_BYTES:
-                self._link.send_parts_nowait(encode_reply_parts(reply))
+            if isinstance(reply, wire.Answered) and len(reply.answer.results) > AT_ONCE_BYTES:
+                self._link.send_parts_nowait(wire.encode_reply_parts(reply))
             else:
-                self._link.send_nowait(encode_reply(reply))
+                self._link.send_nowait(wire.encode_reply(reply))
         except LocalProtocolError as error:  # the answer is longer than a frame
-            self._link.send_nowait(encode_reply(Failed(reply.id, _too_large(reply, error))))
+            self._link.send_nowait(wire.encode_reply(wire.Failed(reply.id, _too_large(reply, error))))
 
 
 def _long(payload: bytes) -> int:
@@ -485,39 +471,41 @@ def _long(payload: bytes) -> int:
     return len(payload) if len(payload) > AT_ONCE_BYTES else 0
 
 
-def _what(call: Call) -> str:
+def _what(call: wire.Call) -> str:
     """Return the kind of a call, as a word for the log."""
     return str(getattr(call, "op", type(call).__name__.lower()))
 
 
-async def _reply(node: Submits, loan: Loan, call: Execute | AskOutcome | AskChunk | Ask, user: str) -> Reply:
+async def _reply(
+    node: Submits, loan: Loan, call: wire.Execute | wire.AskOutcome | wire.AskChunk | wire.Ask, user: str
+) -> wire.Reply:
     match call:
-        case Execute(number, request):
-            return Answered(number, await node.submit(request))
-        case AskOutcome(number, command):
+        case wire.Execute(number, request):
+            return wire.Answered(number, await node.submit(request))
+        case wire.AskOutcome(number, command):
             answer = await node.outcome(command, user)
-            return Told(number, None) if answer is None else Answered(number, answer)
-        case AskChunk(number, offset):
-            return Told(number, await loan.chunk(offset))
-        case Ask(number, op, after, statement, asked):
-            if op == EXPLAIN and statement is not None:
-                return Told(number, await node.explain(statement, user, columns=asked is not None))
-            if op == EVENTS:
-                return Told(number, node.events(after))
-            if op == JOIN:
-                return Told(number, await loan.donor.facts())
-            if op == SNAPSHOT:
-                return Told(number, await loan.copy())
-            if op == PING:
-                return Told(number, {})
+            return wire.Told(number, None) if answer is None else wire.Answered(number, answer)
+        case wire.AskChunk(number, offset):
+            return wire.Told(number, await loan.chunk(offset))
+        case wire.Ask(number, op, after, statement, asked):
+            if op == wire.EXPLAIN and statement is not None:
+                return wire.Told(number, await node.explain(statement, user, columns=asked is not None))
+            if op == wire.EVENTS:
+                return wire.Told(number, node.events(after))
+            if op == wire.JOIN:
+                return wire.Told(number, await loan.donor.facts())
+            if op == wire.SNAPSHOT:
+                return wire.Told(number, await loan.copy())
+            if op == wire.PING:
+                return wire.Told(number, {})
             status = node.status()
-            return Told(number, status.get("nodes", {}) if op == NODES else status)
+            return wire.Told(number, status.get("nodes", {}) if op == wire.NODES else status)
         case _:
             assert_never(call)
 
 
-def _too_large(reply: Reply, error: Exception) -> BedrockishError:
-    if isinstance(reply, Answered) and reply.answer.place is not None:
+def _too_large(reply: wire.Reply, error: Exception) -> BedrockishError:
+    if isinstance(reply, wire.Answered) and reply.answer.place is not None:
         leader, tick = reply.answer.place
         return OutcomeUnknownError(
             f"the transaction happened as {leader}{tick}, but its result cannot be sent: {error}"

@@ -25,17 +25,7 @@ from bedrockish.api.requests import STRICT, Answer, Request, Statement, as_part_
 from bedrockish.client.sansio.retry import only_reads
 from bedrockish.config.config import Config
 from bedrockish.core.protocol import effects as do
-from bedrockish.core.protocol.events import (
-    Activated,
-    ClockWanted,
-    Event,
-    Executed,
-    Failed,
-    Now,
-    Overtaken,
-    Submitted,
-    Woken,
-)
+from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.batch import LONG_BYTES
@@ -127,9 +117,9 @@ class Runtime:
         self.callers: set[Caller] = set()  # the connections of HTTP
         self.watch = TraceBuffer(self.core.state)
         self.publisher = Publisher(engine, self.core.state)
-        self._inbox: deque[Event] = deque()
-        self._asked: FairQueue[Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
-        self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
+        self._inbox: deque[on.Event] = deque()
+        self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
+        self._writes: FairQueue[on.Submitted] = FairQueue()  # the same, for writes that can share a transaction
         self._requests = 0
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
@@ -145,7 +135,7 @@ class Runtime:
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
 
-    def clock(self) -> Now:
+    def clock(self) -> on.Now:
         """Read the clocks."""
         return self._clocks.now()
 
@@ -222,7 +212,7 @@ class Runtime:
         self._requests += 1
         request = as_part_of_trace(request)
         self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare, shares=shares)
-        asked = Submitted(self._requests, request, once)
+        asked = on.Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
@@ -321,18 +311,18 @@ class Runtime:
         )
         return compare(transaction)
 
-    def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
+    def _ran_in_worker(self, request_id: int, found: Prepared | on.Overtaken | BedrockishError | None) -> None:
         """Continue a request that ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
             self.waiters.count_prepared(request_id, found)
-            self.post(Executed(request_id, found))
-        elif isinstance(found, Overtaken):
+            self.post(on.Executed(request_id, found))
+        elif isinstance(found, on.Overtaken):
             self.post(found)
         elif isinstance(found, BedrockishError):
             wants = isinstance(found, ClockNeededError)
-            self.post(ClockWanted(request_id) if wants else Failed(request_id, found))
+            self.post(on.ClockWanted(request_id) if wants else on.Failed(request_id, found))
         else:
-            self._executions.execute(request_id, 0, following := deque[Event]())
+            self._executions.execute(request_id, 0, following := deque[on.Event]())
             for event in following:
                 self.post(event)
 
@@ -343,7 +333,7 @@ class Runtime:
         assert self._nursery is not None
         self._nursery.start_soon(task, *arguments)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: on.Event) -> None:
         """Queue an event for the next turn."""
         self._inbox.append(event)
         self._loop.ring()
@@ -413,7 +403,7 @@ class Runtime:
         """
         return not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
-    def _take(self, number: int) -> Event | None:
+    def _take(self, number: int) -> on.Event | None:
         """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
         for place in range(number, number + 3):
             if place % 3 == 0 and self._inbox:
@@ -447,11 +437,11 @@ class Runtime:
             yield from self._perform(self.core.step(question, self._clocks.lately()))
         deadline = self.core.deadline()
         if deadline is not None and deadline <= now.seconds:
-            yield from self._perform(self.core.step(Woken(), now))
+            yield from self._perform(self.core.step(on.Woken(), now))
 
     def _perform(self, effects: list[do.Effect]) -> Turn:
         """Perform the core's effects in order; the events that follow from them are given to the core afterwards."""
-        following: deque[Event] = deque()
+        following: deque[on.Event] = deque()
         while True:
             for effect in effects:
                 if self._is_long(effect):
@@ -468,7 +458,7 @@ class Runtime:
             return self.engine.entries.is_long(effect.entry)
         return effect.__class__ is do.Activate  # an Activate may build an index, or have thousands of tables read again
 
-    def _do(self, effect: do.Effect, following: deque[Event]) -> None:
+    def _do(self, effect: do.Effect, following: deque[on.Event]) -> None:
         engine = self.engine
         if self.watch.is_on:
             self.watch.note(effect)
@@ -507,7 +497,7 @@ class Runtime:
             case do.KeepHold(name, times, clock):
                 engine.journal.save_hold(name, times, clock)
             case do.Activate(txid):
-                following.append(Activated(txid, engine.activate(txid)))
+                following.append(on.Activated(txid, engine.activate(txid)))
                 self.boundary.call(self.transactions.builds.look)
             case do.SendEntries():
                 self._entry_sender.send(effect)

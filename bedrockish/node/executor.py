@@ -13,17 +13,7 @@ from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
 from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.events import (
-    ClockWanted,
-    Decided,
-    Dropped,
-    Event,
-    Executed,
-    Failed,
-    MovedToWorker,
-    Now,
-    Submitted,
-)
+from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.merging import merge
@@ -69,7 +59,7 @@ class Serving(Protocol):
     faults: Faults
     waiters: Waiters
 
-    def clock(self) -> Now:
+    def clock(self) -> on.Now:
         """Return the time."""
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
@@ -82,7 +72,7 @@ class Executions:
     def __init__(self, node: Serving, groups: GroupTimer) -> None:
         self._node, self._groups = node, groups
 
-    def execute(self, request_id: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
+    def execute(self, request_id: int, clock: int, following: deque[on.Event], group: tuple[int, ...] = ()) -> None:
         """Execute a client's request; events that the core needs at once are added to ``following``.
 
         Args:
@@ -94,7 +84,7 @@ class Executions:
         node = self._node
         waiter = node.waiters.open.get(request_id)
         if waiter is None:
-            following.append(Dropped(request_id))
+            following.append(on.Dropped(request_id))
             return
         request = waiter.request
         node.counts["executions"] += 1
@@ -105,30 +95,30 @@ class Executions:
                 if prepared is not None:
                     self.check_modules(prepared)
                     node.waiters.count_prepared(request_id, prepared)
-                    following.append(Executed(request_id, prepared))
+                    following.append(on.Executed(request_id, prepared))
                 else:
-                    following.append(MovedToWorker(request_id))
+                    following.append(on.MovedToWorker(request_id))
                 return
             node.counts["repeated_commands"] += 1
             found = again(node.engine, entry, request, request_id)
-            if isinstance(found, Decided):
+            if isinstance(found, on.Decided):
                 following.append(found)
                 return
             node.reply(request_id, found)
         except DamagedError:
             raise
         except ClockNeededError:
-            following.append(ClockWanted(request_id))
+            following.append(on.ClockWanted(request_id))
             return
         except BedrockishError as error:
-            following.append(Failed(request_id, error))
+            following.append(on.Failed(request_id, error))
             return
         except Exception as error:
             following.append(
-                Failed(request_id, node.faults.caught(f"the execution of command {request.command}", error))
+                on.Failed(request_id, node.faults.caught(f"the execution of command {request.command}", error))
             )
             return
-        following.append(Dropped(request_id))
+        following.append(on.Dropped(request_id))
 
     def check_modules(self, prepared: Prepared) -> None:
         """Check that every member has the vector modules that a schema change uses for its tables.
@@ -141,7 +131,7 @@ class Executions:
             others = (node for node in roster.membership.members if node != self._node.core.state.me)
             self._node.plugins.check_modules((step.sql for step in decode_steps(prepared.changes)), others)
 
-    def take(self, asked: FairQueue[Submitted]) -> Submitted:
+    def take(self, asked: FairQueue[on.Submitted]) -> on.Submitted:
         """Remove and return the next short write, with the following writes that can share its transaction."""
         first = asked.take()
         others: list[tuple[int, Request]] = []
@@ -153,7 +143,7 @@ class Executions:
         self._groups.executed(1 + len(others))
         return replace(first, others=tuple(others)) if others else first
 
-    def is_short_write(self, event: Submitted) -> bool:
+    def is_short_write(self, event: on.Submitted) -> bool:
         """Return whether a request is known to only write rows, and usually does not take long."""
         request, waiter = event.request, self._node.waiters.open.get(event.request_id)
         if waiter is not None and waiter.shares:

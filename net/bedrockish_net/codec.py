@@ -7,52 +7,40 @@ from typing import Any, assert_never
 
 import cbor2
 
+from bedrockish_net import events
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, VersionMismatchError
-from bedrockish_net.events import (
-    NAME_CHARACTERS_MAX,
-    PING_BYTES_MAX,
-    PROTOCOL,
-    VERSION,
-    Closed,
-    Data,
-    Event,
-    Goodbye,
-    Hello,
-    Ping,
-    Pong,
-)
 from bedrockish_net.frame import Kind, encode_frame
 from bedrockish_net.limits import Limits
 
 MESSAGE_CHARACTERS_MAX = 1000
 
 
-def encode_event(event: Event, limits: Limits) -> bytes:
+def encode_event(event: events.Event, limits: Limits) -> bytes:
     """Return the frame of an event; empty bytes for ``Closed``, which is the end of the stream.
 
     Raises:
         LocalProtocolError: the frame exceeds a limit, so that the other end would refuse it.
     """
     match event:
-        case Data(payload):
+        case events.Data(payload):
             return _checked(Kind.DATA, payload, limits.frame_bytes_max)
-        case Ping(token):
-            return _checked(Kind.PING, token, PING_BYTES_MAX)
-        case Pong(token):
-            return _checked(Kind.PONG, token, PING_BYTES_MAX)
-        case Hello():
+        case events.Ping(token):
+            return _checked(Kind.PING, token, events.PING_BYTES_MAX)
+        case events.Pong(token):
+            return _checked(Kind.PONG, token, events.PING_BYTES_MAX)
+        case events.Hello():
             return _checked(Kind.HELLO, _pack_hello(event), limits.hello_bytes_max)
-        case Goodbye(code, message, info):
+        case events.Goodbye(code, message, info):
             packed: dict[str, Any] = {"code": str(code), "message": message[:MESSAGE_CHARACTERS_MAX]}
             packed |= {"info": dict(info)} if info else {}
             return _checked(Kind.GOODBYE, cbor2.dumps(packed), limits.hello_bytes_max)
-        case Closed():
+        case events.Closed():
             return b""
         case _:
             assert_never(event)
 
 
-def decode_event(kind: Kind, payload: bytes) -> Event:
+def decode_event(kind: Kind, payload: bytes) -> events.Event:
     """Return the event of a frame.
 
     Raises:
@@ -61,19 +49,19 @@ def decode_event(kind: Kind, payload: bytes) -> Event:
     """
     match kind:
         case Kind.DATA:
-            return Data(payload)
+            return events.Data(payload)
         case Kind.PING | Kind.PONG:
-            if len(payload) > PING_BYTES_MAX:
+            if len(payload) > events.PING_BYTES_MAX:
                 raise RemoteProtocolError(
-                    Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; {PING_BYTES_MAX} may be"
+                    Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; {events.PING_BYTES_MAX} may be"
                 )
-            return Ping(payload) if kind is Kind.PING else Pong(payload)
+            return events.Ping(payload) if kind is Kind.PING else events.Pong(payload)
         case Kind.HELLO:
             return _unpack_hello(_unpack_map(kind, payload))
         case Kind.GOODBYE:
             packed = _unpack_map(kind, payload)
             message = _text(packed, "message", MESSAGE_CHARACTERS_MAX, default="")
-            return Goodbye(_text(packed, "code"), message, _info(kind, packed))
+            return events.Goodbye(_text(packed, "code"), message, _info(kind, packed))
         case _:
             assert_never(kind)
 
@@ -84,11 +72,11 @@ def _checked(kind: Kind, payload: bytes, limit: int) -> bytes:
     return encode_frame(kind, payload)
 
 
-def _pack_hello(hello: Hello) -> bytes:
+def _pack_hello(hello: events.Hello) -> bytes:
     return cbor2.dumps(
         {
-            "protocol": PROTOCOL,
-            "version": VERSION,
+            "protocol": events.PROTOCOL,
+            "version": events.VERSION,
             "role": hello.role,
             "node": hello.node,
             "cluster": hello.cluster,
@@ -98,22 +86,22 @@ def _pack_hello(hello: Hello) -> bytes:
     )
 
 
-def _unpack_hello(packed: dict[Any, Any]) -> Hello:
+def _unpack_hello(packed: dict[Any, Any]) -> events.Hello:
     # Protocol and version are checked first, because in another version any other key may have another meaning.
-    if packed.get("protocol") != PROTOCOL:
+    if packed.get("protocol") != events.PROTOCOL:
         raise RemoteProtocolError(
-            Code.PROTOCOL, f"the other end speaks {_show(packed.get('protocol'))}, not {PROTOCOL}"
+            Code.PROTOCOL, f"the other end speaks {_show(packed.get('protocol'))}, not {events.PROTOCOL}"
         )
     version = packed.get("version")
-    if type(version) is not int or version != VERSION:
-        raise VersionMismatchError(VERSION, _show(version))
+    if type(version) is not int or version != events.VERSION:
+        raise VersionMismatchError(events.VERSION, _show(version))
     role = packed.get("role")
     if role not in ("peer", "client"):
         raise RemoteProtocolError(Code.MALFORMED, f"HELLO has role {_show(role)}; peer and client are known")
     node = _text(packed, "node")
     if role == "peer" and not node:
         raise RemoteProtocolError(Code.MALFORMED, "HELLO of a peer has no name in it")
-    return Hello(node, _optional(packed, "cluster"), role, _optional(packed, "to"), _info(Kind.HELLO, packed))
+    return events.Hello(node, _optional(packed, "cluster"), role, _optional(packed, "to"), _info(Kind.HELLO, packed))
 
 
 def _info(kind: Kind, packed: dict[Any, Any]) -> dict[str, Any]:
@@ -145,7 +133,7 @@ def _optional(packed: dict[Any, Any], key: str) -> str | None:
     return None if packed.get(key) is None else _text(packed, key)
 
 
-def _text(packed: dict[Any, Any], key: str, limit: int = NAME_CHARACTERS_MAX, default: object = None) -> str:
+def _text(packed: dict[Any, Any], key: str, limit: int = events.NAME_CHARACTERS_MAX, default: object = None) -> str:
     """Return a text of a map, checked for length, with unprintable characters replaced, because it may be logged."""
     value = packed.get(key, default)
     if not isinstance(value, str) or len(value) > limit:

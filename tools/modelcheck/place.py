@@ -11,20 +11,7 @@ from dataclasses import dataclass, field
 from bedrockish.api.requests import Answer, Request
 from bedrockish.core.node import Node
 from bedrockish.core.protocol import effects as do
-from bedrockish.core.protocol.events import (
-    Assembled,
-    Dropped,
-    Event,
-    Executed,
-    Failed,
-    NewerAsked,
-    Now,
-    PeerDown,
-    PeerUp,
-    Received,
-    Submitted,
-    Woken,
-)
+from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.outbox import Timer
@@ -36,7 +23,7 @@ from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write
 from tools.sim.waiting import answer_of
 
-STILL = Now(1.0, 0)
+STILL = on.Now(1.0, 0)
 WINDOW = 1 << 62
 
 Sent = tuple[str, Message]
@@ -103,7 +90,7 @@ class Place:
     timers: set[tuple[Timer, object]] = field(default_factory=set)
     assembling: deque[do.Assemble] = field(default_factory=deque)  # messages that are being assembled from pieces
     taken: int = 0  # the number of requests of the script that were submitted
-    now: Now = STILL  # the time, which stands still unless ``timed``; then the core's own timers run
+    now: on.Now = STILL  # the time, which stands still unless ``timed``; then the core's own timers run
     timed: bool = False
     together: bool = False  # whether all requests of the script come at once
 
@@ -142,22 +129,22 @@ class Place:
         LEAVING.clear()
         match event:
             case ("receive", str(peer), message):
-                self.step(Received(peer, message))  # type: ignore[arg-type]
+                self.step(on.Received(peer, message))  # type: ignore[arg-type]
             case ("submit",):
                 self._submit(1)
             case ("submit all",):
                 self._submit(len(self.script) - self.taken)
             case ("newer", int(number)):
-                self.step(NewerAsked(number, dict(self.core.state.timelines.applied)))
+                self.step(on.NewerAsked(number, dict(self.core.state.timelines.applied)))
             case ("part", str(peer)):
-                self.step(PeerDown(peer))
+                self.step(on.PeerDown(peer))
             case ("wake",):
-                self.step(Woken())
+                self.step(on.Woken())
             case ("sync",):
                 self.disk.make_durable(len(self.disk.closed))
             case ("assemble",):
                 one = self.assembling.popleft()
-                self.step(Assembled(one.peer, one.parts, self.disk.seen.assemble(one.parts)))
+                self.step(on.Assembled(one.peer, one.parts, self.disk.seen.assemble(one.parts)))
             case ("reboot", int(survivors)):
                 self.crash(survivors)
                 self.start()
@@ -165,8 +152,8 @@ class Place:
             case ("die", int(survivors)):
                 self.crash(survivors)
             case ("meet", str(peer)):
-                self.step(PeerDown(peer))
-                self.step(PeerUp(peer))
+                self.step(on.PeerDown(peer))
+                self.step(on.PeerUp(peer))
             case ("timer", str(name), subject):
                 self.timers.discard((Timer(name), subject))
                 self.core._on_timer(Timer(name), subject)
@@ -219,7 +206,7 @@ class Place:
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
-    def step(self, event: Event) -> None:
+    def step(self, event: on.Event) -> None:
         """Pass one event to the core, and perform its effects."""
         self.perform(self.core.step(event, self.now))
 
@@ -230,11 +217,11 @@ class Place:
             self.requests[self.taken] = request
             asked.append((self.taken, request))
         (request_id, request), *others = asked
-        self.step(Submitted(request_id, request, others=tuple(others)))
+        self.step(on.Submitted(request_id, request, others=tuple(others)))
 
     def perform(self, effects: Sequence[do.Effect]) -> None:
         """Perform the core's effects in order, including those of events that follow from them."""
-        following: deque[Event] = deque()
+        following: deque[on.Event] = deque()
         while True:
             for effect in effects:
                 self._do(effect, following)
@@ -256,7 +243,7 @@ class Place:
         while self.disk.closed and not self.disk.closed[0].writes:
             self.disk.make_durable(1)
 
-    def _do(self, effect: do.Effect, following: deque[Event]) -> None:
+    def _do(self, effect: do.Effect, following: deque[on.Event]) -> None:
         disk = self.disk
         match effect:
             case do.Send(peer, message, early):
@@ -299,21 +286,21 @@ class Place:
         else:
             self.disk.then(tell)
 
-    def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
+    def _execute(self, request_id: int, group: tuple[int, ...]) -> on.Event:
         request = self.requests.get(request_id)
         if request is None:
-            return Dropped(request_id)
+            return on.Dropped(request_id)
         entry: Entry | None = self.disk.seen.commands.get(request.command)
         if entry is not None:
             self._tell(request_id, answer_of(entry, request))
-            return Dropped(request_id)
+            return on.Dropped(request_id)
         try:
             seen = self.disk.seen
             others = [self.requests[number] for number in group if number in self.requests]
             others = [one for one in others if one.command not in seen.commands]
-            return Executed(request_id, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
+            return on.Executed(request_id, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
         except BedrockishError as error:
-            return Failed(request_id, error)
+            return on.Failed(request_id, error)
 
 
 def told(answer: Answer | BedrockishError) -> str:

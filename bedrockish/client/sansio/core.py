@@ -14,32 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+from bedrockish.api import wire
 from bedrockish.api.requests import STRICT, Request, Token, check_cluster, open_token
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.url import Address, Target
-from bedrockish.api.wire import (
-    CLOSE,
-    CLUSTER_ID,
-    COMMIT,
-    EXECUTE,
-    LINK_ID,
-    ROLLBACK,
-    SETTLE,
-    STATEMENTS,
-    UNTAKEN,
-    Answered,
-    Ask,
-    AskOutcome,
-    Attempt,
-    Execute,
-    Failed,
-    Reply,
-    Step,
-    Told,
-    decode_reply,
-    encode_call,
-    encode_request,
-)
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.retry import (
     Backoff,
@@ -118,7 +96,7 @@ class _Call:
         """Whether the call cannot change anything. Computed only when needed, because it parses the text."""
         if isinstance(self.what, Request):
             return only_reads(self.what)
-        return not isinstance(self.what, Step) or is_harmless(self.what)
+        return not isinstance(self.what, wire.Step) or is_harmless(self.what)
 
     @property
     def name(self) -> str | None:
@@ -131,7 +109,7 @@ class _Home:
     """The link on which a transaction or a streamed result is open; its end is also theirs."""
 
     link: int
-    what: Step  # the step that opened it
+    what: wire.Step  # the step that opened it
     number: int  # the number of that call; 0 if no caller waits for its answer
 
 
@@ -170,7 +148,7 @@ class ClientCore:
         """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
         number, call = self._number(), _Call(what, now, now + timeout_s)
         # Of one that settles a command there is an earlier attempt to learn about.
-        call.lost = int(isinstance(what, Step) and what.op == SETTLE)
+        call.lost = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
         link = self._free_link(call, now)
         self._add(number, call)
         if link is None:
@@ -314,7 +292,7 @@ class ClientCore:
         """Process the opening of a dialled link, with the information in the node's HELLO; return the effects."""
         one = self._links.get(link)
         if one is not None:
-            told = info.get(CLUSTER_ID)
+            told = info.get(wire.CLUSTER_ID)
             found = told if isinstance(told, str) else ""
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:
                 # This node belongs to another cluster, which lacks the data that the session has read or written.
@@ -344,11 +322,11 @@ class ClientCore:
         if link not in self._links:
             return []  # the link was given up before
         try:
-            reply = decode_reply(payload)
+            reply = wire.decode_reply(payload)
         except ProtocolMismatchError as error:
             return [HangUp(link), *self.closed(link, error, now)]
-        if reply.id == LINK_ID:
-            reason = reply.error if isinstance(reply, Failed) else ProtocolMismatchError("a reply without a call")
+        if reply.id == wire.LINK_ID:
+            reason = reply.error if isinstance(reply, wire.Failed) else ProtocolMismatchError("a reply without a call")
             return [HangUp(link), *self.closed(link, reason, now)]
         effects: list[Effect] = []
         self._take(link, reply, now, effects)
@@ -360,20 +338,22 @@ class ClientCore:
 
     # --- replies ---
 
-    def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
-        if isinstance(reply, Answered) and reply.answer.token is not self.token:
+    def _take(self, link: int, reply: wire.Reply, now: float, effects: list[Effect]) -> None:
+        if isinstance(reply, wire.Answered) and reply.answer.token is not self.token:
             # Also for a cancelled call, because the node assumes that the session has seen its answer.
             self.see(reply.answer.token)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
             return
-        if not isinstance(reply, Failed):
+        if not isinstance(reply, wire.Failed):
             self._forget(reply.id)
-            outcome: Answered | Told | BedrockishError = reply
+            outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note(call.what, reply)
-            elif isinstance(call.what, Step) and call.what.op != STATEMENTS:  # statements neither begin nor end it
-                if call.what.op == COMMIT:
+            elif (
+                isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS
+            ):  # statements neither begin nor end it
+                if call.what.op == wire.COMMIT:
                     self._note(call.what.request, reply)
                 outcome = self._stepped(link, call, reply)
             effects.append(Finish(reply.id, outcome))
@@ -385,7 +365,7 @@ class ClientCore:
             effects.append(Finish(reply.id, reply.error))
             return
         # A transaction that was executed on a node's file can be committed there only, like one that is open there.
-        is_tied = call.name is not None or (isinstance(call.what, Step) and bool(call.what.prepared))
+        is_tied = call.name is not None or (isinstance(call.what, wire.Step) and bool(call.what.prepared))
         if is_tied and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             self._forget(reply.id)
             if ends(call.what, reply):
@@ -415,7 +395,9 @@ class ClientCore:
             case unknown:
                 assert_never(unknown)
 
-    def _stepped(self, link: int, call: _Call, reply: Answered | Told) -> Answered | Told | BedrockishError:
+    def _stepped(
+        self, link: int, call: _Call, reply: wire.Answered | wire.Told
+    ) -> wire.Answered | wire.Told | BedrockishError:
         """Note the begin or end of a transaction or a stream, and return the outcome in its reply."""
         if begins(call.what, reply):
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
@@ -426,15 +408,15 @@ class ClientCore:
             return two_died(call.braked)
         return outcome
 
-    def _note(self, request: Request, reply: Reply) -> None:
+    def _note(self, request: Request, reply: wire.Reply) -> None:
         """Note whether a command has only read; kept for the last commands, because no node records it."""
-        if isinstance(reply, Answered) and reply.answer.place is None:
+        if isinstance(reply, wire.Answered) and reply.answer.place is None:
             self._only_read[request.command] = None
             if len(self._only_read) > ONLY_READ_MAX:
                 self._only_read.popitem(last=False)
 
     def _again(self, number: int, call: _Call, now: float) -> None:
-        if isinstance(call.what, Step) and call.what.op == COMMIT and not call.harmless:
+        if isinstance(call.what, wire.Step) and call.what.op == wire.COMMIT and not call.harmless:
             self._homes.pop(call.what.request.command, None)
             call.what = settling(call.what)
         if call.link is not None and call.link in self._links:
@@ -480,7 +462,7 @@ class ClientCore:
         self._homes = {name: home for name, home in self._homes.items() if home.link != number}
         for lost in link.calls:
             call = self._calls[lost]
-            call.lost += not error.details.get(UNTAKEN)
+            call.lost += not error.details.get(wire.UNTAKEN)
             call.deaths += not is_farewell(error)
             if call.deaths >= DEATHS_MAX and has_text(call.what):
                 if call.harmless or not isinstance(call.what, Request):
@@ -570,18 +552,18 @@ class ClientCore:
         match what:
             case Request() if what.change is not None:
                 token, timeout_s, longest_s, read = self._attempt(call, what, now)
-                return encode_call(Execute(number, what.attempt(token, timeout_s, longest_s, read)))
+                return wire.encode_call(wire.Execute(number, what.attempt(token, timeout_s, longest_s, read)))
             case Request():
-                return encode_request(number, EXECUTE, what, self._attempt(call, what, now))
-            case Step():
+                return wire.encode_request(number, wire.EXECUTE, what, self._attempt(call, what, now))
+            case wire.Step():
                 attempt = self._attempt(call, what.request, now)
-                return encode_request(number, what.op, what.request, attempt, what.prepared, what.owner)
-            case AskOutcome() | Ask():
-                return encode_call(replace(what, id=number))
+                return wire.encode_request(number, what.op, what.request, attempt, what.prepared, what.owner)
+            case wire.AskOutcome() | wire.Ask():
+                return wire.encode_call(replace(what, id=number))
             case _:
                 assert_never(what)
 
-    def _attempt(self, call: _Call, request: Request, now: float) -> Attempt:
+    def _attempt(self, call: _Call, request: Request, now: float) -> wire.Attempt:
         """Return the fields of a request that the next attempt sends instead of the request's own."""
         # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
         # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
@@ -590,13 +572,13 @@ class ClientCore:
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
         goes_anywhere = call.name is None
         # A transaction that was executed on a node's file is certified there: no other node can execute it again.
-        is_prepared = isinstance(call.what, Step) and bool(call.what.prepared)
+        is_prepared = isinstance(call.what, wire.Step) and bool(call.what.prepared)
         call.hurried = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
         # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not depend on a snapshot
         # that is too old to include the commit of that attempt.
-        read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
+        read = STRICT if call.lost and not call.harmless and not isinstance(call.what, wire.Step) else request.read
         # The BEGIN of an open transaction has sent the token already.
         token = self._merged(request.token) if goes_anywhere else request.token
         return token, timeout_s, longest_s, read
@@ -628,7 +610,7 @@ class ClientCore:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
             self._end_there(call.what, call.link, now)
-            if isinstance(call.what, Step) and call.what.op in (ROLLBACK, CLOSE):
+            if isinstance(call.what, wire.Step) and call.what.op in (wire.ROLLBACK, wire.CLOSE):
                 self._homes.pop(call.what.request.command, None)  # else its link would be kept for it
             effects.append(Finish(number, error))
         if is_due:

@@ -9,18 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bedrockish.core.coordinator.coordinator import Coordinator
+from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.health import Mode
-from bedrockish.core.protocol.messages import (
-    Accept,
-    Accepted,
-    Ask,
-    Commit,
-    Outcome,
-    Promise,
-    Recover,
-    Refused,
-    Standing,
-)
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
 from bedrockish.core.recovery.judge import COMMIT, Answer, First, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
@@ -143,7 +133,7 @@ class Recovery:
 
     def _send_ask(self, node: str, txids: Sequence[Txid]) -> None:
         state, clock = self.state, self.state.clock.read()
-        state.outbox.send(node, Ask(txids[0], clock, tuple(txids[1:ASKED_MAX])))
+        state.outbox.send(node, say.Ask(txids[0], clock, tuple(txids[1:ASKED_MAX])))
 
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]
@@ -185,7 +175,7 @@ class Recovery:
 
     def _ask(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
-        message = Recover(round_.transaction.body, round_.ballot, state.clock.read())
+        message = say.Recover(round_.transaction.body, round_.ballot, state.clock.read())
         # RECOVER has the body, so that a voter without the BEGIN can hold the transaction, and finish it if this node
         # dies.
         state.outbox.send_voters(message)
@@ -210,7 +200,7 @@ class Recovery:
 
     # -- answering a recoverer -------------------------------------------------------------------------------------
 
-    def on_recover(self, peer: str, message: Recover) -> None:
+    def on_recover(self, peer: str, message: say.Recover) -> None:
         """Promise a ballot for a transaction, and try to hold it.
 
         Raises:
@@ -228,7 +218,7 @@ class Recovery:
             self.deferred[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
-    def _promise(self, peer: str, message: Recover | Accept) -> Vote | None:
+    def _promise(self, peer: str, message: say.Recover | say.Accept) -> Vote | None:
         """Promise to accept no lower ballot; return the vote, or None if a higher one is promised or the outcome
         known.
         """
@@ -249,7 +239,7 @@ class Recovery:
             return None
         vote = state.votes.of(txid, transaction)
         if message.ballot < vote.promised:  # P4: a promise is kept
-            self._say(peer, Refused(txid, vote.promised, state.clock.read()))
+            self._say(peer, say.Refused(txid, vote.promised, state.clock.read()))
             return None
         vote.promised = message.ballot
         if txid.leader == state.me:
@@ -280,7 +270,7 @@ class Recovery:
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
-            Promise(
+            say.Promise(
                 txid,
                 vote.promised,
                 standing,
@@ -292,11 +282,11 @@ class Recovery:
             ),
         )
 
-    def _stand(self, vote: Vote, transaction: Transaction) -> tuple[Standing, list[Transaction]]:
+    def _stand(self, vote: Vote, transaction: Transaction) -> tuple[say.Standing, list[Transaction]]:
         """Try to hold a transaction, with the tests of an approval but with the cut instead of closed time."""
         state, txid = self.state, transaction.txid
         if vote.held:  # P7: it is pending here
-            return Standing.HELD, []
+            return say.Standing.HELD, []
         # P8: a voter approves a transaction only if none of its commands has happened. If one has happened as another
         # transaction, no voter approved this one.
         found = state.happened(transaction.commands, txid)
@@ -307,19 +297,19 @@ class Recovery:
             never = state.conflicts_outside(transaction)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never or state.clock.cut >= txid.clock:
-            return Standing.NEVER, []
+            return say.Standing.NEVER, []
         if never is None:
-            return Standing.BLOCKED, []  # P14: an entry outside its base was removed here and cannot be compared
+            return say.Standing.BLOCKED, []  # P14: an entry outside its base was removed here and cannot be compared
         blockers = [
             state.votes.pending.transactions[found.other]
             for found in state.votes.pending.conflicts(transaction.access_set, txid)
         ]
         if blockers:  # P11: two that conflict are never held by one node
-            return Standing.BLOCKED, blockers
+            return say.Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":
-            return Standing.BLOCKED, []  # P12: its rows differ from ours: one node's tables are damaged
+            return say.Standing.BLOCKED, []  # P12: its rows differ from ours: one node's tables are damaged
         state.votes.hold(transaction)  # P13: from now on it is pending here, durably
-        return Standing.HELD, []
+        return say.Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end this node knows, or whose abort it has accepted."""
@@ -328,7 +318,7 @@ class Recovery:
         ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
-    def on_accept(self, peer: str, message: Accept) -> None:
+    def on_accept(self, peer: str, message: say.Accept) -> None:
         """Accept a decision, unless a higher ballot is promised. The transaction stays pending until it is decided.
 
         Raises:
@@ -340,7 +330,7 @@ class Recovery:
             # A pending transaction stays pending: a majority may have accepted another decision, or none.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
-            self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
+            self._say(peer, say.Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
     def _tell(self, peer: str, txid: Txid) -> bool:
         # This node also asks itself, and then needs no message with the outcome.
@@ -348,19 +338,19 @@ class Recovery:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voting.tell_outcome(peer, txid)
 
-    def _say(self, peer: str, message: Promise | Refused | Accepted) -> None:
+    def _say(self, peer: str, message: say.Promise | say.Refused | say.Accepted) -> None:
         if peer != self.state.me:
             self.state.outbox.send(peer, message)
-        elif isinstance(message, Promise):
+        elif isinstance(message, say.Promise):
             self.on_promise(peer, message)
-        elif isinstance(message, Accepted):
+        elif isinstance(message, say.Accepted):
             self.on_accepted(peer, message)
         else:
             self.on_refused(message)
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
-    def on_promise(self, peer: str, message: Promise) -> None:
+    def on_promise(self, peer: str, message: say.Promise) -> None:
         """Count a promise, and judge again.
 
         Raises:
@@ -405,7 +395,7 @@ class Recovery:
                     self.start(transaction)
             # A leader that is alive decides its own transaction; this node's coordinator needs no message.
             elif txid.leader != state.me:
-                state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
+                state.outbox.send(txid.leader, say.Ask(txid, state.clock.read()))
 
     def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
         """Send the outcome of an ended blocker to the voters at which it still blocks a round."""
@@ -417,12 +407,12 @@ class Recovery:
         state = self.state
         assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
-        message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
+        message = say.Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
         # Only voters accept; learners get the outcome.
         state.outbox.send_voters(message)
         self.on_accept(state.me, message)
 
-    def on_accepted(self, peer: str, message: Accepted) -> None:
+    def on_accepted(self, peer: str, message: say.Accepted) -> None:
         """Count a voter that has accepted our proposal; a majority makes it the decision."""
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
@@ -444,7 +434,7 @@ class Recovery:
             self.counts["aborted"] += 1
             state.votes.end(txid, commit=False)
             # Learners get it, too: an abort leaves no entry in a journal from which they could learn it.
-            state.outbox.send_all(Outcome(txid, False, "", 0, state.clock.read()))
+            state.outbox.send_all(say.Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: Round) -> None:
         """Commit a decided transaction in our own timeline as soon as it can be applied."""
@@ -458,9 +448,9 @@ class Recovery:
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
             # The body is also sent to members that have it in a vote; recoveries are too rare to save that.
-            state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
+            state.outbox.send_all(say.Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
-    def on_refused(self, message: Refused) -> None:
+    def on_refused(self, message: say.Refused) -> None:
         """Note that a voter has promised a higher ballot; this node's next round uses a ballot above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
@@ -502,6 +492,6 @@ class Recovery:
             self._send_ask(peer, held)
         for round_ in self.rounds.values():
             if round_.decision is None and peer not in round_.answers:
-                state.outbox.send(peer, Recover(round_.transaction.body, round_.ballot, clock))
+                state.outbox.send(peer, say.Recover(round_.transaction.body, round_.ballot, clock))
             elif round_.decision is not None and peer not in round_.accepted:
-                state.outbox.send(peer, Accept(round_.transaction.body, round_.ballot, round_.decision, clock))
+                state.outbox.send(peer, say.Accept(round_.transaction.body, round_.ballot, round_.decision, clock))

@@ -252,6 +252,9 @@ class Place:
                 disk.write(effect)
             case do.Assemble():
                 self.assembling.append(effect)
+            case do.Activate(txid):
+                disk.write(effect)
+                following.append(on.Activated(txid, ""))
             case do.Execute(request_id, _, group):
                 following.append(self._execute(request_id, group))
             case do.Reply(request_id, answer):

@@ -19,8 +19,8 @@ from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import may_count_out
 from bedrockish.core.state.state import State
 from bedrockish.errors import forgotten
-from bedrockish_journal.model.access_set import is_clock
-from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.access_set import clock_key, is_clock
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 
 TURNS_MAX = 8  # rejections of a request after which it is executed again at its turn
 
@@ -70,6 +70,17 @@ class Attempt:
         others = {reject.other for reject in self.rejects.values()}
         other = others.pop() if len(others) == 1 else None
         return other.leader if other is not None else ""
+
+    def is_hasty(self, winner: Known | None) -> bool:
+        """Return whether this is a schema change that would be in force at the clock of a transaction of rows.
+
+        ``winner`` is the commit for which it is given up, if there is one.
+        """
+        if self.transaction.kind != SCHEMA:
+            return False
+        if winner is not None:
+            return winner.kind == ROWS
+        return any(one.other is not None and one.key == clock_key(one.other.clock) for one in self.rejects.values())
 
     def is_lost(self, state: State, *, patient: bool) -> bool:
         """Return whether a quorum of approvals cannot be reached any more.
@@ -280,11 +291,11 @@ class Attempts:
                     if peer not in attempt.approvals and peer not in attempt.rejects:
                         state.outbox.send(peer, attempt.begin)
 
-    def give_up(self, attempt: Attempt, *, winner: str = "") -> None:
+    def give_up(self, attempt: Attempt, *, winner: Known | None = None) -> None:
         """Give up a transaction; each request that shares it pauses, or stays behind the first of them.
 
         Args:
-            winner: the leader of a commit that is here, and for which it is given up.
+            winner: a commit that is here, and for which it is given up.
         """
         if self.state.outcome(attempt.transaction.txid) is not None:
             return  # safe time has ended the transaction in this step
@@ -298,19 +309,21 @@ class Attempts:
         # The transaction stays pending here until a majority has accepted its rollback: a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
+        is_hasty = attempt.is_hasty(winner)
         for inflight in in_flight:
             # The error for the client names the reject for another transaction, if there was one.
             inflight.last, inflight.contested = lost or inflight.last, True
             inflight.rejections += 1
+            inflight.hasty += is_hasty
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
         # A conflict of one command has rejected the whole group, so the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
         for inflight in (*in_flight[:1], *alone):  # the reject does not say which command conflicted
             inflight.is_free = False
-            if self._takes_turns(attempt, inflight, winner):
-                base, is_here = attempt.transaction.base, bool(winner)
-                self.contention.pause_rejected(inflight, base, winner or attempt.winner, is_here=is_here)
+            if not is_hasty and self._takes_turns(attempt, inflight, is_beaten=winner is not None):
+                leader = attempt.winner if winner is None else winner.txid.leader
+                self.contention.pause_rejected(inflight, attempt.transaction.base, leader, is_here=winner is not None)
                 continue
             self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
@@ -321,15 +334,16 @@ class Attempts:
                 transaction = attempt.transaction
                 self.contention.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
 
-    def _takes_turns(self, attempt: Attempt, inflight: InFlight, winner: str) -> bool:
+    def _takes_turns(self, attempt: Attempt, inflight: InFlight, *, is_beaten: bool) -> bool:
         """Return whether a request whose transaction was given up is executed again at its turn among the leaders.
 
         Otherwise it pauses for a random time, which grows with each rejection: leaders may differ about the turns.
         """
-        lost = inflight.last is not None and not is_clock(inflight.last.key)
+        kind = attempt.transaction.kind
+        lost = inflight.last is not None and (kind == SCHEMA or not is_clock(inflight.last.key))
         # The commands of a group are unrelated, and most of them have no rival.
-        is_plain = attempt.transaction.kind == ROWS and not attempt.is_group and not inflight.goes_first
-        return is_plain and (lost or bool(winner)) and inflight.rejections <= TURNS_MAX
+        is_plain = kind in (ROWS, SCHEMA) and not attempt.is_group and not inflight.goes_first
+        return is_plain and (lost or is_beaten) and inflight.rejections <= TURNS_MAX
 
     def is_shared(self, attempt: Attempt) -> bool:
         """Return whether a request still waits for the approvals of an attempt."""
@@ -344,7 +358,7 @@ class Attempts:
             attempt = self.open.get(found.other)
             # L4: a transaction that has lost is given up at once, because it blocks others at each voter that holds it.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
-                self.give_up(attempt, winner=committed.txid.leader)
+                self.give_up(attempt, winner=committed)
 
     def decides(self, txid: Txid) -> bool:
         """Return whether we may still commit a transaction or roll it back, because no recovery has our promise."""

@@ -42,7 +42,7 @@ from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
-from bedrockish_journal.model.clock import moved
+from bedrockish_journal.model.clock import CLOCK_LIMIT, moved
 from bedrockish_journal.model.transaction import SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
 
@@ -125,15 +125,27 @@ class Coordinator:
 
     def settle(self) -> None:
         """Start the requests whose session, and whose schema, this node has caught up with."""
-        barrier = self.replies.schema_barrier
-        for inflight in barrier.released() if barrier.waiting else ():
-            self.ready.add(inflight)
+        if self.replies.schema_barrier.waiting and self.state.schema.scheduled is None:
+            self._release_from_barrier()
         for inflight in list(self._behind.values()):
             if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
                 del self._behind[inflight.number]  # its deadline has passed
             elif self.state.has_seen(inflight.request.token):
                 del self._behind[inflight.number]
                 self.ready.add(inflight)
+
+    def _release_from_barrier(self) -> None:
+        """Start the requests that have waited for a schema change that is in force now; one further change at a time.
+
+        Otherwise all further changes would be executed, and all but one of them would wait again.
+        """
+        barrier = self.replies.schema_barrier
+        waited = barrier.released()
+        for inflight in waited:
+            if not inflight.alters:
+                self.ready.add(inflight)
+        changes = [inflight for inflight in waited if inflight.alters]
+        self.contention.wait_queue.change_in_force(changes, barrier.leader)
 
     def settle_behind(self) -> None:
         """Execute the strict reads again that have waited for the ends of transactions, and whose wait is over."""
@@ -203,7 +215,7 @@ class Coordinator:
         found: Step | None = None
         # A first execution may be a read that need not wait.
         if inflight.access_set is not None or inflight.read is not None:
-            found = self._schema_ahead()
+            found = self._schema_ahead(inflight)
         if found is None and inflight.goes_first:
             found = self.contention.last_before()
         if found is None and inflight.kept is not None:
@@ -215,13 +227,18 @@ class Coordinator:
             return Stage.CLOCK
         return Stage.EXECUTING
 
-    def _schema_ahead(self) -> Step | None:
-        """Return the wait for a schema change that is due; a request executed before it would have to run twice."""
+    def _schema_ahead(self, inflight: InFlight) -> Step | None:
+        """Return the wait for a schema change that is due; a request executed before it would have to run twice.
+
+        For a request that changes the schema, every other change is due.
+        """
         state = self.state
-        change = state.votes.pending.schema_change()
-        if change is not None and change.activates <= state.clock.read():
-            return WaitFor(change.txid)
-        return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
+        clock = CLOCK_LIMIT if inflight.alters else state.clock.read()
+        for change in state.votes.pending.schema_changes():
+            # The next attempt of a request carries the rollbacks of its earlier ones.
+            if change.activates <= clock and not (inflight.alters and change.txid in self.rollbacks):
+                return WaitFor(change.txid)
+        return Stage.SCHEMA if state.schema.is_behind(clock) else None
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
         """Propose the last execution again, based on the present commits; return None if the request must be executed
@@ -352,9 +369,9 @@ class Coordinator:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set
         self.contention.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
-        change = self.state.votes.pending.schema_change()
-        if change is not None:
-            return WaitFor(change.txid)
+        changes = self.state.votes.pending.schema_changes()
+        if changes:
+            return WaitFor(changes[0].txid)
         # The pause is random: the conflicting writer is about to end, and the readers should not all return at once.
         return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
@@ -402,7 +419,7 @@ class Coordinator:
         # The ids of all commands that share the transaction, so that none of them can also happen elsewhere.
         if prepared.joined:
             commands += tuple(command for command, _ in prepared.joined)
-        inflight.writes = True
+        inflight.writes, inflight.alters = True, prepared.kind == SCHEMA
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
         # This test comes first: a command that has happened has its answer in the journal, even if there are obstacles.
         happened = state.happened(commands)

@@ -5,6 +5,7 @@ from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.contention import Contention
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
+from bedrockish.core.coordinator.wait_queue import CHANGES
 from bedrockish.core.protocol.effects import Reply
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.outbox import Timer
@@ -42,6 +43,7 @@ class Replies:
 
     def activated(self, txid: Txid, failure: str) -> None:
         """Answer the requests for a schema change that came into force, or that the data forbade."""
+        self.contention.turns.reserve(txid, CHANGES)  # else the next change of a client answered here goes out of turn
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)

@@ -114,6 +114,8 @@ class InFlight:
     kept: Prepared | None = None
     contested: bool = False  # whether it has waited for other transactions, or was rejected because of one
     writes: bool = False  # whether it has been led, or the driver knows that it writes
+    alters: bool = False  # whether its last execution changed the schema
+    hasty: int = 0  # how often its schema change would have come into force too soon for a voter
     # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
     is_free: bool = False
     # Seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
@@ -134,7 +136,8 @@ class InFlight:
     def can_share(self) -> bool:
         """Whether the request has only statements, and writes, so that others like it can share its transaction."""
         request = self.request
-        return self.writes and not (self.wants_clock or request.read_only or request.call or request.change)
+        is_apart = self.wants_clock or self.alters or request.read_only or request.call or request.change
+        return self.writes and not is_apart
 
     def move(self, stage: Stage) -> None:
         """Enter another stage; ``MOVES`` must allow it after the present one."""

@@ -19,13 +19,13 @@ DOUBLINGS_MAX = 6
 def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
     """Return the clock at which a schema change with this clock comes into force.
 
-    A sole voter needs no delay. A rejected change came into force too soon for a voter, so its next attempt has a
-    longer delay. A change whose index is built online has a delay as long as the build.
+    A sole voter needs no delay. If an attempt would have come into force too soon for a voter, the next one has twice
+    the delay. A change whose index is built online has a delay as long as the build.
     """
     assert prepared.kind == SCHEMA
     delay_ms = 0
     if len(state.roster.voters) > 1:
-        delay_ms = state.settings.schema_delay_ms << min(inflight.rejections, DOUBLINGS_MAX)
+        delay_ms = state.settings.schema_delay_ms << min(inflight.hasty, DOUBLINGS_MAX)
     # Greater than the change's own clock, or the change itself would run on the schema that it makes.
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
@@ -36,6 +36,7 @@ class SchemaBarrier:
     def __init__(self, state: State) -> None:
         self.state = state
         self.waiting: list[InFlight] = []  # requests to execute on the new schema
+        self.leader = ""  # the leader of the change for which they wait
         self.decided: dict[Txid, list[InFlight]] = {}  # the requests for the change itself
 
     def blocks(self, prepared: Prepared, clock: int) -> bool:
@@ -46,14 +47,14 @@ class SchemaBarrier:
 
     def wait(self, inflight: InFlight) -> None:
         """Let a request wait until the scheduled change is in force."""
+        assert self.state.schema.scheduled is not None, "its activation ends the wait"
         inflight.move(Stage.SCHEMA)
         self.waiting.append(inflight)
+        self.leader = self.state.schema.scheduled.txid.leader
         self.state.counts["waited_for_schema"] += 1
 
     def released(self) -> list[InFlight]:
-        """Remove and return the waiting requests once the change is in force: each is executed on the new schema."""
-        if not self.waiting or self.state.schema.scheduled is not None:
-            return []
+        """Remove and return the waiting requests, because the change is in force: they run on the new schema."""
         waiting, self.waiting = self.waiting, []
         return [inflight for inflight in waiting if inflight.stage is Stage.SCHEMA]
 

@@ -13,12 +13,16 @@ from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.access_set import AccessSet, conflict
+from bedrockish_journal.model.access_set import AccessSet, clocks_from, conflict
+from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
 COMMITS = 4  # the turn of a leader lasts so many commit times
 MEMORY = 200  # a rival expires after so many commit times without a conflict
+# For the order of requests, all schema changes want one key: the greatest clock. The clocks that an attempt has written
+# do not count after it, because transactions of rows read them later, which need not wait for the next attempt.
+CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
 
 
 class Turns:
@@ -172,7 +176,7 @@ class WaitQueue:
         if inflight.access_set is not None:
             self.go_on(inflight.number)
             self.heads[inflight.number] = inflight
-            self._head_keys.add(inflight.number, inflight.access_set)
+            self._head_keys.add(inflight.number, CHANGES if inflight.alters else inflight.access_set)
 
     def go_on(self, number: int) -> None:
         """Remove a request from the pausing requests."""
@@ -265,14 +269,29 @@ class WaitQueue:
     def released(self, txid: Txid, kind: str = ROWS) -> None:
         """Unblock the requests that waited for a transaction that blocks no request here any more, at their turn.
 
-        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on.
+        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on,
+        except schema changes.
         """
+        queue = self.waits.get(txid)
+        if queue is None:
+            return
+        changes = [number for number in queue if number in self._in_flight and self._in_flight[number].alters]
+        for number in changes:
+            queue.remove(number)
         if kind != ROWS:
             self.let_go(txid)
+            self._go_on(deque(changes))
             return
-        queue = self.waits.pop(txid, deque())
+        del self.waits[txid]
         # Requests that waited for rows want the same rows: the first goes on, the rest stay behind it.
-        self._go_on(queue, txid.leader if queue else "")
+        self._go_on(queue, txid.leader)
+        self._go_on(deque(changes), txid.leader)
+
+    def change_in_force(self, waited: Sequence[InFlight], leader: str) -> None:
+        """Unblock the schema changes that have waited for one of ``leader`` to be in force: the first, at its turn."""
+        for inflight in waited:
+            inflight.move(Stage.WAITING)
+        self._go_on(deque(inflight.number for inflight in waited), leader)
 
     def leave(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request."""

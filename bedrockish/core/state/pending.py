@@ -63,10 +63,10 @@ class Pending:
         """Return whether a pending transaction writes a key as a single key."""
         return self._index.is_writing(key)
 
-    def schema_change(self) -> Transaction | None:
-        """Return a schema change that is pending, if there is one."""
+    def schema_changes(self) -> list[Transaction]:
+        """Return the pending schema changes: usually none, and several only if they conflict."""
         ranged = (self.transactions[txid] for txid in self._index.ranged())
-        return next((one for one in ranged if one.kind == SCHEMA), None)
+        return [one for one in ranged if one.kind == SCHEMA]
 
     def smallest_clock(self) -> int | None:
         """Return the smallest clock of a pending transaction; None if none is pending."""

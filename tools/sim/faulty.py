@@ -141,7 +141,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "repeat rewrites rows": fault(
         "a second label changes no data",
-        (_ApplyQueue, "_apply", "repeat = txid.clock", "repeat = False and txid.clock"),
+        (_ApplyQueue, "_apply", "txid.clock <= state.clock.safe or state.is_applied(txid)", "False"),
     ),
     "no command key": fault(
         "two executions of one command conflict",

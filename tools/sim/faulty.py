@@ -209,7 +209,7 @@ _AGREEMENT: dict[str, Fault] = {
             _Recovery,
             "_stand",
             "never: bool | None = ",
-            "state.votes.hold(transaction)\n    return Standing.HELD, []\n    never: bool | None = ",
+            "state.votes.hold(transaction)\n    return say.Standing.HELD, []\n    never: bool | None = ",
         ),
     ),
     "holds a transaction that conflicts with a commit": fault(
@@ -219,11 +219,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "promises below its promise": fault(
         "a promise is kept against lower ballots that ask for one",
-        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, Accept)"),
+        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, say.Accept)"),
     ),
     "accepts below its promise": fault(
         "a promise is kept against decisions at lower ballots",
-        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, Recover)"),
+        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, say.Recover)"),
         **DUELS,
     ),
     "holds below its cut": fault(

@@ -1,15 +1,20 @@
-"""Transactions that several programs commit at one moment share one transaction of the cluster."""
+"""Open transactions that several programs commit at one moment share one transaction of the cluster."""
 
 import itertools
 import threading
 import time
+
+import pytest
 
 import bedrockish
 from bedrockish.client.blocking import Connection
 from tools.cluster import LocalCluster, LocalNode
 
 
-def test_commits_of_several_programs_share_a_transaction(alone: LocalCluster, node: LocalNode, table: str) -> None:
+@pytest.mark.parametrize("by_url", [False, True], ids=["by path", "by URL"])
+def test_commits_of_several_programs_share_a_transaction(
+    alone: LocalCluster, node: LocalNode, table: str, by_url: bool
+) -> None:
     """Each with its own place, rows and answer; the journal tells whose changes are whose."""
     commands, until, failures = list[str](), time.monotonic() + 60, list[BaseException]()
     over = threading.Event()
@@ -20,7 +25,7 @@ def test_commits_of_several_programs_share_a_transaction(alone: LocalCluster, no
 
     def write(first: int) -> None:
         try:
-            with bedrockish.connect(node.database) as mine:
+            with bedrockish.connect(alone.url() if by_url else node.database) as mine:
                 for number in itertools.count(first, 8):
                     opened = mine.begin()
                     opened.execute(f"INSERT INTO {table} VALUES (?, ?, 5)", (number, f"row {number}"))

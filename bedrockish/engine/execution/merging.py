@@ -1,4 +1,4 @@
-"""Transactions that programs have executed, led as one: each was executed by itself, and none conflicts with another.
+"""Transactions that were executed before, each by itself, led as one: none of them conflicts with another.
 
 A round of votes costs every node nearly the same, whether it decides one transaction or ten. Two transactions that do
 not conflict have the same effect in either order, one after the other or as one.
@@ -18,6 +18,11 @@ MoveUp = Callable[[str, Prepared], Prepared | None]
 Join = Callable[[Sequence[bytes]], tuple[bytes, tuple[int, ...]]]
 
 
+def may_share(prepared: Prepared) -> bool:
+    """Return whether a transaction is small enough to be merged with others, and changes rows."""
+    return not prepared.readonly and len(prepared.changes) <= MERGED_BYTES
+
+
 def merge(
     # The request and the transaction that the others join; it is returned as it is if none of them can.
     first: tuple[Request, Prepared],
@@ -26,7 +31,7 @@ def merge(
     move_up: MoveUp,  # returns a command's transaction with the newest commits as its base; None if it has lost to one
     join: Join,  # joins encoded changes, and counts the changes of each transaction
 ) -> Prepared:
-    """Merge transactions that programs have executed; those that cannot be merged are left out."""
+    """Merge transactions; those that cannot be merged are left out."""
     request, prepared = first
     moved = move_up(request.command, prepared)
     if moved is None:

@@ -40,6 +40,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.execution.open_transaction import Logged, Session
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.classify import READ
@@ -678,7 +679,7 @@ class Transactions:
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         prepare = checked(self._engine.access, begun.user, lambda: prepared)
-        return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
+        return (yield from steps.wait(partial(self._submit, last, prepare, once=True, shares=may_share(prepared))))
 
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""

@@ -22,7 +22,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.execution.merging import MERGED_BYTES
+from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
@@ -153,11 +153,14 @@ class Programs:
         last = replace(request, statements=(), digest=OPEN)
         prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
-        shares = not prepared.readonly and len(prepared.changes) <= MERGED_BYTES
         # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
-        return (yield from steps.wait(partial(self._submit, last, execute, once=True, shares=shares, base=base)))
+        return (
+            yield from steps.wait(
+                partial(self._submit, last, execute, once=True, shares=may_share(prepared), base=base)
+            )
+        )
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine

@@ -328,11 +328,8 @@ class _Reader:
             names = frozenset(found.columns[number].name for number in numbers if number is not None)
             # For nearly all columns, the column keys would cost more than they gain.
             rest = len(found.columns) - (found.rowid_column is not None)
-            if (
-                all(op.name in _OF_COLUMNS for op in ops)
-                and None not in numbers
-                and len(names) < min(rest, COLUMNS_MAX)
-            ):
+            is_plain = all(op.name in _OF_COLUMNS for op in ops) and None not in numbers
+            if is_plain and len(names) < min(rest, COLUMNS_MAX):
                 yield found.name, names
 
     def _names_of(self, register: int) -> set[str]:

@@ -205,11 +205,8 @@ class LoopReader:
 
     def _is_unchanged(self, first: int) -> bool:
         """Return whether no write of the statement itself can come before the loop, which begins at ``first``."""
-        ahead = [
-            op.address
-            for op in self._ops
-            if op.name in CHANGES and op.name != "ResultRow" and not self._private_write(op)
-        ]
+        changes = (op for op in self._ops if op.name in CHANGES and op.name != "ResultRow")
+        ahead = [op.address for op in changes if not self._private_write(op)]
         if not ahead:
             return True
         if any(op.name in ("Yield", "InitCoroutine", "EndCoroutine") for op in self._ops):

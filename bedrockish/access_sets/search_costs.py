@@ -11,15 +11,7 @@ from bedrockish.access_sets.opcodes import Op
 
 LOOP, WORKER = 4 << 10, 64 << 10  # bytes of a search
 _MATCH = "M"  # the letter of MATCH in the plan of an FTS5 table, where each letter or sign stands for an argument
-_SOURCES = {
-    "Variable": "p2",
-    "String8": "p2",
-    "Null": "p2",
-    "Integer": "p2",
-    "Concat": "p3",
-    "Copy": "p2",
-    "SCopy": "p2",
-}
+_SOURCES = dict.fromkeys(("Variable", "String8", "Null", "Integer", "Copy", "SCopy"), "p2") | {"Concat": "p3"}
 _FUNCTIONS = frozenset({"Function", "PureFunc"})
 _SHORTENING = {"lower(1)": 1, "upper(1)": 1, "trim(1)": 1, "trim(2)": 2, "substr(2)": 2, "substr(3)": 3}
 _REPLACE = "replace(3)"

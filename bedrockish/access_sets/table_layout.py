@@ -89,11 +89,8 @@ class Tables:
             self.sequences.discard(name)
             del self._names[folded(name)]
         found = as_shadows(listed(db, changed), self.definitions)
-        users = {
-            name: without_rowid
-            for name, kind, without_rowid, _ in found
-            if kind == "table" and not folded(name).startswith(_NO_USERS)
-        }
+        tables = ((name, without_rowid) for name, kind, without_rowid, _ in found if kind == "table")
+        users = {name: without_rowid for name, without_rowid in tables if not folded(name).startswith(_NO_USERS)}
         for name in users:
             self._read(db, name)
         self.parents = frozenset(chain.from_iterable(self.references.values()))

@@ -46,14 +46,8 @@ def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
     else:
         down = [other for other, node in status.get("nodes", {}).items() if not node["up"]]
         why_not = str(status.get("trouble") or "") or (f"it does not reach {', '.join(down)}" if down else "")
-    return Found(
-        name,
-        role == "voter",
-        str(status.get("version", "")),
-        int(status.get("level") or 0),
-        int(status.get("cluster_level") or 0),
-        why_not,
-    )
+    level, cluster_level = int(status.get("level") or 0), int(status.get("cluster_level") or 0)
+    return Found(name, role == "voter", str(status.get("version", "")), level, cluster_level, why_not)
 
 
 def judge(members: list[Found], version: str, level: int) -> Verdict:

@@ -92,10 +92,8 @@ def counted_attempts_are_promised_to_nobody(state: State, coordinator: Coordinat
 def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
     """A waiting request stands in exactly one queue, of a transaction or of a request: without one it never wakes."""
     replies = coordinator.replies
-    queues = [
-        *coordinator.contention.wait_queue.waits.values(),
-        *(inflight.behind for inflight in replies.in_flight.values()),
-    ]
+    behind = (inflight.behind for inflight in replies.in_flight.values())
+    queues = [*coordinator.contention.wait_queue.waits.values(), *behind]
     places = Counter(number for queue in queues for number in queue)
     for number, inflight in replies.in_flight.items():
         if inflight.stage is Stage.WAITING:

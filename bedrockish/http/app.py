@@ -332,11 +332,8 @@ class Handlers:
 
     async def _command(self, request: Request, *, read_only: bool) -> tuple[Command, bool]:
         body = await _json_body(request)
-        statements = (
-            await trio.to_thread.run_sync(read_statements, body)
-            if len(body) > IN_THREAD_BYTES
-            else read_statements(body)
-        )
+        is_long = len(body) > IN_THREAD_BYTES
+        statements = await trio.to_thread.run_sync(read_statements, body) if is_long else read_statements(body)
         objects, pairs = read_shape(_pairs(request))
         return self._request(request, statements, pairs, read_only=read_only), objects
 

@@ -93,14 +93,8 @@ async def serve_http(
             nursery.start_soon(pipelines.watch)
             connections = cast(set[Connection], node.callers)
             patience_s = config.limits.idle_stream_ms / 1000
-            await serve_connections(
-                guard.serve,
-                listener,
-                certificate.context(),
-                patience_s,
-                connections,
-                leaves=lambda: node.is_leaving,
-            )
+            leaves, tls = lambda: node.is_leaving, certificate.context()
+            await serve_connections(guard.serve, listener, tls, patience_s, connections, leaves=leaves)
 
     await node.faults.keep_running("serving HTTP", run)
 

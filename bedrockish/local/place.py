@@ -60,16 +60,8 @@ class Place:
             self.schema = owner.schema(reader, facts, -1)
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
-            beside = Beside(
-                self._reader,
-                owner.prepare,
-                self._wal,
-                owner.ids,
-                Limits(),
-                locks,
-                lambda: self.schema.known,
-                owner.access,
-            )
+            schema = lambda: self.schema.known  # noqa: E731
+            beside = Beside(self._reader, owner.prepare, self._wal, owner.ids, Limits(), locks, schema, owner.access)
             if has_temporary:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(beside)

@@ -103,11 +103,8 @@ def _judge_all(evidence: Evidence, operations: list[Operation]) -> Graph:
 
 
 def _judge_session(evidence: Evidence, client: str, updates: list[int]) -> None:
-    mine = [
-        one
-        for one in evidence.operations.values()
-        if one.client == client and one.outcome == "ok" and one.level != "final"
-    ]
+    mine = [one for one in evidence.operations.values() if one.client == client and one.outcome == "ok"]
+    mine = [one for one in mine if one.level != "final"]
     mine.sort(key=lambda one: one.begin)
     reads = {one.id for one in mine if one.level != "update"}
     graph = data_graph([*updates, *reads], evidence.edges)

@@ -71,11 +71,8 @@ def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
         kept = [(f"{leader}{tick}", transaction(number).commands) for leader, tick, _, number in other.journal]
         if words != "read" and any(place == words and command not in found for place, found in kept):
             return "no acknowledged commit is lost", f"{command} was told to be {words}, which is something else"
-        if (
-            one is other
-            and words[:1].isupper()
-            and not any(place == words and command in found for place, found in kept)
-        ):
+        is_own = one is other and words[:1].isupper()
+        if is_own and not any(place == words and command in found for place, found in kept):
             return "no acknowledged commit is lost", f"{one.node} told of {command} at {words} and does not have it"
     return None
 

@@ -191,10 +191,8 @@ class Machine:
         """
         if self.node is None or self.node.state.trouble:
             return False
-        image, told = (
-            self.disk.seen.copy(),
-            Joining(self.node.state.roster.membership, dict(self.node.state.timelines.applied)),
-        )
+        roster, timelines = self.node.state.roster, self.node.state.timelines
+        image, told = self.disk.seen.copy(), Joining(roster.membership, dict(timelines.applied))
         self.disk.then(lambda: done(image, told))
         self._turn_soon(0.0)
         return True

@@ -169,11 +169,8 @@ def _schema(source: Source) -> list[str]:
     if source.chance(20):
         form = source.choice(("stored", "virtual"))
         generated = f", g {'any' if strict else ''} as ({source.choice(('c0', 'c1 || c0', 'coalesce(c2, 0)'))}) {form}"
-    keyed = (
-        keyed.replace(", primary key(", f"{generated}, primary key(")
-        if ", primary key(" in keyed
-        else keyed + generated
-    )
+    key = ", primary key("
+    keyed = keyed.replace(key, f"{generated}{key}") if key in keyed else keyed + generated
     ddl = [f"create table t({keyed}){suffix}"]
     reference = ""
     if kind != "composite" and source.chance(45):
@@ -273,12 +270,8 @@ class _Writer:
 
     def value(self) -> str:
         value = self.source.value()
-        if (
-            self.source.chance(70)
-            or isinstance(value, bytes)
-            or value is None
-            or (isinstance(value, str) and "\0" in value)
-        ):
+        is_odd = value is None or isinstance(value, bytes) or (isinstance(value, str) and "\0" in value)
+        if self.source.chance(70) or is_odd:
             self.params.append(value)
             return "?"
         return repr(value)

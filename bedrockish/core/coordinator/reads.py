@@ -285,11 +285,8 @@ class Reading:
                 return True
             if state.roster.is_voter(node) and peer.up and state.clock.now.seconds - peer.heard <= suspicion_s:
                 heard.add(node)
-        return (
-            len(heard) < state.roster.majority
-            or not covers(base, state.timelines.taken)
-            or bool(self._in_the_way(base, prepared.access_set))
-        )
+        is_short = len(heard) < state.roster.majority or not covers(base, state.timelines.taken)
+        return is_short or bool(self._in_the_way(base, prepared.access_set))
 
     def _has_conflict(self, base: Vector, access_set: AccessSet) -> bool:
         return bool(self._in_the_way(base, access_set))

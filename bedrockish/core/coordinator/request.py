@@ -238,11 +238,8 @@ def schema_failed(failure: str) -> BedrockishError:
 
 def no_safe_time(state: State) -> str:
     """Return why a transaction was not begun: safe time is too far behind our clock."""
-    behind = (
-        f"is {milliseconds(state.clock.value) - milliseconds(state.clock.safe)} ms behind"
-        if state.clock.safe
-        else "is not there yet"
-    )
+    late_ms = milliseconds(state.clock.value) - milliseconds(state.clock.safe)
+    behind = f"is {late_ms} ms behind" if state.clock.safe else "is not there yet"
     return (
         f"safe time {behind} at node {state.me}: no majority of the voters answers, or the clock of {state.me} is too "
         "far ahead of theirs; 'bedrockish clock URL' shows both"

@@ -300,10 +300,8 @@ class Recovery:
             return say.Standing.NEVER, []
         if never is None:
             return say.Standing.BLOCKED, []  # P14: an entry outside its base was removed here and cannot be compared
-        blockers = [
-            state.votes.pending.transactions[found.other]
-            for found in state.votes.pending.conflicts(transaction.access_set, txid)
-        ]
+        pending = state.votes.pending
+        blockers = [pending.transactions[found.other] for found in pending.conflicts(transaction.access_set, txid)]
         if blockers:  # P11: two that conflict are never held by one node
             return say.Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":

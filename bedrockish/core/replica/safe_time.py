@@ -211,11 +211,8 @@ class SafeTime:
         return True
 
     def _in_a_hurry(self) -> bool:
-        return (
-            self._due is not None
-            and self.state.schema.scheduled is not None
-            and self.state.schema.scheduled.txid == self._due
-        )
+        scheduled = self.state.schema.scheduled
+        return self._due is not None and scheduled is not None and scheduled.txid == self._due
 
     def _worth_a_sync(self) -> bool:
         """Return whether the cut should move now: each move costs a sync, which an idle node need not make so often."""

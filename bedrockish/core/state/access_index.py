@@ -230,11 +230,8 @@ class AccessIndex(Generic[Name]):
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
         writers, writes = self._writers.holders.keys(), access_set.write_points
-        return (
-            writers.isdisjoint(writes)
-            and writers.isdisjoint(access_set.read_points)
-            and self._readers.holders.keys().isdisjoint(writes)
-        )
+        is_apart = writers.isdisjoint(writes) and writers.isdisjoint(access_set.read_points)
+        return is_apart and self._readers.holders.keys().isdisjoint(writes)
 
     def _conflicts(self, access_set: AccessSet, own: Name | None) -> Iterator[tuple[Name, bytes]]:
         seen: set[Name | None] = {own}

@@ -146,10 +146,8 @@ class Segment:
         self._names = names
         self._clocks = array("Q", [one.txid.clock for one in commits])
         self._origins = array("H", [numbers[one.txid.leader] for one in commits])
-        self._places = (
-            array("H", [numbers[one.places[0][0]] for one in commits]),
-            array("Q", [one.places[0][1] for one in commits]),
-        )
+        first = [one.places[0] for one in commits]
+        self._places = array("H", [numbers[leader] for leader, _ in first]), array("Q", [tick for _, tick in first])
         # Second places are rare, so a dictionary has the commits with more than one place.
         self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
         retired = {owner: one.retired_by for owner, one in enumerate(commits) if one.retired_by is not None}

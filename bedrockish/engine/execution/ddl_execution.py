@@ -221,11 +221,8 @@ class Mixed:
         except TakesLongError:
             raise TakesLongError(piece.sql) from None  # texts that take long are remembered as the client wrote them
         except (ConstraintError, SqlError) as error:
-            if (
-                isinstance(error.__cause__, apsw.Error)
-                and db.in_transaction
-                and not _rests_on_definitions(piece, error)
-            ):
+            is_open = isinstance(error.__cause__, apsw.Error) and db.in_transaction
+            if is_open and not _rests_on_definitions(piece, error):
                 self._note(Step(text, FAIL, failure_digest(str(error.__cause__))))
             raise
         changed = db.changes() if piece.kind == WRITE else 0

@@ -636,8 +636,5 @@ class Interactive:
 @remembered
 def _changes_schema(sql: str) -> bool:
     sql = without_settings(sql)
-    return (
-        first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
-        or pragmas.is_replicated(sql)
-        or pragmas.is_keys_off(sql)
-    )
+    is_schema = first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
+    return is_schema or pragmas.is_replicated(sql) or pragmas.is_keys_off(sql)

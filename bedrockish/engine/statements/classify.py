@@ -56,12 +56,8 @@ _TEMP = {
     apsw.SQLITE_CREATE_TEMP_VIEW,
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
 }
-_TEMP_DDL = _TEMP | {
-    apsw.SQLITE_DROP_TEMP_TABLE,
-    apsw.SQLITE_DROP_TEMP_INDEX,
-    apsw.SQLITE_DROP_TEMP_VIEW,
-    apsw.SQLITE_DROP_TEMP_TRIGGER,
-}
+_TEMP_DDL = _TEMP | {apsw.SQLITE_DROP_TEMP_TABLE, apsw.SQLITE_DROP_TEMP_INDEX}
+_TEMP_DDL |= {apsw.SQLITE_DROP_TEMP_VIEW, apsw.SQLITE_DROP_TEMP_TRIGGER}
 _TEMPORARY = (
     "temporary objects live in a session: on a connection of the client, of the DB-API, of SQLAlchemy or of libSQL, "
     "outside of a transaction that changes the schema; here, use WITH ... AS (...) or an ordinary table"

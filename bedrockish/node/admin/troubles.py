@@ -209,11 +209,8 @@ def _clock_leap(status: Status) -> str:
 def _workers(status: Status) -> str:
     workers = status.get("workers", {})
     places = workers.get("places", 0)
-    if (
-        not places
-        or (workers["running"] < places and not workers["stuck"])
-        or not (workers["waiting"] or workers["stuck"])
-    ):
+    waits = workers["waiting"] or workers["stuck"]
+    if not places or not waits or (workers["running"] < places and not workers["stuck"]):
         return ""
     stuck = f", and {workers['stuck']} do not stop although they were stopped" if workers["stuck"] else ""
     return f"all {places} background workers are busy, and {workers['waiting']} requests wait for one{stuck}"

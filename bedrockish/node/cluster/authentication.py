@@ -110,10 +110,8 @@ class Credentials:
         if files is None or self.dial_context is None or self.listen_context is None:
             return ""
         if now_s - self._looked_s > LOOK_S:  # the answer changes with the date
-            self._fault, self._looked_s = (
-                self._judge(files, self.dial_context, self.listen_context, self.revoked),
-                now_s,
-            )
+            self._fault = self._judge(files, self.dial_context, self.listen_context, self.revoked)
+            self._looked_s = now_s
         return self._fault
 
     def _judge(self, files: Files, dial: ssl.SSLContext, listen: ssl.SSLContext, revoked: frozenset[int]) -> str:

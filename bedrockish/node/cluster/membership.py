@@ -141,11 +141,8 @@ def _alive(core: Node, now: Now) -> list[str]:
     """Return the other members that have lately sent messages, and can apply commits."""
     state = core.state
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
-    return [
-        node
-        for node, peer in state.roster.peers.items()
-        if peer.up and now.seconds - peer.heard < patience and peer.mode < Mode.DAMAGED
-    ]
+    up = ((node, peer) for node, peer in state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED)
+    return [node for node, peer in up if now.seconds - peer.heard < patience]
 
 
 def asks_the_living(change: MemberChange) -> bool:
@@ -219,8 +216,6 @@ def users_table(membership: Membership) -> Result:
 
 def members_table(membership: Membership) -> Result:
     """Return the members of a membership as the rows of a client's answer."""
-    rows = [
-        (member.node, member.address, "voter" if member.voter else "learner", member.store)
-        for member in membership.members.values()
-    ]
+    members = membership.members.values()
+    rows = [(one.node, one.address, "voter" if one.voter else "learner", one.store) for one in members]
     return Result(("node", "address", "role", "store"), rows)

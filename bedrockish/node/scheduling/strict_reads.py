@@ -88,12 +88,8 @@ class StrictReads:
     def _is_newest(self, base: Vector) -> bool:
         """Return whether this node knows no commit and no transaction outside a state, nor a change of its schema."""
         state = self._node.core.state
-        return (
-            base == state.timelines.applied
-            and not len(state.votes.pending)
-            and state.schema.scheduled is None
-            and not state.trouble
-        )
+        is_quiet = not len(state.votes.pending) and state.schema.scheduled is None and not state.trouble
+        return is_quiet and base == state.timelines.applied
 
     @property
     def is_due(self) -> bool:

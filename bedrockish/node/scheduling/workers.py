@@ -273,12 +273,8 @@ class WorkerPool:
         """Return the numbers of running, waiting and stuck jobs."""
         now = time.monotonic()
         stuck = sum(1 for job in self._running if job.stopped and now - job.stopped > STUCK_S)
-        return {
-            "places": self._places,
-            "running": len(self._running) - stuck,
-            "waiting": len(self._queue),
-            "stuck": stuck,
-        }
+        busy = len(self._running) - stuck
+        return {"places": self._places, "running": busy, "waiting": len(self._queue), "stuck": stuck}
 
     def close(self) -> None:
         """Stop all jobs, because the node stops."""

@@ -41,11 +41,8 @@ class GrownTransactions:
 
     def is_due(self, session: Session) -> bool:
         """Return whether a transaction should move now, because its next statement would write many rows again."""
-        return (
-            len(session.changes) >= session.moves_at
-            and session.workspace is None
-            and self._lending.interactive.inside is not session
-        )
+        is_large = len(session.changes) >= session.moves_at and session.workspace is None
+        return is_large and self._lending.interactive.inside is not session
 
     def forget(self, session: Session) -> None:
         """Forget a transaction that has ended."""

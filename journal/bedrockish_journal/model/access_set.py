@@ -83,12 +83,8 @@ class AccessSet:
 
     def pack(self) -> list[Any]:
         """Return the canonical form, ready for CBOR."""
-        return [
-            self.ordered(READS),
-            [*map(list, sorted(self.read_ranges))],
-            self.ordered(WRITES),
-            [*map(list, sorted(self.write_ranges))],
-        ]
+        reads, writes = [*map(list, sorted(self.read_ranges))], [*map(list, sorted(self.write_ranges))]
+        return [self.ordered(READS), reads, self.ordered(WRITES), writes]
 
     def ordered(self, which: str) -> list[bytes]:
         """Return the single keys that were read (``READS``) or written (``WRITES``), sorted.
@@ -110,12 +106,8 @@ class AccessSet:
         self, reads: Collection[bytes] = (), writes: Collection[bytes] = (), write_ranges: tuple[Range, ...] = ()
     ) -> "AccessSet":
         """Return an access set with a few more keys and ranges. It keeps a cached order, since sorting many is slow."""
-        found = AccessSet(
-            self.read_points.union(reads),
-            self.read_ranges,
-            self.write_points.union(writes),
-            (*self.write_ranges, *write_ranges),
-        )
+        read, written = self.read_points.union(reads), self.write_points.union(writes)
+        found = AccessSet(read, self.read_ranges, written, (*self.write_ranges, *write_ranges))
         if len(self.read_points) > MANY or len(self.write_points) > MANY:
             orders = {}
             for which, keys in ((READS, reads), (WRITES, writes)):

@@ -78,11 +78,8 @@ def _differs(old: MemberSaid, new: MemberSaid) -> bool:
 
 
 def _changed_users(old: MembershipSaid, new: MembershipSaid) -> list[str]:
-    return [
-        f"user {name}"
-        for name in sorted({*old.users, *new.users})
-        if _shape(old.users, name) != _shape(new.users, name)
-    ]
+    names = sorted({*old.users, *new.users})
+    return [f"user {name}" for name in names if _shape(old.users, name) != _shape(new.users, name)]
 
 
 def _shape(users: Mapping[str, UserSaid | None], name: str) -> object:

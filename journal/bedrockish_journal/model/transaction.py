@@ -261,21 +261,8 @@ def decode_transaction(body: bytes) -> Transaction:
         )
     if not isinstance(packed, list) or (count := len(packed)) < 14:
         raise EntryMalformedError("a transaction should be a list of 14 fields")
-    (
-        version,
-        clock,
-        leader,
-        base,
-        safe,
-        schema,
-        config,
-        command,
-        isolation,
-        kind,
-        access_set,
-        changes,
-        result,
-    ) = packed[:13]
+    version, clock, leader, base, safe, schema, config, command = packed[:8]
+    isolation, kind, access_set, changes, result = packed[8:13]
     activates = packed[14] if count > 14 else 0
     numbers = (version, clock, safe, schema, config, activates)
     if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= CLOCK_READ_LIMIT:

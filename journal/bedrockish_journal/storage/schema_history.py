@@ -47,10 +47,8 @@ def schedule(db: apsw.Connection, transaction: Transaction, version: int, statem
     clock, leader = transaction.txid
     activates = transaction.activates or clock
     text = ";\n".join(statement.strip().rstrip(";") for statement in statements)
-    db.execute(
-        "INSERT INTO bedrockish_schema VALUES (?, ?, ?, ?, ?, '', ?)",
-        (version, clock, leader, activates, SCHEDULED, text),
-    )
+    row = (version, clock, leader, activates, SCHEDULED, text)
+    db.execute("INSERT INTO bedrockish_schema VALUES (?, ?, ?, ?, ?, '', ?)", row)
 
 
 def settle(db: apsw.Connection, version: int, failure: str) -> None:

@@ -225,13 +225,8 @@ def _keys_of(table: Table, change: Change) -> Iterator[Key]:
 def pack_range(asked: Range, beyond: Vector | None) -> dict[str, Any]:
     """Return a question as it is sent."""
     bounds = [None if key is None else list(key) for key in (asked.after, asked.upto)]
-    return {
-        "table": asked.table,
-        "after": bounds[0],
-        "upto": bounds[1],
-        "limit": asked.limit,
-        "beyond": None if beyond is None else dict(beyond),
-    }
+    vector = None if beyond is None else dict(beyond)
+    return {"table": asked.table, "after": bounds[0], "upto": bounds[1], "limit": asked.limit, "beyond": vector}
 
 
 def pack_digest(found: RangeDigest) -> dict[str, Any]:

@@ -104,22 +104,8 @@ class Options:
 
 # Properties that Spark adds for a table of its catalogue (CREATE TABLE ... USING bedrockish LOCATION ...).
 OF_A_CATALOGUE = ("location", "owner", "provider", "comment", "external", "is_managed_location", "collation")
-OPTIONS = {
-    *(
-        "path",
-        "table",
-        "rows",
-        "leader",
-        "clock_from",
-        "clock_to",
-        "tables",
-        "columns",
-        "partition_rows",
-        "max_commits",
-    ),
-    *CHOICES,
-    *ACCESS,
-}
+_COMMON = ("path", "table", "rows", "leader", "clock_from", "clock_to", "tables", "columns")
+OPTIONS = {*_COMMON, "partition_rows", "max_commits", *CHOICES, *ACCESS}
 
 
 def _names(options: Mapping[str, str], name: str) -> tuple[str, ...]:

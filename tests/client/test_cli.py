@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import re
 import resource
 import signal
@@ -29,6 +30,7 @@ from bedrockish.errors import ConfigError, SqlError, UsageError
 from bedrockish.node.departure import Departure
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import in_background
+from tests.forked import program
 from tools.cluster import clean_environment
 
 
@@ -86,7 +88,7 @@ class Table(ScriptedNode):
         (["import", "bedrockish://127.0.0.1:1"], 2, "Missing argument 'FILE'"),
         (["clock"], 2, "BEDROCKISH_URL"),
         (["member", "remove", "C"], 2, "BEDROCKISH_URL"),
-        (["status", "bedrockish://127.0.0.1:1/?connect_timeout=0.05"], 3, "no node can be reached at 127.0.0.1:1"),
+        (["status", "bedrockish://127.0.0.1:1/?connect_timeout=0.05"], 3, "at 127.0.0.1:1: Connection refused"),
         (["sql", "bedrockish://127.0.0.1:1/?connect_timeout=0.05", "SELECT 1"], 3, "no node can be reached"),
         (["sql", "localhost:7373", "SELECT 1"], 2, "write bedrockish://localhost:7373"),
         (["sql", "bedrockish://h", "-f", "no/such/file"], 1, "no/such/file: No such file"),
@@ -357,6 +359,16 @@ def test_limit_that_is_too_low_for_a_node_is_told(
     assert done.returncode == 2
     assert re.fullmatch(f"error: this process may (open|have) {why}.*\n", done.stderr), done.stderr
     assert not list(tmp_path.glob("A.sqlite*"))
+
+
+@pytest.mark.parametrize(("database", "why"), [("pipe", "is a device, a pipe or a socket"), ("/", "is a directory")])
+def test_database_that_is_no_file_is_told_before_it_is_opened(tmp_path: Path, database: str, why: str) -> None:
+    """The opening of a pipe waited for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    here = ["--listen", "127.0.0.1:1", "--peer", "A=127.0.0.1:1"]
+    told = program("serve", "--node", "A", "--database", database, *here, cwd=tmp_path)
+    assert told.returncode == 2
+    assert f"{why}; give the path of a file" in told.stderr
 
 
 def test_error_of_a_limit_names_its_remedy() -> None:

@@ -82,7 +82,12 @@ def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
     apsw.Connection(str(virtual)).execute("CREATE VIRTUAL TABLE words USING fts4(w)")
     circle = tmp_path / "circle.db"
     circle.symlink_to("circle.db")
+    pipe = tmp_path / "pipe.db"
+    os.mkfifo(pipe)
     refusals = [
+        (pipe, FOUNDING, "is a device, a pipe or a socket"),
+        (Path("/dev/null"), FOUNDING, "is a device, a pipe or a socket"),
+        (Path("/"), FOUNDING, "is a directory"),
         (circle, FOUNDING, "its symbolic links form a circle"),
         (tmp_path / ("x" * 300), FOUNDING, "File name too long"),
         (text, FOUNDING, "is not a SQLite database"),

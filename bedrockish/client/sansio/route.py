@@ -141,4 +141,5 @@ class Route:
             return self.error
         where = ", ".join(str(address) for address in self.addresses)
         reason = f": {self.error.message}" if self.error is not None else ""
+        reason = reason.replace(f": cannot connect to {where}: ", ": ", 1)  # a single address is named once
         return UnavailableError(f"no node can be reached at {where}{reason}")

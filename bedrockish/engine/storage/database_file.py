@@ -103,14 +103,18 @@ def whole_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of the file to which a path leads.
 
     Raises:
-        ConfigError: the path leads to no file, because its links form a circle or a name is too long.
+        ConfigError: the path leads to no file: its links form a circle, a name is too long, or it is a directory, or
+            a device, a pipe or a socket, whose opening may wait for ever.
     """
     try:
         place = Path(path).resolve()
-        place.is_dir()
+        what = "is a directory" if place.is_dir() else "is a device, a pipe or a socket"
+        is_file = place.is_file() or not place.exists()
     except (OSError, RuntimeError) as error:  # pathlib raises a RuntimeError for a circle
         reason = error.strerror if isinstance(error, OSError) else "its symbolic links form a circle"
         raise ConfigError(f"{path} cannot be a file: {reason}; give the path of a file") from error
+    if not is_file:
+        raise ConfigError(f"{place} {what}; give the path of a file")
     return place
 
 
@@ -121,9 +125,8 @@ def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
         ConfigError: no file can have this path, or the file must exist and does not.
     """
     place = whole_path(path)
-    if place.is_dir() or not place.parent.is_dir():
-        what = "is a directory" if place.is_dir() else "is in a directory that does not exist"
-        raise ConfigError(f"{place} {what}; give the path of a file")
+    if not place.parent.is_dir():
+        raise ConfigError(f"{place} is in a directory that does not exist; give the path of a file")
     if not may_be_new and not place.exists():
         raise ConfigError(f"{place}: no such file; start the node with its name and members to create it")
     return place

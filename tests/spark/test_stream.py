@@ -1,5 +1,7 @@
 """The stream: offsets, batches, errors for removed entries; and each commit once, however often Spark dies."""
 
+import shutil
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,32 @@ def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Pat
         db.close()
         with pytest.raises(JournalError, match=f"its timeline C {ends}, and had C{last} when the read was planned"):
             list(read_part(part, options, table_of(options), {"tick": "BIGINT"}))
+
+
+def test_stream_beside_an_older_copy_of_its_file_tells_what_it_lacks(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever. A node that is filled again lacks the newest entries for a moment only."""
+    path = Path(shutil.copy(files[1], tmp_path / "B.sqlite"))
+    reader = stream(path)
+    end = offsets(reader, ReadAllAvailable())[-1]
+    leader, tick = sorted(end["B"].items())[0]
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("DELETE FROM bedrockish_journal WHERE leader = ? AND tick = ?", (leader, tick))
+    assert reader.latestOffset(end, ReadAllAvailable()) == end, "it may be there again in a moment"
+    told = f"goes up to {leader}{tick - 1}, and the stream has read it up to {leader}{tick}: it is an older copy"
+    monkeypatch.setattr("bedrockish_journal.spark.source.stream.BEHIND_S", 0.0)
+    with pytest.raises(JournalError, match=told):
+        reader.latestOffset(end, ReadAllAvailable())
+    shutil.copy(files[1], path)
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    monkeypatch.undo()
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("DELETE FROM bedrockish_journal WHERE leader = ? AND tick = ?", (leader, tick))
+    once = stream(path)
+    once.prepareForTriggerAvailableNow()
+    with pytest.raises(JournalError, match=told):
+        once.latestOffset(end, ReadAllAvailable())
 
 
 def test_stream_of_another_table_does_not_continue_a_checkpoint(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ read before the entries that it follows. The entries between two offsets never c
 after a crash has the same rows.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from bedrockish_journal.spark.source.reading import batches
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
+BEHIND_S = 60.0  # how long a journal may lack what the stream has read: a node that is filled again lacks it briefly
 CLUSTER, TABLE = "cluster:", "table:"  # before an id and a name in an offset; no node's name has a colon
 
 
@@ -52,6 +54,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self.columns = columns
         self._cluster = ""  # the id of the files' cluster, when they were last opened; empty if they do not tell it
         self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
+        self._behind: dict[str, float] = {}  # since when the journal of a node lacks what the stream has read
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
         """Return the offset at which a stream without a checkpoint begins.
@@ -82,7 +85,8 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         Raises:
             JournalPrunedError: a file no longer has the entries after ``start``.
-            JournalError: a file cannot be read, or the files are not those with which the stream began.
+            JournalError: a file cannot be read, the files are not those with which the stream began, or one still
+                lacks after ``BEHIND_S`` what the stream has read; with the trigger ``availableNow``, at once.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         files = self._files()
@@ -92,6 +96,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             if self._end is not None and node not in self._end:
                 continue
             with self._open(path) as feed:
+                self._check_has(feed, node, path, start.get(node, {}))
                 upto = self._upto(feed) if self._end is None else self._end[node]
                 end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
         return self._offset(end)
@@ -108,6 +113,22 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 f"{_all_shown(files)} has the journal of node {', '.join(files)}, and the stream has read that of "
                 f"{', '.join(nodes)}, with the same commits; {_AGAIN}"
             )
+
+    def _check_has(self, feed: Feed, node: str, path: str, read: Mapping[str, int]) -> None:
+        """Check that a journal has what the stream has read of it; an older copy would give nothing, for ever."""
+        held = bounds(feed.ask)
+        lacks = [(leader, tick) for leader, tick in sorted(read.items()) if held.get(leader, (0, 0))[1] < tick]
+        if not lacks:
+            self._behind.pop(node, None)
+            return
+        since = self._behind.setdefault(node, time.monotonic())
+        if self._end is None and time.monotonic() - since < BEHIND_S:
+            return
+        (leader, tick), last = lacks[0], held.get(lacks[0][0], (0, 0))[1]
+        raise JournalError(
+            f"{shown(path)} goes up to {leader}{last}, and the stream has read it up to {leader}{tick}: it is an older "
+            "copy of the journal, or was cut; give the node's own file, and go on with the same checkpoint"
+        )
 
     def _check_origin(self, offset: Offset, files: Mapping[str, str]) -> None:
         """Check that an offset is of the cluster of these files, and of this table."""

@@ -142,3 +142,20 @@ def test_each_row_of_the_comparison_names_the_test_that_holds_it() -> None:
         assert all((ROOT / path).is_file() for path in found), (what, found)
         without += [] if found else [what]
     assert without == ["architecture", "more data than one machine holds", "years at work elsewhere"]
+
+
+def test_examples_of_all_pages_can_share_a_cluster() -> None:
+    """Two pages that make a table of the same name give it the same columns, so that a reader may run both.
+
+    Each tutorial begins with a cluster of its own.
+    """
+    places = [page for page in PAGES if not page.name.startswith("tutorial")] + list(ROOT.glob("examples/*/app.py"))
+    found: dict[str, dict[tuple[str, ...], str]] = {}
+    for place in places:
+        for table, columns in re.findall(
+            r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)\(([^\n]*?)\)[\"`;]", place.read_text()
+        ):
+            names = tuple(one.split()[0] for one in re.sub(r"\([^)]*\)", "", columns).split(","))
+            found.setdefault(table, {})[names] = place.name
+    assert len(found) > 8
+    assert not {table: pages for table, pages in found.items() if len(pages) > 1}

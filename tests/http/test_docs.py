@@ -49,5 +49,5 @@ def test_the_commands_work(three: LocalCluster) -> None:
     assert first["command"] == again["command"] == "pay-7"
     assert first["results"][0]["rowcount"] == again["results"][0]["rowcount"] == 2
     with bedrockish.connect(three.url()) as db:
-        assert db.execute("SELECT balance FROM account ORDER BY id", read="strict").rows == [(101,), (1,)]
+        assert db.execute("SELECT balance FROM customer ORDER BY id", read="strict").rows == [(101,), (1,)]
     assert any(answer.startswith("# HELP bedrockish_commits_total") for answer in answers)

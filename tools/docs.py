@@ -147,10 +147,8 @@ def reasons() -> list[str]:
 
 def quorums() -> list[str]:
     """Return the table of the quorums."""
-    rows = [
-        f"| {voters} | {(voters - 1) // 2} | {majority(voters)} | {approvals_needed(voters)} |"
-        for voters in range(1, 10)
-    ]
+    each = [(n, (n - 1) // 2, majority(n), approvals_needed(n)) for n in range(1, 10)]
+    rows = [f"| {' | '.join(map(str, numbers))} |" for numbers in each]
     return ["| voters | may be gone | majority | approvals needed |", "| --- | --- | --- | --- |", *rows]
 
 

@@ -293,11 +293,8 @@ def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[obj
             limit=search_costs.WORKER,
         )
     longest = longest_pattern(lengths, params)
-    if (
-        isinstance(error, apsw.TooBigError)
-        and longest
-        and _beside_pattern(lengths, params) < (lengths.in_worker or LONGEST)
-    ):
+    is_long = isinstance(error, apsw.TooBigError) and longest
+    if is_long and _beside_pattern(lengths, params) < (lengths.in_worker or LONGEST):
         return TooLargeError(
             f"a statement that calls LIKE or GLOB {abs(lengths.patterns)} times, with patterns of up to {longest} "
             f"bytes, may have values of at most {_beside_pattern(lengths, params)} bytes; shorten the pattern or "

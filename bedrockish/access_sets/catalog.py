@@ -228,10 +228,8 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: boo
         place += stored
         if primary:
             keys.append((number, declared or ""))
-    indexes = [
-        _read_index(db, name, columns, listed, without_rowid, texts)
-        for listed in _rows(db, f"PRAGMA main.index_list({_quoted(name)})")
-    ]
+    entries = _rows(db, f"PRAGMA main.index_list({_quoted(name)})")
+    indexes = [_read_index(db, name, columns, entry, without_rowid, texts) for entry in entries]
     key = next((index for index in indexes if index.primary), None) if without_rowid else None
     rowid_column = None
     # INTEGER PRIMARY KEY DESC is the only spelling that creates an index instead of an alias of the rowid.

@@ -66,7 +66,5 @@ def column_name(table: Table, number: int) -> str:
 def key_names(table: Table, index: Index) -> list[str]:
     """Return the expressions for a query of the leading columns of an index whose values have comparable key bytes."""
     computed = (sources(index, table) if index.opaque else None) or {}
-    return [
-        f"({computed[place]})" if place in computed else column_name(table, index.columns[place])
-        for place in range(told_columns(index, table))
-    ]
+    told = enumerate(index.columns[: told_columns(index, table)])
+    return [f"({computed[place]})" if place in computed else column_name(table, column) for place, column in told]

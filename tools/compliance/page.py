@@ -43,10 +43,8 @@ NAMED = "At its end, a run also names missing requirements: a package, `node`, o
 def compliance_page(note: str) -> str:
     """Return the page; ``note`` says that it is written by a program."""
     lines = ["# Test suites of other projects", "", note, "", HEAD]
-    lines += [
-        "| suite | release | | passed | refused | failed | skipped |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines.append("| suite | release | | passed | refused | failed | skipped |")
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     found = {name: read_expected(path_of(suite.expectations)) for name, suite in SUITES.items()}
     for name, suite in SUITES.items():
         lines += rows(suite, found[name])

@@ -313,12 +313,8 @@ class ApplyQueue:
         leader = state.roster.peers.get(txid.leader)
         # A node that hears the leader receives its COMMIT or ROLLBACK, or asks the leader in time (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
-        if (
-            unheard
-            and txid not in state.votes.pending
-            and txid.clock > state.clock.safe
-            and state.outcome(txid) is None
-        ):
+        is_open = txid not in state.votes.pending and txid.clock > state.clock.safe
+        if unheard and is_open and state.outcome(txid) is None:
             state.outbox.send(peer, Ask(txid, state.clock.read()))
 
     def fetch_missing(self, *, at_once: bool = False) -> None:

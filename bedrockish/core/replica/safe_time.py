@@ -227,11 +227,8 @@ class SafeTime:
         self._told = (state.clock.closed, state.clock.cut)
         # Two reports serve all peers: a vector is made canonical once, and not for each peer.
         whole = self._report(state.timelines.applied)
-        short = (
-            self._report(state.timelines.in_short(state.timelines.applied))
-            if state.roster.membership.retired
-            else whole
-        )
+        timelines, has_retired = state.timelines, bool(state.roster.membership.retired)
+        short = self._report(timelines.in_short(timelines.applied)) if has_retired else whole
         for node in state.roster.peers:
             state.outbox.send(node, short if self._knows_retired(node) else whole)
 

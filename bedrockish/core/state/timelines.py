@@ -66,11 +66,8 @@ class Timelines:
         if not retired:
             return vector
         # The retired timelines are applied here to their ends, so our ticks are the last ticks.
-        unsaid = {
-            leader: self.applied[leader]
-            for leader, since in retired.items()
-            if since <= config and leader in self.applied
-        }
+        old = (leader for leader, since in retired.items() if since <= config)
+        unsaid = {leader: self.applied[leader] for leader in old if leader in self.applied}
         return {**unsaid, **vector}
 
     def whole(self) -> set[str]:

@@ -62,11 +62,8 @@ class IndexKeeper:
 
     def use(self, layout: VirtualLayout, tables: Mapping[str, Table]) -> None:
         """Use the indexes of a new schema from now on."""
-        self._of = {
-            name: tuple(_kept(tables[name], one) for one in found)
-            for name, found in layout.indexes.items()
-            if name in tables
-        }
+        known = ((name, found) for name, found in layout.indexes.items() if name in tables)
+        self._of = {name: tuple(_kept(tables[name], one) for one in found) for name, found in known}
 
     def has(self, table: str) -> bool:
         """Return whether there are indexes on the rows of a table."""

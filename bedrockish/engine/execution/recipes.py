@@ -76,8 +76,6 @@ def read_brief(
 def with_params(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
     """Return a statement with the values of its parameters."""
     values = binder.take(piece.names)
-    return (
-        (replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ())
-        if piece.is_command
-        else (piece, values)
-    )
+    if not piece.is_command:
+        return piece, values
+    return replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ()

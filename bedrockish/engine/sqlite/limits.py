@@ -209,10 +209,8 @@ class Rows:
         """
         self.size += size
         if self.size > self._room:
-            raise TooLargeError(
-                f"the results take more than {self._limits.result_bytes} bytes; {self._way_out}",
-                limit=self._limits.result_bytes,
-            )
+            most = self._limits.result_bytes
+            raise TooLargeError(f"the results take more than {most} bytes; {self._way_out}", limit=most)
         if self.size - self._noted > ROWS_NOTED:
             self._noted = self.size
             self._limits.memory.note(self._number, 2 * self.size)  # twice: the rows will be encoded, too

@@ -179,10 +179,8 @@ def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
     """Return the digests of the pieces that each stored vote refers to."""
     query = "SELECT clock, leader, body FROM bedrockish_vote WHERE substr(body, 1, 1) = ?"
     rows = db.execute(query, (bytes([_IN_PARTS]),))
-    return {
-        Txid(clock, leader): tuple(part[0] for part in parts_of(body) if isinstance(part, tuple))
-        for clock, leader, body in rows
-    }
+    stored = ((Txid(clock, leader), parts_of(body)) for clock, leader, body in rows)
+    return {txid: tuple(part[0] for part in parts if isinstance(part, tuple)) for txid, parts in stored}
 
 
 def parts_of(packed: bytes) -> "tuple[Part, ...]":

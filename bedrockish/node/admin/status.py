@@ -129,10 +129,8 @@ def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> st
 
 def _conflicts(state: State) -> list[dict[str, Any]]:
     """Return the counts of this node's conflicts, by table or index, and by ``key``, ``range`` or ``whole``."""
-    return [
-        {"object": readable(one.object), "exact": one.exact, "times": one.times}
-        for one in islice(conflict_counts(state.counts), CONFLICTS_MAX)
-    ]
+    met = islice(conflict_counts(state.counts), CONFLICTS_MAX)
+    return [{"object": readable(one.object), "exact": one.exact, "times": one.times} for one in met]
 
 
 def _wall_offset_ms(state: State, name: str) -> int | None:

@@ -161,11 +161,8 @@ def _safe_time(status: Status) -> str:
     # of voters. Another trouble reports that; removing voters would not help.
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
-    late = [
-        name
-        for name, node in _others(status).items()
-        if node["role"] == "voter" and (node.get("report_lag_ms") or 0.0) > lag / 2
-    ]
+    voters = ((name, node) for name, node in _others(status).items() if node["role"] == "voter")
+    late = [name for name, node in voters if (node.get("report_lag_ms") or 0.0) > lag / 2]
     because = f"; it waits for {', '.join(late)}" if late else ""
     return f"safe time has stood for {lag / 1000:.0f} s{because}"
 
@@ -285,11 +282,8 @@ def _certificates(status: Status) -> str:
     peers = {f"the certificate of {node}": end for node, end in status.get("peer_certificates", {}).items()}
     ends = {**status.get("certificates", {}), **peers}
     left = {name: (end - status["wall_s"]) / DAY_S for name, end in ends.items()}
-    told = [
-        f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}"
-        for name, days in left.items()
-        if days < CERTIFICATE_DAYS
-    ]
+    near = ((name, days) for name, days in left.items() if days < CERTIFICATE_DAYS)
+    told = [f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}" for name, days in near]
     has_ended = any(end < status["wall_s"] for end in status.get("certificates", {}).values())
     fault = "" if has_ended else status.get("certificate_fault", "")
     return _each(filter(None, [fault, *told]))

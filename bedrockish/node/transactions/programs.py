@@ -156,11 +156,8 @@ class Programs:
         # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
-        return (
-            yield from steps.wait(
-                partial(self._submit, last, execute, once=True, shares=may_share(prepared), base=base)
-            )
-        )
+        submit = partial(self._submit, last, execute, once=True, shares=may_share(prepared), base=base)
+        return (yield from steps.wait(submit))
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine

@@ -72,11 +72,8 @@ class Chains:
             what = f"{span} missing before it" if tick > before else f"it comes after {leader}{before}"
             yield self._finding("density", link, f"{leader}{tick} is out of place: {what}")
         elif link.prev != head:
-            yield self._finding(
-                "link",
-                link,
-                f"{leader}{tick} continues {_short(link.prev)}, but the entry before it is {_short(head)}",
-            )
+            text = f"{leader}{tick} continues {_short(link.prev)}, but the entry before it is {_short(head)}"
+            yield self._finding("link", link, text)
         digest = entry_hash(link.prev, link.label, link.body)
         if digest != link.hash:
             yield self._finding(

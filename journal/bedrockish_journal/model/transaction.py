@@ -212,12 +212,8 @@ class Transaction:
         if self.digests:  # most entries have no other one of these fields
             joined: list[object] = [[command, result] for command, result in self.joined]
             return [self.activates, joined, self.shares, self.users, self.digests]
-        fields: list[object] = [
-            self.activates,
-            [[command, result] for command, result in self.joined],
-            self.shares,
-            self.users,
-        ]
+        joined = [[command, result] for command, result in self.joined]
+        fields: list[object] = [self.activates, joined, self.shares, self.users]
         while fields and not fields[-1]:
             fields.pop()
         return fields

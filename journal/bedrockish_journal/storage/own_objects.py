@@ -12,10 +12,8 @@ TABLES = frozenset(
         *("building_data", "building_idx", "building_docsize", "building_config"),  # the shadow tables of an FTS5 index
     )
 )
-INDEXES = frozenset(
-    f"{PREFIX}{name}"
-    for name in ("journal_place", "journal_command", "journal_txid", "journal_repeat", "packed_place", "built")
-)
+_INDEXES = ("journal_place", "journal_command", "journal_txid", "journal_repeat", "packed_place", "built")
+INDEXES = frozenset(f"{PREFIX}{name}" for name in _INDEXES)
 _OBJECTS = "SELECT type, name, tbl_name FROM main.sqlite_schema WHERE name LIKE 'bedrockish#_%' ESCAPE '#'"
 
 

@@ -199,10 +199,8 @@ def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
     """Remember the commands of a removed transaction with users and digests, so that no node runs one again."""
     count = len(transaction.commands)
     users, digests = transaction.users or count * ("",), transaction.digests or count * (b"",)
-    rows = [
-        (command, *transaction.txid, user or None, digest)
-        for command, user, digest in zip(transaction.commands, users, digests, strict=True)
-    ]
+    each = zip(transaction.commands, users, digests, strict=True)
+    rows = [(command, *transaction.txid, user or None, digest) for command, user, digest in each]
     db.executemany(
         "INSERT OR IGNORE INTO bedrockish_past(command, clock, origin, owner, digest) VALUES (?,?,?,?,?)", rows
     )

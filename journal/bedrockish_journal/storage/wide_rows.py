@@ -53,10 +53,8 @@ def select(
 def _lockstep(
     db: apsw.Connection, columns: Sequence[str], most: int, rest: str, values: Sequence[Any]
 ) -> Iterator[tuple[Any, ...]]:
-    parts: list[Any] = [
-        db.execute(f"SELECT {', '.join(columns[first : first + most])} {rest}", values)
-        for first in range(0, len(columns), most)
-    ]
+    pieces = (columns[first : first + most] for first in range(0, len(columns), most))
+    parts: list[Any] = [db.execute(f"SELECT {', '.join(piece)} {rest}", values) for piece in pieces]
     if len(parts) == 1:
         yield from parts[0]
         return
@@ -73,10 +71,8 @@ def _as_bytes(
         f"typeof({one}), CASE typeof({one}) WHEN 'text' THEN CAST({one} AS BLOB) ELSE {one} END" for one in columns
     ]
     for row in _lockstep(db, pairs, RESULT_MAX // 2, rest, values):
-        yield tuple(
-            _text_of(bytes(value), encoding) if kind == "text" else value
-            for kind, value in zip(row[::2], row[1::2], strict=True)
-        )
+        typed = zip(row[::2], row[1::2], strict=True)
+        yield tuple(_text_of(bytes(value), encoding) if kind == "text" else value for kind, value in typed)
 
 
 def _text_of(data: bytes, encoding: str) -> Any:

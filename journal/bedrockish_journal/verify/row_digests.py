@@ -185,10 +185,8 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
         first = beyond.get(leader, 0) + 1
         if first > tick:
             continue
-        entries: Any = db.execute(
-            "SELECT kind, body FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick",
-            (leader, first),
-        )
+        query = "SELECT kind, body FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
+        entries: Any = db.execute(query, (leader, first))
         count = 0
         for kind, body in entries:
             count += 1

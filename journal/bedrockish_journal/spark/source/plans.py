@@ -139,11 +139,8 @@ def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
     if many >= NARROW_MOST:
         return spans
     found = {leader: (low, high) for leader, low, high in ask(_NARROW, clocks)}
-    return [
-        (leader, max(low, found[leader][0]), min(high, found[leader][1]))
-        for leader, low, high in spans
-        if leader in found
-    ]
+    held = ((leader, low, high, *found[leader]) for leader, low, high in spans if leader in found)
+    return [(leader, max(low, first), min(high, last)) for leader, low, high, first, last in held]
 
 
 def _cut_by_count(ask: Ask, spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:

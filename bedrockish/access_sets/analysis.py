@@ -201,12 +201,11 @@ class AccessSetBuilder:
     def read(self, plan: ReadPlan, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
         """Add the reads of a statement that is about to run with these parameters.
 
+        Return reads for ``complete`` after the statement has run, because they may depend on its writes; None if there
+        is nothing to complete.
+
         Args:
             query: runs a query on the statement's snapshot. Without it, dependent reads become whole objects.
-
-        Returns:
-            reads for ``complete`` after the statement has run, because they may depend on its writes; None if there is
-            nothing to complete.
         """
         if plan.dependents is None or query is None:
             if plan.reads_nothing:

@@ -121,8 +121,7 @@ def folded(name: str) -> str:
 def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, bool]]:
     """List the tables and views with these folded names, as far as they exist.
 
-    Returns:
-        for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
+    Return for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
     if len(names) > _FEW:  # SQLite searches all tables for each single name

@@ -149,8 +149,7 @@ class LoopReader:
 
         For each join, innermost first, they check whether a row was found, and otherwise run the body with NULLs.
 
-        Returns:
-            the address of the first of them, and the address of each join's check, by cursor.
+        Return the address of the first of them, and the address of each join's check, by cursor.
         """
         found: dict[int, int] = {}
         end = last

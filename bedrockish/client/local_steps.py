@@ -135,10 +135,7 @@ class LocalSteps:
 
         The read is retried after a conflict. After ``STRICT_TRIES`` conflicts it is left to the node, which reads its
         newest rows before they are durable. But the node lacks the program's functions and attached files; a session
-        that has any retries until the timeout.
-
-        Returns:
-            the results; None if the node must run the statements.
+        that has any retries until the timeout. Return the results; None if the node must run the statements.
 
         Raises:
             ConflictError: other transactions changed the rows in each try, until the timeout.

@@ -71,8 +71,7 @@ def stand_still() -> bool:
     A thread calls this if ``FORKING`` is not empty, when it has just taken its lock: otherwise busy threads would take
     their locks again before the forking thread gets them. It is also a progress handler, for statements that run long.
 
-    Returns:
-        False: the statement goes on.
+    Return False: the statement goes on.
     """
     me = threading.get_ident()
     if FORKING and me not in FORKING:

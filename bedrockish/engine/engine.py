@@ -465,8 +465,7 @@ class Engine:
     def checkpoint(self) -> tuple[int, int]:
         """Copy the WAL into the database file as far as readers allow. May run in a helper thread, one at a time.
 
-        Returns:
-            frames in the WAL, and how many of them are in the database file now.
+        Return frames in the WAL, and how many of them are in the database file now.
         """
         return self._wal.checkpoint()
 

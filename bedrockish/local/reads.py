@@ -163,11 +163,10 @@ class LocalReads:
     def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
+        Return the names of the columns, and the rows; None if the caller must use ``read``.
+
         Args:
             params: values that SQLite stores without conversion.
-
-        Returns:
-            the names of the columns, and the rows; None if the caller must use ``read``.
 
         Raises:
             DeadlineError: the program has interrupted the read.
@@ -246,8 +245,8 @@ class LocalReads:
     ) -> tuple[list[Rows], Token] | None:
         """Run statements that only read on one snapshot.
 
-        Returns:
-            the results, and the session's token after them; None if the session must send the statements to the node.
+        Return the results, and the session's token after them; None if the session must send the statements to the
+        node.
 
         Raises:
             TimeoutError: the statements have run for ``budget_s`` without ending.

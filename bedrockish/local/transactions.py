@@ -196,8 +196,7 @@ class LocalTransaction:
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Returns:
-            their results, none if they are to be run one by one; and the place up to which this is so.
+        Return their results, none if they are to be run one by one; and the place up to which this is so.
 
         Raises:
             BedrockishError: as ``run``.
@@ -461,8 +460,7 @@ class LocalTransactions:
     def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
         """Run statements that only read, as one transaction; return None if the node must run them or reject them.
 
-        Returns:
-            the results, the transaction for certification by the node, and the session's token after the read.
+        Return the results, the transaction for certification by the node, and the session's token after the read.
 
         Raises:
             ProgramError: a function of the program has raised an error.

@@ -222,8 +222,7 @@ class Runtime:
     def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
         """Answer a short read from the last durable batch, or queue a strict read.
 
-        Returns:
-            False if the core has to answer the request.
+        Return False if the core has to answer the request.
         """
         if request.read == STRICT:
             taken = self._strict.take(request, done, owner)

@@ -48,11 +48,10 @@ def first_word(sql: str) -> str:
 def statement_end(sql: str, at: int = 0) -> int | None:
     """Return the position after the semicolon that ends the statement at ``at``.
 
+    Return the position, or None if the statement goes to the end of the text.
+
     Args:
         at: the begin of the statement, from ``after_nothing``.
-
-    Returns:
-        the position, or None if the statement goes to the end of the text.
     """
     in_trigger = _makes_trigger(sql, at)
     while True:

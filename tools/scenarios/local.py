@@ -58,9 +58,8 @@ def measure(
 ) -> tuple[float, float, float, float]:
     """Measure clients in some processes, after one run of the work by each.
 
-    Returns:
-        the rate, the median and the 99th percentile in microseconds, and by how much ``processor_s`` has grown for each
-        counted run, in milliseconds.
+    Return the rate, the median and the 99th percentile in microseconds, and by how much ``processor_s`` has grown for
+    each counted run, in milliseconds.
     """
     threads = max(1, clients // processes)
     running = [

@@ -98,8 +98,7 @@ class OverlayTransaction:
     def run_list(self, statements: Sequence[Statement], results: list[Result], room: int) -> int:
         """Run texts in order, up to the first that changes the schema; add the result of each to ``results``.
 
-        Returns:
-            about how many bytes the results take.
+        Return about how many bytes the results take.
 
         Raises:
             BedrockishError: as ``run``. The results of the statements before are in ``results``.

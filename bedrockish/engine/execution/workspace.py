@@ -490,8 +490,7 @@ class Work:
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Returns:
-            their results, none if they are to be run one by one; and the place up to which this is so.
+        Return their results, none if they are to be run one by one; and the place up to which this is so.
 
         Raises:
             BedrockishError: the error that has ended the transaction.

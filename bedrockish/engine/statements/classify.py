@@ -249,13 +249,12 @@ class Guard:
 
         SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
 
+        Return the statement, which is empty at the end of the text, and the place after it.
+
         Args:
             at: where to look for the statement.
             is_limited: as in ``compile``.
             optimizes: as in ``compile``.
-
-        Returns:
-            the statement, which is empty at the end of the text, and the place after it.
 
         Raises:
             SqlError: as ``compile``.

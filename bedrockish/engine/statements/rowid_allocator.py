@@ -107,8 +107,7 @@ class AutoIds:
     def lease(self, db: apsw.Connection, table: str, above: int, count: int) -> list[int]:
         """Return ids of a table that no other transaction gets, greater than ``above`` and in rising order.
 
-        Returns:
-            ``count`` ids, or fewer at the end of all ids.
+        Return ``count`` ids, or fewer at the end of all ids.
 
         Raises:
             UsageError: the table does not exist, or has no ids.

@@ -169,10 +169,7 @@ class Wal:
     def checkpoint(self) -> tuple[int, int]:
         """Copy frames of the WAL into the database file as far as readers allow, without blocking them or the writer.
 
-        May run in another thread.
-
-        Returns:
-            frames in the WAL, and how many of them are in the database file now.
+        May run in another thread. Return frames in the WAL, and how many of them are in the database file now.
 
         Raises:
             UnavailableError: the frames cannot be copied now; nothing is lost, and the WAL grows further.

@@ -26,8 +26,7 @@ class SchemaTransactions:
     async def run(self, session: Session, statement: Statement, room: int) -> tuple[Result, int]:
         """Run one text; the first call makes the transaction's private copy.
 
-        Returns:
-            the result of its last statement, and about how many bytes the results take.
+        Return the result of its last statement, and about how many bytes the results take.
 
         Raises:
             ConflictError: the schema has changed, or data that the transaction has read.

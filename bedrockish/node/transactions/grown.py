@@ -59,8 +59,7 @@ class GrownTransactions:
     async def move(self, session: Session, caller: str) -> Mapping[str, int] | None:
         """Move a transaction to a workspace, if there is room for one.
 
-        Returns:
-            the commits that the transaction sees; None if it goes on where it was.
+        Return the commits that the transaction sees; None if it goes on where it was.
 
         Raises:
             ConflictError: data or a schema on which it rests has changed.

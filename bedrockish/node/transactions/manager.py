@@ -224,8 +224,7 @@ class Transactions:
     def begin(self, owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
         """Do one operation, as ``handle`` does, up to the first wait.
 
-        Returns:
-            the answer; or an awaitable for it, if the operation has to wait.
+        Return the answer; or an awaitable for it, if the operation has to wait.
         """
         return steps.begin(self._handle(owner, op, request))
 
@@ -493,8 +492,7 @@ class Transactions:
     ) -> steps.Steps[int]:
         """Run the texts that have no result yet in the transaction's workspace, up to one that changes the schema.
 
-        Returns:
-            about how many bytes their results take.
+        Return about how many bytes their results take.
         """
         while True:
             rest = statements[len(results) :]
@@ -510,8 +508,7 @@ class Transactions:
     def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
         """Run consecutive statements with the same text together, and add their results.
 
-        Returns:
-            the number of statements that were run, and the place before which statements are to be run one by one.
+        Return the number of statements that were run, and the place before which statements are to be run one by one.
         """
         session = one.session
         found, tried = self._runner.run_alike(session, statements, first)

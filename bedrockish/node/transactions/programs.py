@@ -124,8 +124,7 @@ class Programs:
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
         """Commit a transaction that a program has executed; ``is_nodes``: a learner sends it for its own program.
 
-        Returns:
-            the answer; or an awaitable for it, if the operation has to wait.
+        Return the answer; or an awaitable for it, if the operation has to wait.
 
         Raises:
             BedrockishError: it did not happen.

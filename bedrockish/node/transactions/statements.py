@@ -56,8 +56,7 @@ class StatementRunner:
     def run_alike(self, session: Session, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Returns:
-            their results, empty if they are to be run one by one; and the number of statements that were tried.
+        Return their results, empty if they are to be run one by one; and the number of statements that were tried.
 
         Raises:
             BedrockishError: as ``Interactive.run_alike``.

@@ -88,8 +88,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
 
     Triggers and foreign keys must be on (see ``switch``).
 
-    Returns:
-        the reason why the data forbids the change; empty if all statements ran.
+    Return the reason why the data forbids the change; empty if all statements ran.
 
     Raises:
         apsw.Error: a statement failed for another reason than the data, such as a full disk or a missing function or

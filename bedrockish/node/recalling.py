@@ -1,12 +1,11 @@
 """The answers, read from the journal, to commands that have happened before."""
 
-from collections.abc import Awaitable, Callable
-
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import ForgottenError, VoidedError
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.transactions.command_ids import check_owner, check_removed, check_request, is_settled, settled
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
@@ -52,11 +51,10 @@ def find_command(engine: Engine, request: Request) -> Entry | None:
         raise
 
 
-async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], command: str, user: str) -> Answer | None:
+async def outcome_of(engine: Engine, durable: Durable, command: str, user: str) -> Answer | None:
     """Return the answer of a command for a user; None if the command did not happen as far as this node knows.
 
     Args:
-        durable: returns when everything written so far is durable.
         command: the id of the command.
         user: the user that asks; empty where none is required.
 

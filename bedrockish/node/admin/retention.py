@@ -21,6 +21,7 @@ from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UsageError
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish_journal.feed.change_feed import Cursor, parse_cursor
 from bedrockish_journal.model.clock import milliseconds, moved
@@ -101,7 +102,7 @@ class Upkeep:
         config: Config,  # the node's configuration at its start
         clocks: Clocks,  # the machine's clocks
         post: Callable[[Event], None],  # queues an event for the core
-        durable: Callable[[], Awaitable[None]],  # returns when all that was written so far is durable
+        durable: Durable,
     ) -> None:
         self._core, self._engine, self._config, self._clocks = core, engine, config, clocks
         self._post, self._durable = post, durable

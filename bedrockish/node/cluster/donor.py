@@ -6,7 +6,7 @@ and another commit would get the same place.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bedrockish.core.protocol.records import encode_membership
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.scratch_files import LENT, remove, scratch_path
 from bedrockish.errors import UnavailableError, UsageError
+from bedrockish.node.scheduling.durability import Durable
 
 CHUNK_BYTES = 4 << 20
 
@@ -56,10 +57,9 @@ class Donor:
 
     Args:
         database: path of the file; copies are made next to it.
-        durable: returns when everything written so far is durable.
     """
 
-    def __init__(self, core: Node, engine: Engine, database: str, durable: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, core: Node, engine: Engine, database: str, durable: Durable) -> None:
         self._core, self._engine, self._durable = core, engine, durable
         self._path = scratch_path(database, LENT)
         self._busy = False

@@ -3,7 +3,7 @@ its file again from a proven copy, or from its own journal. The node keeps its n
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from bedrockish.node.cluster.join import calls, download
 from bedrockish.node.repair.scrubber import Scrubber, peer_calls
 from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Verdict, Word, judge
 from bedrockish.node.repair.verdict import VOID as VOIDED
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.transaction import Txid, parse_txid
 from bedrockish_journal.model.vector import covers
@@ -62,7 +63,7 @@ class Healer:
         entry: Callable[[], Entry],  # returns this node's credentials for links to other members
         scrubber: Scrubber,  # compares tables
         prepare: Prepare,  # registers the plugins' additions on a connection
-        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        durable: Durable,
         restart: Callable[[RestartError | DamagedError], None],  # restarts the node
     ) -> None:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry

@@ -5,7 +5,7 @@ wait. The messages are put together one after the other, in the order of their a
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import trio
 
@@ -15,6 +15,7 @@ from bedrockish.core.protocol.messages import Whole, read_whole
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.durability import Durable
 
 
 class Assembler:
@@ -25,7 +26,7 @@ class Assembler:
         engine: Engine,  # has the file with the saved pieces
         post: Callable[[Event], None],  # takes events for the core
         start: Callable[..., None],  # runs a task until the node ends
-        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        durable: Durable,
         stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._post, self._start = engine, post, start

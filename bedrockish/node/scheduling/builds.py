@@ -6,7 +6,6 @@ client that asked for the schema change waits for the index.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -15,6 +14,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.index_build import Build, Phase
 from bedrockish.engine.storage.index_plan import Plan
 from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction
@@ -31,12 +31,9 @@ class Builds:
 
     Args:
         state: knows which change is scheduled.
-        durable: returns when everything written so far is durable.
     """
 
-    def __init__(
-        self, engine: Engine, state: State, durable: Callable[[], Awaitable[None]], boundary: Boundary
-    ) -> None:
+    def __init__(self, engine: Engine, state: State, durable: Durable, boundary: Boundary) -> None:
         self._engine, self._state, self._durable, self._boundary = engine, state, durable, boundary
         self._due = trio.Event()
         self._seen: Transaction | None = None  # the scheduled change that was examined last

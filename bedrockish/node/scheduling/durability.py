@@ -25,6 +25,7 @@ from bedrockish_net.read_loop import ReadLoop
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
 Synced = Callable[[BaseException | None], None]
+Durable = Callable[[], Awaitable[None]]  # returns when all that the node has written so far is durable
 WEIGHT = 0.1  # the weight of the last sync in the mean
 QUICK_S = 0.001  # a disk whose syncs take no longer is quick: the loop may wait for it
 STALL_S, DISTRUST_S = 0.05, 60.0  # after a sync of STALL_S, syncs run in the thread for DISTRUST_S

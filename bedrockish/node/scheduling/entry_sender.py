@@ -7,7 +7,7 @@ A peer that requests an entry that is damaged here gets the answer for a removed
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import trio
@@ -18,6 +18,7 @@ from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
@@ -46,7 +47,7 @@ class EntrySender:
         state: State,  # the state of the core, which keeps the pieces that a peer is going to ask for
         send: Callable[[str, Message], None],  # sends a message when everything written so far is durable
         start: Callable[..., None],  # runs a task until the node ends
-        durable: Callable[[], Awaitable[None]],  # returns when everything written so far is durable
+        durable: Durable,
         stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start

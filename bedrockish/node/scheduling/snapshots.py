@@ -4,13 +4,14 @@ A snapshot can be taken only at a *boundary*, when a batch has just been committ
 entries.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import trio
 
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.snapshot import Readers, Snapshot
+from bedrockish.node.scheduling.durability import Durable
 
 T = TypeVar("T")
 
@@ -37,12 +38,11 @@ class Boundary:
 
         self.call(stop)
 
-    async def begin(self, action: Callable[[], None], durable: Callable[[], Awaitable[None]], *, is_open: bool) -> None:
+    async def begin(self, action: Callable[[], None], durable: Durable, *, is_open: bool) -> None:
         """Run an action on committed rows, and return when these rows are durable.
 
         Args:
             action: runs in the node's loop.
-            durable: returns when everything written so far is durable.
             is_open: whether a batch is open, so that the action has to wait for the next boundary.
         """
         if is_open:
@@ -58,7 +58,7 @@ class Boundary:
     async def result_of(
         self,
         action: Callable[[], T],  # see ``begin``
-        durable: Callable[[], Awaitable[None]],  # see ``begin``
+        durable: Durable,  # see ``begin``
         *,
         is_open: bool,  # see ``begin``
         drop: Callable[[T], object] = lambda _: None,  # drops a result
@@ -109,12 +109,9 @@ class Snapshots:
 
     Args:
         readers: the connections that hold snapshots.
-        durable: returns when everything written so far is durable.
     """
 
-    def __init__(
-        self, engine: Engine, readers: Readers, durable: Callable[[], Awaitable[None]], boundary: Boundary
-    ) -> None:
+    def __init__(self, engine: Engine, readers: Readers, durable: Durable, boundary: Boundary) -> None:
         self._engine, self._readers, self._durable, self._boundary = engine, readers, durable, boundary
 
     async def take(self) -> tuple[Snapshot, dict[str, int]]:

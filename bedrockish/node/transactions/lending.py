@@ -1,7 +1,7 @@
 """Lends an open transaction to a workspace of its own, and from there to threads, which run its steps."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 import trio
@@ -11,6 +11,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session, SessionWorkspace
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,9 @@ class Lending:
 
     Args:
         interactive: the code shared with other open transactions.
-        durable: returns when all that the node has written so far is durable.
     """
 
-    def __init__(
-        self, engine: Engine, interactive: Interactive, durable: Callable[[], Awaitable[None]], boundary: Boundary
-    ) -> None:
+    def __init__(self, engine: Engine, interactive: Interactive, durable: Durable, boundary: Boundary) -> None:
         self.engine, self.interactive, self._durable, self._boundary = engine, interactive, durable, boundary
 
     async def begin(self, session: Session, workspace: SessionWorkspace, take: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ Before such a read, the node asks a majority what it knows, and waits for that (
 snapshot that is read has every commit that was acknowledged before the transaction or the stream began.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.errors import ConflictError, UsageError
-from bedrockish.node.scheduling.durability import Submit
+from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions.open import Open
 from bedrockish.node.transactions.steps import Steps
@@ -64,7 +64,7 @@ class StrictLevel:
         self,
         engine: Lends,
         submit: Submit,  # has the core answer a request
-        durable: Callable[[], Awaitable[None]],  # returns when all that the node has written so far is durable
+        durable: Durable,
         boundary: Boundary,  # runs actions between two batches
         visibility: Visibility,  # moves the snapshots of transactions
     ) -> None:

@@ -7,7 +7,7 @@ changes are in memory until COMMIT passes them to the core, which cannot execute
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.builds import Builds
-from bedrockish.node.scheduling.durability import Submit
+from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
@@ -104,7 +104,7 @@ class Transactions:
         engine: Engine,
         core: Node,
         submit: Submit,
-        durable: Callable[[], Awaitable[None]],
+        durable: Durable,
         bounds: Bounds,
         workers: WorkerPool,
         faults: Faults,

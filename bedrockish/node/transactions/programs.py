@@ -4,7 +4,7 @@ Only voters lead transactions. A learner checks a transaction of its programs, a
 user and under the same id. Then the learner waits until its own file has the rows, so that the program can read them.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
-from bedrockish.node.scheduling.durability import Submit
+from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 
@@ -98,9 +98,7 @@ class Voters:
 class Programs:
     """A node's work for the programs that have its file open."""
 
-    def __init__(
-        self, engine: Engine, core: Node, submit: Submit, durable: Callable[[], Awaitable[None]], ids: Ids
-    ) -> None:
+    def __init__(self, engine: Engine, core: Node, submit: Submit, durable: Durable, ids: Ids) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._ids = ids
         self._voters: Voters | None = None

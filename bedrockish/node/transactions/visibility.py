@@ -1,28 +1,21 @@
 """The commits that an open transaction sees, and those that its answers reveal."""
 
-from collections.abc import Awaitable, Callable
-
 from bedrockish.api.requests import Token
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import Open
 from bedrockish_journal.model.vector import Vector, covers
 
 
 class Visibility:
-    """The answers of open transactions at one node.
+    """The answers of open transactions at one node."""
 
-    Args:
-        durable: returns when all that the node has written so far is durable.
-    """
-
-    def __init__(
-        self, engine: Engine, state: State, interactive: Interactive, durable: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, engine: Engine, state: State, interactive: Interactive, durable: Durable) -> None:
         self._engine, self._state, self._interactive, self._durable = engine, state, interactive, durable
 
     def is_current(self, session: Session) -> bool:

@@ -561,6 +561,8 @@ class Interactive:
             after = capture.read_rows(touched)
             session.unsure = session.unsure or self._broken_keys()
             db.execute("ROLLBACK TO statement")
+            # SQLite counts the keys again that were broken before the statement; ``redo`` does not change the count.
+            session.unsure = session.unsure or self._broken_keys()
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)

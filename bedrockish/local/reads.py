@@ -61,29 +61,24 @@ class LocalReads:
     Args:
         database: the absolute path of the node's file.
         user: see the attributes.
-
-    Attributes:
-        user: the user whose rights are checked; empty: the program may read everything.
-        given: registrations of the program's functions.
-        attached: the files that the session has attached.
-        ending: ends the statement that the program runs here, for its progress handler; None if no statement runs.
-        on_given: called with each new registration of a function.
-        on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
 
     def __init__(self, database: str, user: str = "") -> None:
+        # ``user``: the user whose rights are checked; empty: the program may read everything.
         self.database, self.user = database, user
         self.lock = threading.RLock()
+        # Called twice in ``IDLE_S``, by the thread that releases snapshots.
         self.on_tick: Callable[[], None] = lambda: None
-        self.given: list[Give] = []
-        self.attached = Attached()
-        self.on_given: Callable[[Give], None] = lambda _: None
+        self.given: list[Give] = []  # registrations of the program's functions
+        self.attached = Attached()  # the files that the session has attached
+        self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
         self._until = _FOREVER  # when the running read ends without a result
         self._is_left: Callable[[], bool] = _is_wanted
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._is_running = False
+        # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
         watch_forks(self)
 

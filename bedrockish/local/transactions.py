@@ -70,25 +70,18 @@ class Logged:
 
 
 class LocalTransaction:
-    """One open transaction of this process. One thread at a time uses it.
+    """One open transaction of this process. One thread at a time uses it."""
 
-    Attributes:
-        request: its BEGIN.
-        seen: the session's token after reading its snapshot.
-        log: the statements so far; None if there are too many to repeat at the node.
-        ids: the leased ids that it has given to rows, with their tables.
-        keeps_rows: whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables.
-    """
-
-    keeps_rows = False
+    keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
 
     def __init__(self, owner: "LocalTransactions", place: Place, request: Request, moment: FileMoment) -> None:
+        # ``request``: its BEGIN.
         self._owner, self._place, self.request = owner, place, request
-        self.seen = seen_by(moment, request.token)
+        self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
         self.since = time.monotonic()
-        self.ids: list[tuple[str, int]] = []
+        self.ids: list[tuple[str, int]] = []  # the leased ids that it has given to rows, with their tables
         self._ids_version = owner.ids.version
-        self.log: list[Logged] | None = []
+        self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
         self._logged = 0
         self._ended: BedrockishError | None = None
         self.lock = threading.RLock()  # held by the thread that runs a statement

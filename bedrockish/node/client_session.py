@@ -192,20 +192,13 @@ class _Session:
 
     Why so large: Ten attributes are parts of the node that a call may need; the others count the calls that are
     under way.
-
-    Attributes:
-        user: the client's user; empty if the node required none when the client connected.
-        commit_prepared: commits a transaction that a program of the machine has executed.
-        access: the users' rights.
-        why_out: returns why the client has to be disconnected, or an empty text.
-        by_column: whether the client reads the rows of large results by column.
     """
 
-    user = ""
-    by_column = False
-    commit_prepared: "CommitPrepared | None" = None
-    access: Access
-    why_out: Callable[[], str] | None = None
+    user = ""  # the client's user; empty if the node required none when the client connected
+    by_column = False  # whether the client reads the rows of large results by column
+    commit_prepared: "CommitPrepared | None" = None  # commits a transaction that a program of the machine has executed
+    access: Access  # the users' rights
+    why_out: Callable[[], str] | None = None  # returns why the client has to be disconnected, or an empty text
 
     def __init__(
         self,

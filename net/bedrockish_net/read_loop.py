@@ -22,13 +22,9 @@ def _nothing() -> None:
 
 
 class ReadLoop:
-    """Calls the reader of each socket that is readable.
+    """Calls the reader of each socket that is readable."""
 
-    Attributes:
-        works: whether this system has ``epoll``; if not, each link reads in its own task.
-    """
-
-    works = hasattr(select, "epoll")
+    works = hasattr(select, "epoll")  # whether this system has ``epoll``; if not, each link reads in its own task
 
     def __init__(
         self,

@@ -35,19 +35,16 @@ COLUMNS = ("c0", "c1", "c2")
 
 
 class Source:
-    """Choices, made by drawing small whole numbers.
-
-    Attributes:
-        pool: the values of this case: few, so that rows, parameters and changes often have the same ones.
-        hot: the columns that this case prefers in indexes and conditions.
-        type: the most frequent type of these columns.
-    """
+    """Choices, made by drawing small whole numbers."""
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
+        # ``type``: the most frequent type of these columns.
         self.type, alike = self.choice(THEMES)
         null = (None,) if self.chance(25) else ()
+        # The values of this case: few, so that rows, parameters and changes often have the same ones.
         self.pool: tuple[Any, ...] = (1, 2, *alike, *null, *(self.choice(VALUES) for _ in range(self.below(4))))
+        # The columns that this case prefers in indexes and conditions.
         self.hot: tuple[str, ...] = (self.choice((*COLUMNS, "id")), self.choice((*COLUMNS, "id")))
 
     def below(self, count: int) -> int:

@@ -105,20 +105,16 @@ class Attempts:
     Args:
         contention: orders the requests when a transaction is given up or ends.
         together: learns how large the next groups may be.
-
-    Attributes:
-        open: the transactions that have not ended, by name.
-        rollbacks: the transactions that were given up, until a majority has accepted their rollback.
-        quickest: the voters that answer first.
     """
 
     def __init__(
         self, state: State, apply_queue: ApplyQueue, replies: Replies, contention: Contention, together: Together
     ) -> None:
         self.state, self.apply_queue, self.replies = state, apply_queue, replies
+        # ``rollbacks``: the transactions that were given up, until a majority has accepted their rollback.
         self.contention, self.together, self.rollbacks = contention, together, contention.rollbacks
-        self.open: dict[Txid, Attempt] = {}
-        self.quickest = QuickestVoters(state)
+        self.open: dict[Txid, Attempt] = {}  # the transactions that have not ended, by name
+        self.quickest = QuickestVoters(state)  # the voters that answer first
 
     def begin(self, inflight: InFlight, attempt: Attempt) -> None:
         """Begin a transaction that has no obstacle."""

@@ -49,23 +49,18 @@ def _is_among(places: Iterable[Place], base: Vector) -> bool:
 
 
 class Known:
-    """A commit above safe time.
-
-    Attributes:
-        txid: the transaction.
-        kind: ``rows``, ``schema`` or ``members``.
-        command: its first command.
-        access_set: its access set.
-        places: its places in timelines; more than one if it was adopted and its leader's own commit arrived later.
-        retired_by: the change that retired a timeline with one of its places; None if none did.
-    """
+    """A commit above safe time."""
 
     __slots__ = ("access_set", "command", "kind", "places", "retired_by", "txid")
 
     def __init__(self, transaction: Transaction) -> None:
+        # ``kind``: ``rows``, ``schema`` or ``members``.
+        # ``command``: its first command.
         self.txid, self.kind, self.command = transaction.txid, transaction.kind, transaction.command
         self.access_set = transaction.access_set
+        # Its places in timelines; more than one if it was adopted and its leader's own commit arrived later.
         self.places: list[Place] = []
+        # The change that retired a timeline with one of its places; None if none did.
         self.retired_by: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:

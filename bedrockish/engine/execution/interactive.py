@@ -58,20 +58,16 @@ Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 
 
 class Interactive:
-    """The executor of the statements of all open transactions of a node.
+    """The executor of the statements of all open transactions of a node."""
 
-    Attributes:
-        inside: the transaction whose rows are in the engine's open batch, or None.
-        no_schema: the error for a change of the schema within a longer text.
-        committed: a connection to the transaction's snapshot without its changes, if the writer belongs to one
-            transaction; else None.
-    """
-
+    # The error for a change of the schema within a longer text.
     no_schema = "a schema statement in a transaction must be a text of its own"
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
-        self.inside: Session | None = None
+        self.inside: Session | None = None  # the transaction whose rows are in the engine's open batch, or None
+        # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else
+        # None.
         self.committed: apsw.Connection | None = None
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture

@@ -88,19 +88,14 @@ def fetch(
 
 
 class Snapshot:
-    """A reading connection with a snapshot, until ``Readers.give_back``. One thread at a time may use it.
-
-    Attributes:
-        limits: the limits of a statement's cost.
-        until: the deadline of the running statement, by the clock of the limits.
-        number: the running statement's number in the memory account; 0 if none runs.
-        is_refused: whether the running statement has taken too much memory.
-    """
+    """A reading connection with a snapshot, until ``Readers.give_back``. One thread at a time may use it."""
 
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
         self._db, self.limits = db, limits
-        self.until = _FOREVER
+        self.until = _FOREVER  # the deadline of the running statement, by the clock of the limits
         self._budget, self._most_bytes = Budget(limits), limits.length_bytes
+        # ``number``: the running statement's number in the memory account; 0 if none runs.
+        # ``is_refused``: whether the running statement has taken too much memory.
         self.number, self.is_refused = 0, False
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)

@@ -394,12 +394,7 @@ class _Writer:
 
 
 class Work:
-    """One transaction on a workspace; each statement sees the writes of those before it.
-
-    Attributes:
-        applied: the commits in its snapshot.
-        schema_version: the version of the schema of its snapshot.
-    """
+    """One transaction on a workspace; each statement sees the writes of those before it."""
 
     dirty = False
 
@@ -414,6 +409,8 @@ class Work:
         applied_clock: int,
     ) -> None:
         self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
+        # ``applied``: the commits in its snapshot.
+        # ``schema_version``: the version of the schema of its snapshot.
         self.applied, self.schema_version = dict(base), version
         self.flushed = Flushed(self.applied, version, applied_clock)
         self._room = writer.limits.result_bytes  # bytes for each statement: only the caller keeps its rows

@@ -79,18 +79,15 @@ class Interrupter:
 
 
 class _Watchdog:
-    """The watchdog of all interrupters: one thread, which lives as long as the process.
-
-    Attributes:
-        is_wanted: whether a statement has begun since the last check.
-        sleeps: whether the thread waits to be woken.
-    """
+    """The watchdog of all interrupters: one thread, which lives as long as the process."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[Interrupter] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
+        # ``is_wanted``: whether a statement has begun since the last check.
+        # ``sleeps``: whether the thread waits to be woken.
         self.is_wanted, self.sleeps = False, True
         watch_forks(self)
 

@@ -164,12 +164,10 @@ class PageCache:
     Args:
         db: the writing connection.
         memory_bytes: the memory that all requests may take; the larger cache has at most a quarter of it.
-
-    Attributes:
-        is_wide: whether the cache is enlarged.
     """
 
     def __init__(self, db: apsw.Connection, memory_bytes: int) -> None:
+        # ``is_wide``: whether the cache is enlarged.
         self._db, self.is_wide = db, False
         self._wide_kib = min(WIDE_KIB, memory_bytes >> 12)
 

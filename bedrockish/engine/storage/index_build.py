@@ -71,23 +71,16 @@ class Build:
         db: the writing connection.
         txid: the schema change that makes the result.
         version: version of the schema before the change.
-
-    Attributes:
-        phase: the phase of the build.
-        failure: why the build failed.
-        rows: how many rows of the snapshot were added.
-        is_late: whether the change comes into force now.
-        slice_bytes: about how many bytes of rows are added at a time.
     """
 
-    slice_bytes = SLICE_BYTES
+    slice_bytes = SLICE_BYTES  # about how many bytes of rows are added at a time
 
     def __init__(self, db: apsw.Connection, plan: Plan, txid: Txid, version: int) -> None:
         self._db, self.plan, self.txid, self.version = db, plan, txid, version
-        self.phase = Phase.LOADING
-        self.failure = ""
-        self.rows = 0
-        self.is_late = False
+        self.phase = Phase.LOADING  # the phase of the build
+        self.failure = ""  # why the build failed
+        self.rows = 0  # how many rows of the snapshot were added
+        self.is_late = False  # whether the change comes into force now
         self._reader: apsw.Connection | None = None
         self._sorted: Iterator[Row] | None = None
         self._fetched: deque[list[Row]] = deque()

@@ -54,19 +54,14 @@ class Run:
 
 
 class StagedChanges:
-    """The unpacked changes of one transaction.
-
-    Attributes:
-        changes: the encoded changes.
-        version: version of the schema for which the changes are unpacked.
-        runs: the changes, in order.
-        fits: False once the changes did not fit the tables; they are then applied one by one.
-    """
+    """The unpacked changes of one transaction."""
 
     def __init__(self, changes: bytes, tables: Tables, version: int) -> None:
+        # ``changes``: the encoded changes.
+        # ``version``: version of the schema for which the changes are unpacked.
         self.changes, self.version = changes, version
-        self.runs: list[Run] = []
-        self.fits = True
+        self.runs: list[Run] = []  # the changes, in order
+        self.fits = True  # False once the changes did not fit the tables; they are then applied one by one
         number = next(_numbers)
         self._attached = f"{_NAME}_{number}"
         self._uri = f"file:/{self._attached}?vfs=memdb"

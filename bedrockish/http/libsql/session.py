@@ -82,19 +82,13 @@ class Session:
 
     Why so large: The protocol keeps this state for its stream: settings of a connection, an open transaction, texts and
     TEMP objects.
-
-    Attributes:
-        closed: whether the stream is closed.
-        purse: the account of the memory of the call that is answered now.
-        user: the name of the caller; empty at a node without users.
-        ends: whether the rest of the call closes the stream after the request that is answered now.
-        check_stay: raises AuthenticationError when the caller may have no further rows of a long answer.
     """
 
-    purse: Purse | None = None
+    purse: Purse | None = None  # the account of the memory of the call that is answered now
+    # Raises AuthenticationError when the caller may have no further rows of a long answer.
     check_stay: Callable[[], None] | None = None
-    user = ""
-    ends = False
+    user = ""  # the name of the caller; empty at a node without users
+    ends = False  # whether the rest of the call closes the stream after the request that is answered now
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared
@@ -109,7 +103,7 @@ class Session:
         self._changes_schema = False  # whether the open transaction has changed the schema, so that only it knows it
         self._values = SessionValues()
         self._temporary = Temporary()
-        self.closed = False
+        self.closed = False  # whether the stream is closed
 
     @property
     def autocommit(self) -> bool:

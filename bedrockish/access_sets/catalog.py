@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.definitions import Definition, Definitions, folded, listed
+from bedrockish.access_sets.definitions import CATALOGUE, Definition, Definitions, folded, listed
 from bedrockish.access_sets.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
 from bedrockish.access_sets.virtual_layout import VirtualLayout, as_shadows
 
@@ -21,7 +21,6 @@ ROWID = -1
 """Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
 
 _EXPRESSION = -2
-_CATALOGUE = "sqlite_schema"
 _HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # PRAGMA table_xinfo: hidden columns of virtual tables; kinds of generated columns
 
 
@@ -170,18 +169,18 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     if known is not None and before is not None:
         _take_over(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
     fresh: list[str] = []
-    wanted = changed if known is not None else changed | {_CATALOGUE}
-    found = as_shadows(listed(db, wanted), definitions)
+    wanted = changed if known is not None else changed | {CATALOGUE}
+    found = as_shadows(listed(db, definitions.listed_with(wanted)), definitions)
     if definitions.virtual:
         schema.virtual = VirtualLayout.read(db, definitions, [(name, kind) for name, kind, *_ in found])
     for owner in schema.virtual.owners:
         schema.tables[owner.name] = table = _read_table(db, owner.name, False, False, {})
         if owner.rowid is None:
             schema.tables[owner.name] = replace(table, rowid_column=None, key=_text_key(table))
-    for name, kind, without_rowid, strict in found:
+    for name, kind, without_rowid, strict in (one for one in found if folded(one[0]) in wanted):
         rows = [row for row in definitions.by_table.get(folded(name), ()) if row.kind in ("table", "index")]
         pages = {row.name: row.page for row in rows if row.page}
-        if kind in ("table", "shadow") and (name in pages or name == _CATALOGUE):
+        if kind in ("table", "shadow") and (name in pages or name == CATALOGUE):
             table = _read_table(db, name, without_rowid, strict, {row.name: row.sql or "" for row in rows})
             schema.tables[name] = table
             schema.roots[pages.get(name, 1)] = table.key or table

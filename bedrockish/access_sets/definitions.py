@@ -17,6 +17,7 @@ import apsw
 _ALL = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM main.sqlite_schema ORDER BY rowid"
 _LISTED = "SELECT name, type, wr, strict FROM"
 _MANY, _FEW = 2_000, 20
+CATALOGUE = "sqlite_schema"
 _SMALL = {ord(one): ord(one.lower()) for one in ascii_uppercase}
 
 
@@ -80,12 +81,23 @@ class Definitions:
         """Return the names, folded, of the tables and views whose definitions have changed."""
         if known is None:
             return self.by_table.keys()
-        if self.virtual or known.virtual:  # another table may have become a shadow table of a virtual one
-            return self.by_table.keys() | known.by_table.keys()
-        if self._since is not None and self._since[0]() is known:
-            return self._since[1]
         ours, theirs = self.by_table, known.by_table
-        return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        found: Set[str]
+        if self._since is not None and self._since[0]() is known:
+            found = self._since[1]
+        else:
+            found = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        made = tuple(f"{name}_" for name in found & {folded(name) for name in self.virtual | known.virtual})
+        if made:  # with a virtual table, other tables become its shadow tables, or ordinary ones
+            found |= {name for name in ours.keys() | theirs.keys() if name.startswith(made)}
+        return found
+
+    def listed_with(self, changed: Set[str]) -> Set[str]:
+        """Return the names, folded, to be listed where ``changed`` are described: all, if there are virtual tables.
+
+        The layout of the virtual tables needs the kinds of the tables that belong to them.
+        """
+        return self.by_table.keys() | changed if self.virtual else changed
 
     def text_of(self, table: str) -> str:
         """Return the CREATE TABLE statement of a table, given its name as the schema spells it; empty if unknown."""
@@ -124,7 +136,8 @@ def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, b
     Return for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
-    if len(names) > _FEW:  # SQLite searches all tables for each single name
+    # SQLite searches all tables for each single name, and does not find the catalogue by its name.
+    if len(names) > _FEW or CATALOGUE in names:
         found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
     else:
         for name in sorted(names):

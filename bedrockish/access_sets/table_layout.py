@@ -88,9 +88,10 @@ class Tables:
                 of_before.pop(name, None)
             self.sequences.discard(name)
             del self._names[folded(name)]
-        found = as_shadows(listed(db, changed), self.definitions)
+        found = as_shadows(listed(db, self.definitions.listed_with(changed)), self.definitions)
         tables = ((name, without_rowid) for name, kind, without_rowid, _ in found if kind == "table")
-        users = {name: without_rowid for name, without_rowid in tables if not folded(name).startswith(_NO_USERS)}
+        fresh = ((name, without_rowid) for name, without_rowid in tables if folded(name) in changed)
+        users = {name: without_rowid for name, without_rowid in fresh if not folded(name).startswith(_NO_USERS)}
         for name in users:
             self._read(db, name)
         self.parents = frozenset(chain.from_iterable(self.references.values()))
@@ -105,7 +106,8 @@ class Tables:
                 self.by_name[one.name] = _of_module(one)
         parents = known.parents if known is not None else frozenset()
         for name in self.names((parents ^ self.parents) - changed):
-            self.by_name[name] = self._active(self.by_name[name])
+            if not self.by_name[name].is_module:
+                self.by_name[name] = self._active(self.by_name[name])
         self.foreign_keys = bool(self.parents)  # whether there are any foreign keys
         self._reserved = frozenset(name for name in self.parents - parents if name.startswith(_NO_USERS))
         if known is not None:

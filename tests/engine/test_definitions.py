@@ -18,6 +18,7 @@ from bedrockish.api.requests import decode_results
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.import_check import misfits
+from bedrockish.errors import UnsupportedError
 from tests.engine.nodes import TestNode, request
 
 NAMES = ["a", "B", "c", "child", "Ünit", "ünit", "x y", "sqlitex", "bedrock"]
@@ -102,9 +103,39 @@ def statement(some: random.Random) -> str:
     )
 
 
+def with_virtual(some: random.Random) -> str:
+    """Return a random statement that may change virtual tables, or tables with names of their shadow tables."""
+    name, other = some.choice(NAMES), some.choice(NAMES)
+    shadow = quote(name + some.choice(["_content", "_data", "_DATA", "_node", "_x"]))
+    options = some.choice(["", "", ", content=''", f", content={quote(other)}"])
+    return some.choice(
+        [
+            f"CREATE VIRTUAL TABLE {quote(name)} USING fts5(n, Name{options})",
+            f"CREATE VIRTUAL TABLE {quote(name)} USING rtree(id, low, high)",
+            f"CREATE TABLE {shadow}(id INTEGER PRIMARY KEY, other REFERENCES {quote(other)})",
+            f"DROP TABLE {shadow}",
+            f"DROP TABLE {quote(name)}",
+            f"ALTER TABLE {shadow} RENAME TO {quote(other)}",
+        ]
+    )
+
+
+def run_supported(db: apsw.Connection, sql: str) -> None:
+    """Run a statement, and roll it back if a node would refuse its result."""
+    with db:
+        db.execute("SAVEPOINT refused")
+        db.execute(sql)
+        try:
+            Tables(db).check_supported(db)
+        except UnsupportedError:
+            db.execute("ROLLBACK TO refused")
+
+
+@pytest.mark.parametrize("virtual", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(12))
-def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: int) -> None:
+def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: int, virtual: float) -> None:
     some = random.Random(seed)
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # as at a node: shadow tables cannot be dropped alone
     known, schema = Tables(db), read_schema(db)
     marks = done = 0
     for _ in range(500):
@@ -121,7 +152,7 @@ def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: in
             marks = 0
         else:
             with suppress(apsw.SQLError, apsw.ConstraintError):
-                db.execute(statement(some))
+                run_supported(db, with_virtual(some) if some.random() < virtual else statement(some))
                 done += 1
         if some.random() < 0.7:  # otherwise several changes at once
             known, schema = check(db, known, schema)
@@ -209,6 +240,20 @@ def test_schema_change_describes_only_its_tables(node: TestNode, described: list
     node.run("CREATE TABLE c(p REFERENCES t7)")
     node.run("CREATE INDEX t8_id ON t8(id)")
     assert set(described) == {"c", "t8"}
+
+
+def test_schema_change_in_a_database_with_virtual_tables_describes_only_its_tables(
+    node: TestNode, described: list[str]
+) -> None:
+    """A virtual table makes other tables its own; only a change of the virtual table changes them."""
+    node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
+    node.run("CREATE VIRTUAL TABLE docs USING fts5(body)", "CREATE VIRTUAL TABLE notes USING fts5(id, content='t9')")
+    described.clear()
+    node.run("CREATE TABLE c(p REFERENCES t7)")
+    assert set(described) - {"docs"} == {"c"}
+    described.clear()
+    node.run("DROP TABLE docs")
+    assert not {f"t{number}" for number in range(50)} & set(described)
 
 
 def test_a_workspace_describes_nothing_that_the_writer_knows(node: TestNode, described: list[str]) -> None:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ from typing import Any
 import click
 
 from bedrockish import __version__
+from bedrockish.cli import NODES
 from bedrockish.cli.safe_text import visible
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.errors import BedrockishError
@@ -22,6 +25,7 @@ from bedrockish_net.errors import NetError
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
 OTHERS = 0o077
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
+_ENDED_BY: list[int] = []  # the signals that were taken as Ctrl-C
 # SQLite's errors about the disk or a limit of the system, by name, so that apsw need not be imported.
 OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
@@ -182,11 +186,17 @@ class Program(click.Group):
         """Run the program and end with its exit status."""
         extra.pop("standalone_mode", None)
         os.umask(OTHERS)  # only the owner can read the files written here
+        given = sys.argv[1:] if args is None else [*args]
+        if given and given[0] not in (*NODES, "sql"):  # the shell takes Ctrl-C for the end of a statement
+            _take_sigterm_as_ctrl_c()
         try:
             status = super().main(args, prog_name or "bedrockish", standalone_mode=False, **extra)
             sys.stdout.flush()
         except BaseException as error:
             status = _report(error)
+        if _ENDED_BY:
+            sys.stderr.flush()
+            signal.raise_signal(_ENDED_BY[0])  # by now with its default action, so that the caller sees the signal
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -194,6 +204,22 @@ class Program(click.Group):
 @click.version_option(__version__, prog_name="bedrockish")
 def main() -> None:
     """SQLite on several machines: write to any of them, and it is right."""
+
+
+def _take_sigterm_as_ctrl_c() -> None:
+    """Let the first SIGTERM end a command like Ctrl-C, so that it removes its unfinished files.
+
+    Where Ctrl-C is ignored, or another thread runs the command, nothing changes.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, _: object) -> None:
+    _ENDED_BY.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)  # trio has a handler of its own for this one
 
 
 def _place(error: BaseException) -> str:

@@ -383,3 +383,35 @@ def test_error_of_a_limit_names_its_remedy() -> None:
     for error, remedy in expected.items():
         told = why_refused(error)
         assert (remedy in told) if remedy else not told
+
+
+@pytest.mark.parametrize("waits", ["trio.run(trio.sleep_forever)", "time.sleep(60)"])
+def test_sigterm_ends_a_command_after_its_cleanup(tmp_path: Path, waits: str) -> None:
+    """A backup or a restore left its unfinished files."""
+    (tmp_path / "waits.py").write_text(f"""
+import pathlib, time, click, trio
+
+@click.command()
+def wait():
+    made = pathlib.Path("unfinished")
+    made.touch()
+    try:
+        print("ready", flush=True)
+        {waits}
+    finally:
+        made.unlink()
+""")
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from bedrockish.cli.main import COMMANDS, main; COMMANDS['wait'] = ('waits', 'wait', ''); main(['wait'])"
+    )
+    environment = clean_environment() | {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(one) for one in (*sys.path, str(tmp_path)))
+    }
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=environment) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.terminate()
+        assert running.wait(60) == -signal.SIGTERM
+    assert not (tmp_path / "unfinished").exists()

@@ -80,8 +80,9 @@ class NewFile:
     def drop(self) -> None:
         """Remove the unfinished files."""
         for path in (self.path, self._compact):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+            for name in (path, f"{path}-journal"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
 
 
 def _sync(path: str, flags: int) -> None:

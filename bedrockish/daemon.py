@@ -319,12 +319,7 @@ def _handler(runtime: Runtime, config: Config, gate: Gate, departure: Departure)
 
 
 async def _serve(
-    runtime: Runtime,
-    config: Config,
-    credentials: Credentials,
-    plugins: Plugins,
-    up: trio.Event,
-    departure: Departure,
+    runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins, up: trio.Event, departure: Departure
 ) -> None:
     state = runtime.core.state
     gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))

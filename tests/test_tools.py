@@ -275,11 +275,7 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
     assert all(len(about) > 20 for about in found.values()), found
     for arguments, expected in ((["list"], "engine: "), (["local", "--help"], "--learner")):
         ran = subprocess.run(
-            [sys.executable, "-m", "tools.bench", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            [sys.executable, "-m", "tools.bench", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
         )
         assert ran.returncode == 0, ran.stderr
         assert expected in ran.stdout

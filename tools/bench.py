@@ -313,12 +313,7 @@ def read_numbers(_context: click.Context, parameter: click.Parameter, text: str)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
 def main(
-    seconds: float,
-    clients: list[int],
-    nodes: list[int],
-    works: tuple[str, ...],
-    as_json: bool,
-    directory: Path | None,
+    seconds: float, clients: list[int], nodes: list[int], works: tuple[str, ...], as_json: bool, directory: Path | None
 ) -> None:
     """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite.
 

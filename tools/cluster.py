@@ -30,16 +30,7 @@ SOURCES = (ROOT, ROOT / "journal", ROOT / "net")  # where a process finds the pa
 READY_S = 60.0
 STOP_S = 10.0
 PORTS_HELD = 64  # more ports than any test uses at a time; each port is an open file of this process
-OURS = (
-    ".sqlite",
-    ".sqlite.lock",
-    ".sqlite-wal",
-    ".sqlite-shm",
-    ".sqlite-node",
-    ".sqlite-sock",
-    ".toml",
-    ".log",
-)
+OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".sqlite-node", ".sqlite-sock", ".toml", ".log")
 
 
 def processor_s(process: int) -> float:

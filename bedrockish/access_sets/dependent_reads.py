@@ -22,14 +22,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, stored_column
-from bedrockish.access_sets.cursor_ranges import (
-    Access,
-    CursorId,
-    Dependent,
-    FieldValues,
-    ProgramReads,
-    points_of,
-)
+from bedrockish.access_sets.cursor_ranges import Access, CursorId, Dependent, FieldValues, ProgramReads, points_of
 from bedrockish.access_sets.effort import EVERY, Check, unlimited
 from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types

@@ -273,14 +273,7 @@ class _Row:
 class _Body:
     """The instructions between the check of a range and the step to the next row."""
 
-    def __init__(
-        self,
-        reader: LoopReader,
-        seek: Op,
-        on: Table | Index,
-        last: int,
-        misses: Mapping[int, int],
-    ) -> None:
+    def __init__(self, reader: LoopReader, seek: Op, on: Table | Index, last: int, misses: Mapping[int, int]) -> None:
         self._reader, self._seek, self._last, self._misses = reader, seek, last, misses
         self._joined: set[int] = set()
         self.row = _Row(reader.table(on))

@@ -3,14 +3,7 @@
 import click
 import trio
 
-from bedrockish.api.requests import (
-    USER_ADD,
-    USER_GRANT,
-    USER_PASSWORD,
-    USER_REMOVE,
-    USER_REVOKE,
-    MemberChange,
-)
+from bedrockish.api.requests import USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.cli.member import change_members, show
 from bedrockish.cli.output import MODES
 from bedrockish.cli.secure import ask_hash

@@ -16,10 +16,7 @@ from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.deadline_timer import Alarm
-from bedrockish.errors import (
-    BedrockishError,
-    ClientClosedError,
-)
+from bedrockish.errors import BedrockishError, ClientClosedError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.read_loop import loop_of_clients

@@ -378,12 +378,7 @@ class Session(ClockCalls, QuestionCalls):
             raise
 
     def stream(
-        self,
-        sql: str,
-        params: Params = None,
-        *,
-        timeout: float | None = None,
-        read: str | None = None,
+        self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
     ) -> AbstractAsyncContextManager[RowStream]:
         """Open a result of any size for the block: ``async with client.stream(sql) as rows: async for row in rows``.
 
@@ -426,11 +421,7 @@ class Session(ClockCalls, QuestionCalls):
         return rows_of(reply.answer, 1)[0]
 
     def transaction(
-        self,
-        *,
-        isolation: str = SERIALIZABLE,
-        read: str | None = None,
-        timeout: float | None = None,
+        self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction for the block; commit it at the end, roll it back if the block raises.
 

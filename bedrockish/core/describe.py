@@ -105,8 +105,7 @@ class Printer:
                 return self._ending(message)
 
     def _ending(
-        self,
-        message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask,
+        self, message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask
     ) -> str:
         """Return the text of a message of a recovery."""
         name = self.name

@@ -25,15 +25,7 @@ from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, S
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues
-from bedrockish.sqltext.statement_kinds import (
-    PRAGMA,
-    READ,
-    SCHEMA,
-    WRITE,
-    kind_of,
-    query_only_of,
-    switch_of,
-)
+from bedrockish.sqltext.statement_kinds import PRAGMA, READ, SCHEMA, WRITE, kind_of, query_only_of, switch_of
 from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import (
     BEGIN,

@@ -200,14 +200,7 @@ class Runtime:
         self._enqueue(request, done, None, once=False, owner=owner)
 
     def _enqueue(
-        self,
-        request: Request,
-        done: Done,
-        prepare: Prepare | None,
-        *,
-        once: bool,
-        owner: object,
-        shares: bool = False,
+        self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object, shares: bool = False
     ) -> None:
         self._requests += 1
         request = as_part_of_trace(request)

@@ -101,10 +101,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         extra: dict[str, Any] = {name: options.pop(name) for name in ("isolation",) if name in options}
         if "replay" in options:
             extra["replay"] = is_yes(options.pop("replay"), "replay")
-        return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {
-            **extra,
-            "autocommit": False,
-        }
+        return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {**extra, "autocommit": False}
 
     def on_connect(self) -> Any:
         """Return nothing: functions of this program do not exist on the nodes, and a file gets them when needed."""

@@ -43,13 +43,7 @@ class Side(Enum):
 
 TRANSITIONS: dict[State, dict[type[Event], State]] = {
     State.HELLO: {Hello: State.OPEN, Goodbye: State.CLOSING, Closed: State.CLOSED},
-    State.OPEN: {
-        Data: State.OPEN,
-        Ping: State.OPEN,
-        Pong: State.OPEN,
-        Goodbye: State.CLOSING,
-        Closed: State.CLOSED,
-    },
+    State.OPEN: {Data: State.OPEN, Ping: State.OPEN, Pong: State.OPEN, Goodbye: State.CLOSING, Closed: State.CLOSED},
     State.CLOSING: {Closed: State.CLOSED},
     State.CLOSED: {},
 }

@@ -292,9 +292,7 @@ async def all_safe(cluster: LocalCluster) -> None:
     await until("all is safe", is_safe)
 
 
-async def test_damaged_entry_is_fetched_from_another_node_and_its_node_can_be_repaired(
-    cluster: LocalCluster,
-) -> None:
+async def test_damaged_entry_is_fetched_from_another_node_and_its_node_can_be_repaired(cluster: LocalCluster) -> None:
     """A node that joins by a replay has all; the damaged entry is reported once, and the node goes on."""
     await fill(cluster)
     async with open_client(cluster.url(0, only=True)) as client:

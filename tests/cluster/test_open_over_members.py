@@ -129,10 +129,7 @@ USERS = (
     MemberChange(USER_ADD, "tom", secret=secret("tom")),
     MemberChange(USER_GRANT, "tom", role="writer", table="t"),
 )
-TAKEN = (
-    MemberChange(USER_REVOKE, "will", role="writer"),
-    MemberChange(USER_REVOKE, "tom", role="writer", table="t"),
-)
+TAKEN = (MemberChange(USER_REVOKE, "will", role="writer"), MemberChange(USER_REVOKE, "tom", role="writer", table="t"))
 
 
 async def test_open_transaction_goes_on_over_a_change_of_users_unless_it_loses_rights(tmp_path: Path) -> None:

@@ -163,9 +163,7 @@ def test_a_copy_tells_a_cursor_of_its_cluster(two: list[LocalCluster], tmp_path:
         db.execute("INSERT INTO t VALUES ('after')")
         assert parse_cursor(done.cursor).cluster == db.cluster_id
         assert len(next(blocking_changes(db, done.cursor)).changes) == 1
-    with connect(
-        other.url(),
-    ) as db:
+    with connect(other.url()) as db:
         db.execute(READ[0])
         with pytest.raises(bedrockish.ForeignClusterError):
             next(blocking_changes(db, done.cursor, follow=False))

@@ -15,13 +15,7 @@ from bedrockish import connect, open_client
 from bedrockish.api.requests import PROMOTE, MemberChange
 from bedrockish.client.feed import Changes
 from bedrockish.common.password_hash import hash_password
-from bedrockish.errors import (
-    AuthenticationError,
-    BedrockishError,
-    CommandIdError,
-    ForbiddenError,
-    MembershipError,
-)
+from bedrockish.errors import AuthenticationError, BedrockishError, CommandIdError, ForbiddenError, MembershipError
 from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster import procedures
 from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError

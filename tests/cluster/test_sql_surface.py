@@ -17,10 +17,7 @@ from tools.sql_surface import DIFFERS, PRAGMAS, REFUSED, SAME, SETUP, STATEMENTS
 pytestmark = pytest.mark.cluster
 
 LINES = (*STATEMENTS, *PRAGMAS)
-RESET = (
-    *(f"DROP VIEW IF EXISTS {name}" for name in "vw"),
-    *(f"DROP TABLE IF EXISTS {name}" for name in "tuf"),
-)
+RESET = (*(f"DROP VIEW IF EXISTS {name}" for name in "vw"), *(f"DROP TABLE IF EXISTS {name}" for name in "tuf"))
 
 
 @pytest.fixture(scope="module")

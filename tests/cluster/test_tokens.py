@@ -16,13 +16,7 @@ import trio
 
 from bedrockish import Client, connect, open_client
 from bedrockish.common.access_token import PREFIX, AccessToken, make_token
-from bedrockish.errors import (
-    AuthenticationError,
-    ConfigError,
-    ForbiddenError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from bedrockish.errors import AuthenticationError, ConfigError, ForbiddenError, OutcomeUnknownError, UnavailableError
 from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
 from tests.cluster.test_rights import done, user

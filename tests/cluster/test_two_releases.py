@@ -31,13 +31,7 @@ def program(sources: Sequence[Path], *arguments: str) -> subprocess.CompletedPro
     """Run the command line of a release in its own folder, because Python imports from the current folder first."""
     command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=clean_environment(sources),
-        cwd=sources[0],
+        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(sources), cwd=sources[0]
     )
 
 

@@ -71,10 +71,7 @@ async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Pa
         assert (refused.status, refused.json["code"]) == (503, "unavailable")
         assert REASON in refused.json["message"]
         url = cluster.url(0, only=True, options="timeout=1&discover=no")
-        with (
-            bedrockish.connect(url) as db,
-            pytest.raises(UnavailableError, match="limit of a file's size"),
-        ):
+        with bedrockish.connect(url) as db, pytest.raises(UnavailableError, match="limit of a file's size"):
             await trio.to_thread.run_sync(db.execute, "SELECT 1")
 
         async def told() -> bool:

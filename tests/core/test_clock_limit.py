@@ -160,9 +160,7 @@ def test_one_message_does_not_put_the_clocks_years_ahead(ahead_ms: int) -> None:
     """A node ignores and reports such a message like a lost one, even if an outcome depends on it."""
     one = One(membership(0, "ABC"))
     clock, far = one.node.state.clock, moved(CLOCK, ahead_ms)
-    begun = Transaction(
-        *(Txid(far, "C"), {}, 0, 0, 0, "c", "serializable", ROWS, AccessSet(), b"\x80", b"\x80"),
-    )
+    begun = Transaction(*(Txid(far, "C"), {}, 0, 0, 0, "c", "serializable", ROWS, AccessSet(), b"\x80", b"\x80"))
     for said in (
         Accepted(Txid(CLOCK, "C"), 2, far),
         Outcome(Txid(CLOCK, "C"), False, "", 0, far),

@@ -8,16 +8,7 @@ import pytest
 from bedrockish.api.requests import ADD, RAISE, MemberChange
 from bedrockish.common.levels import LEVEL, OLDEST, UNKNOWN
 from bedrockish.core.protocol.effects import Halt
-from bedrockish.core.protocol.messages import (
-    SINCE,
-    WIRE,
-    AskClock,
-    Begin,
-    Gossip,
-    ToldClock,
-    decode,
-    encode,
-)
+from bedrockish.core.protocol.messages import SINCE, WIRE, AskClock, Begin, Gossip, ToldClock, decode, encode
 from bedrockish.core.protocol.records import Member, Membership, decode_membership, encode_membership
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.membership import Facts, change_members
@@ -58,7 +49,7 @@ LEVELS: dict[int, dict[int, str]] = {
         25: "pieces",
         26: "digest data",
         27: "parts",
-    },
+    }
 }
 
 

@@ -477,11 +477,7 @@ def test_change_of_users_needs_a_check_of_rights() -> None:
 
 @pytest.mark.parametrize(
     ("old", "needed"),
-    [
-        (membership(0, "ABC"), 0),
-        (membership(0, "ABCD"), 0),
-        (replace(membership(0, "ABC"), level=LEVEL - 1), NEVER),
-    ],
+    [(membership(0, "ABC"), 0), (membership(0, "ABCD"), 0), (replace(membership(0, "ABC"), level=LEVEL - 1), NEVER)],
 )
 def test_new_level_needs_another_execution_and_new_members_none(old: Membership, needed: int) -> None:
     one = One(old)

@@ -92,12 +92,7 @@ ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
         ({"A": True, "D": False}, MemberChange("demote", "D"), ALL, "duplicate"),
         ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("A"), {"D": 0}), "silent"),
         ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("AD")), "behind"),
-        (
-            {"A": True, "D": False},
-            MemberChange("promote", "D"),
-            LATE,
-            "behind",
-        ),
+        ({"A": True, "D": False}, MemberChange("promote", "D"), LATE, "behind"),
         ({"A": True, "D": False}, MemberChange("demote", "A", force=True), ALL, "last"),
         ({"A": True}, MemberChange("remove", "A", force=True), ALL, "last"),
         (ABC, MemberChange("remove", "A"), Facts(frozenset("AB")), "quorum"),

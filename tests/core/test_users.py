@@ -5,15 +5,7 @@ from dataclasses import replace
 import cbor2
 import pytest
 
-from bedrockish.api.requests import (
-    ADD,
-    USER_ADD,
-    USER_GRANT,
-    USER_PASSWORD,
-    USER_REMOVE,
-    USER_REVOKE,
-    MemberChange,
-)
+from bedrockish.api.requests import ADD, USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.common.password_hash import hash_password
 from bedrockish.core.protocol.records import Member, Membership, decode_membership, encode_membership
 from bedrockish.core.state.membership import Facts, change_members
@@ -113,11 +105,7 @@ def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     assert len(cbor2.loads(encode_membership(plain))) == 4, "nothing extra without users"
     open_ = without_secrets(encode_membership(both))
     assert (HASH.encode() in open_, OTHER.encode() in open_) == (False, False)
-    assert read_membership(open_).users == {
-        "ann": UserSaid("", WRITER, 8),
-        "bob": None,
-        "root": UserSaid("", ADMIN, 1),
-    }
+    assert read_membership(open_).users == {"ann": UserSaid("", WRITER, 8), "bob": None, "root": UserSaid("", ADMIN, 1)}
     assert "scrypt" not in repr(both)
 
 

@@ -76,9 +76,7 @@ def test_a_schema_of_many_tables_is_read_in_a_worker_too(make_node: MakeNode) ->
 MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 6000) INSERT INTO t(v) SELECT x FROM n"
 
 
-def test_exhausted_budget_does_not_interrupt_the_engines_own_work(
-    make_node: MakeNode,
-) -> None:
+def test_exhausted_budget_does_not_interrupt_the_engines_own_work(make_node: MakeNode) -> None:
     """The request is done, or is run again in a worker; it never fails with SQLite's own error."""
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))

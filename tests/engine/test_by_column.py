@@ -41,8 +41,7 @@ def forms(results: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "sql",
-    [READ, f"{READ};\n", f"{READ} ORDER BY a DESC", f"{READ} WHERE id <= {ROWS_MIN}", f"{READ} WHERE c IS NULL"],
+    "sql", [READ, f"{READ};\n", f"{READ} ORDER BY a DESC", f"{READ} WHERE id <= {ROWS_MIN}", f"{READ} WHERE c IS NULL"]
 )
 def test_executed_and_read_results_have_the_same_rows_in_both_forms(table: TestNode, sql: str) -> None:
     rows = executed(table, sql, by_column=False)

@@ -111,11 +111,7 @@ def test_look_ups_and_updates_have_the_keys_of_their_columns(shop: TestNode) -> 
     assert read.read_points == {ROW, column_key(ROW, "name"), column_key(ROW, "tax")}
     assert not read.read_ranges
     written = shop.prepare("UPDATE branch SET name = 'x' WHERE id = 1").access_set.write_points
-    assert written == {
-        table_key("branch", 1),
-        column_key(ROW, "name"),
-        column_key(ROW, "sign"),
-    }
+    assert written == {table_key("branch", 1), column_key(ROW, "name"), column_key(ROW, "sign")}
     gone = shop.prepare("DELETE FROM branch WHERE id = 1").access_set.write_points
     assert gone == {table_key("branch", 1), b"i:branch\0" + encode(1), ROW}
 

@@ -31,10 +31,7 @@ DEAR: dict[str, Sql] = {
     " FROM n",
     "trim": "SELECT trim(hex(zeroblob(120000)), printf('%.*c', 120000, 'x') || '0')",
     "unhex": "SELECT unhex(hex(zeroblob(120000)), printf('%.*c', 120000, 'x'))",
-    "LIKE with a long pattern": (
-        "SELECT printf('%.*c', 200000, 'a') LIKE ?",
-        ["%" + "a" * 900 + "b"],
-    ),
+    "LIKE with a long pattern": ("SELECT printf('%.*c', 200000, 'a') LIKE ?", ["%" + "a" * 900 + "b"]),
     "GLOB": ("SELECT printf('%.*c', 900000, 'a') GLOB ?", ["*" + "[b-za]" * 40 + "b"]),
     "a growing text": "WITH RECURSIVE n(i, t) AS (SELECT 1, 'x' UNION ALL SELECT i + 1, t || t FROM n LIMIT 26)"
     " SELECT sum(length(t)), sum(hex(t) > t) FROM n",

@@ -151,10 +151,7 @@ def test_triggers_and_cascades_happen_once(pair: tuple[TestNode, TestNode]) -> N
 
 
 def test_a_deferred_foreign_key_is_checked_at_the_end_of_the_request(node: TestNode) -> None:
-    node.run(
-        "CREATE TABLE p(id INTEGER PRIMARY KEY)",
-        "CREATE TABLE c(p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
-    )
+    node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)", "CREATE TABLE c(p REFERENCES p DEFERRABLE INITIALLY DEFERRED)")
     node.run("INSERT INTO c VALUES (1)", "INSERT INTO p VALUES (1)")
 
     with pytest.raises(ConstraintError, match="FOREIGN KEY"):

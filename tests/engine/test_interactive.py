@@ -127,8 +127,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @pytest.mark.parametrize(
-    "sql",
-    ["REPLACE INTO cascade VALUES (77, 5)", "INSERT INTO account(id, v) SELECT 77, 1 UNION ALL SELECT 78, -100"],
+    "sql", ["REPLACE INTO cascade VALUES (77, 5)", "INSERT INTO account(id, v) SELECT 77, 1 UNION ALL SELECT 78, -100"]
 )
 def test_row_of_a_failed_statement_is_not_the_last_one_inserted(desk: Desk, sql: str) -> None:
     desk.node.run(SCHEMA)

@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedrockish.access_sets.key_encoding import (
-    BINARY,
-    NOCASE,
-    RTRIM,
-    Spec,
-    apply_affinity,
-    encode,
-    encoder,
-    table_key,
-)
+from bedrockish.access_sets.key_encoding import BINARY, NOCASE, RTRIM, Spec, apply_affinity, encode, encoder, table_key
 from tests.engine.index_keys import index_prefix, prefix_range
 
 VALUES = st.one_of(

@@ -22,11 +22,7 @@ def keys(text: str) -> frozenset[bytes]:
 
 
 def part(
-    reads: str = "",
-    writes: str = "",
-    *,
-    read_ranges: tuple[Range, ...] = (),
-    write_ranges: tuple[Range, ...] = (),
+    reads: str = "", writes: str = "", *, read_ranges: tuple[Range, ...] = (), write_ranges: tuple[Range, ...] = ()
 ) -> Prepared:
     access_set = AccessSet(keys(reads), read_ranges, keys(writes), write_ranges)
     return Prepared(dict(BASE), 3, False, ROWS, access_set, writes.encode(), b"result of " + writes.encode())

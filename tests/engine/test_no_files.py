@@ -110,9 +110,7 @@ def test_failed_request_rollback_does_not_commit_its_changes(
     assert reopened(node).background.open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
-def test_failed_swap_out_does_not_commit_the_open_transaction(
-    make_node: Callable[..., TestNode],
-) -> None:
+def test_failed_swap_out_does_not_commit_the_open_transaction(make_node: Callable[..., TestNode]) -> None:
     node = make_node()
     node.run(*SCHEMA)
     node.engine.flush()
@@ -129,9 +127,7 @@ def test_failed_swap_out_does_not_commit_the_open_transaction(
     assert reopened(node).background.open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
-def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(
-    make_node: Callable[..., TestNode],
-) -> None:
+def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(make_node: Callable[..., TestNode]) -> None:
     """The statement rolls back the batch with its decided commits, and no file can be opened to write it again."""
     node = make_node()
     node.run(*SCHEMA)

@@ -91,9 +91,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
         ("CREATE UNIQUE INDEX u ON t(json_array(name))", UnsupportedError),
         ("CREATE TABLE u(x, y AS (json_object('x', x)) UNIQUE)", UnsupportedError),
     ],
-    "a `VIRTUAL` generated column": [
-        ("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError),
-    ],
+    "a `VIRTUAL` generated column": [("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError)],
     "a `CHECK` that calls": [
         ("CREATE TABLE u(x CHECK (x > random()))", UnsupportedError),
         ("ALTER TABLE t ADD COLUMN x CHECK (x > cluster_clock())", UnsupportedError),
@@ -115,9 +113,7 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     ],
     "`PRAGMA case_sensitive_like`": ["PRAGMA recursive_triggers", "PRAGMA case_sensitive_like = OFF"],
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
-    "`random()`": [
-        "INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)",
-    ],
+    "`random()`": ["INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)"],
     "`CREATE VIRTUAL TABLE … USING fts5`": [
         "CREATE VIRTUAL TABLE u USING fts5(name, content='t', content_rowid='id')",
         "CREATE VIRTUAL TABLE v USING fts5(x)",

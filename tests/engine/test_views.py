@@ -48,11 +48,7 @@ def test_effects_of_triggers_before_a_failed_row_follow_the_conflict_clause(
     for text in FAILING.splitlines():
         desk.node.run(text)
         db.execute(text)
-    filled = [
-        "INSERT INTO t VALUES (1, 1)",
-        "INSERT INTO w VALUES ('gone', 1)",
-        "INSERT INTO g(id, v) VALUES (1, 1)",
-    ]
+    filled = ["INSERT INTO t VALUES (1, 1)", "INSERT INTO w VALUES ('gone', 1)", "INSERT INTO g(id, v) VALUES (1, 1)"]
     session = desk.begin()
     db.execute("BEGIN")
     for text in filled:

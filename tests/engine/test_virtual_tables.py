@@ -82,9 +82,7 @@ def test_search_shows_highlights_snippets_and_ranks(pair: Pair) -> None:
 
 def test_index_on_generated_columns_follows_them(pair: Pair) -> None:
     pair.run(
-        0,
-        "CREATE TABLE docs(id INTEGER PRIMARY KEY, a, title AS (a || ' beta'), body AS (upper(a)) STORED)",
-        INDEX,
+        0, "CREATE TABLE docs(id INTEGER PRIMARY KEY, a, title AS (a || ' beta'), body AS (upper(a)) STORED)", INDEX
     )
     pair.run(0, "INSERT INTO docs(id, a) VALUES (1, 'alpha'), (2, 'gamma')")
     pair.run(1, "UPDATE docs SET a = 'delta' WHERE id = 1; UPDATE docs SET a = 'alpha' WHERE id = 1")
@@ -309,11 +307,7 @@ def test_reads_of_virtual_tables_are_of_the_rows_behind_them(pair: Pair) -> None
         return {low for low, _ in pair.nodes[0].prepare(text).access_set.read_ranges}
 
     docs, notes = {b"t:docs\0"}, {b"t:notes\0"}
-    for text in (
-        "SELECT * FROM found('x')",
-        "SELECT * FROM words",
-        "SELECT count(*) FROM seen",
-    ):
+    for text in ("SELECT * FROM found('x')", "SELECT * FROM words", "SELECT count(*) FROM seen"):
         assert ranges(text) == docs, text
     assert ranges("SELECT * FROM found_data") >= docs
     assert ranges("SELECT title FROM notes WHERE notes MATCH 'x'") == ranges("DELETE FROM notes") == notes

@@ -31,13 +31,7 @@ def generate(place: Path) -> Path:
     settings = {"PRISMA_SCHEMA_ENGINE_BINARY": shutil.which("true") or "true", "CHECKPOINT_DISABLE": "1"}
     command = [str(place / "node_modules" / ".bin" / "prisma"), "generate", "--schema", "schema.prisma"]
     done = subprocess.run(
-        command,
-        cwd=place,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
+        command, cwd=place, env=os.environ | settings, capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return place

@@ -9,14 +9,7 @@ from click.testing import CliRunner
 
 from bedrockish.cli.certificates import Authority
 from bedrockish.cli.main import main
-from bedrockish_journal.model.anchor import (
-    FIRST,
-    Anchor,
-    AnchorError,
-    Signature,
-    line_hash,
-    read_statement,
-)
+from bedrockish_journal.model.anchor import FIRST, Anchor, AnchorError, Signature, line_hash, read_statement
 from bedrockish_journal.storage.anchor_file import read_anchors
 from bedrockish_journal.verify.anchor_signatures import check_signatures, read_authority, sign
 from bedrockish_journal.verify.anchored import Anchored

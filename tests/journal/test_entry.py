@@ -25,13 +25,7 @@ from bedrockish_journal.model.changes import (
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import (
-    KINDS,
-    Transaction,
-    Txid,
-    decode_transaction,
-    parse_txid,
-)
+from bedrockish_journal.model.transaction import KINDS, Transaction, Txid, decode_transaction, parse_txid
 
 U63 = st.integers(0, CLOCK_READ_LIMIT - 1)
 names = st.text(max_size=5)

@@ -170,9 +170,7 @@ def test_a_filter_leaves_changes_out_and_moves_on_past_them(journal: sqlite3.Con
     assert str(feed.cursor) == "30.B"
 
 
-def test_reader_behind_pruned_entries_is_told_and_one_at_the_edge_misses_nothing(
-    journal: sqlite3.Connection,
-) -> None:
+def test_reader_behind_pruned_entries_is_told_and_one_at_the_edge_misses_nothing(journal: sqlite3.Connection) -> None:
     journal.execute("DELETE FROM bedrockish_journal WHERE clock <= 20")
     journal.execute("INSERT INTO bedrockish_pruned VALUES ('A', 2, x'', 20, 'A'), ('B', 1, x'', 20, 'B')")
     assert read(journal, Feed("20.B")) == ["30.B"]

@@ -135,10 +135,7 @@ async def test_a_certificate_of_another_authority_is_refused(authority: trustme.
             await Link.dial(HOST, port, Hello("node-a", "shop"), ssl_context=context)
         with pytest.raises(DialError, match="certificate verify failed"):
             await Link.dial(
-                HOST,
-                port,
-                Hello("node-a", "shop"),
-                ssl_context=dial_context(stranger.ca, stranger.cert, stranger.key),
+                HOST, port, Hello("node-a", "shop"), ssl_context=dial_context(stranger.ca, stranger.cert, stranger.key)
             )
 
 
@@ -331,13 +328,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
             revoked.add(serial_of(b))
             with pytest.raises(RefusedError, match=r"node-b with the serial number .* is revoked"):
                 await handshake.dial(
-                    HOST,
-                    port,
-                    Hello("node-a", "shop"),
-                    2,
-                    Limits(),
-                    own,
-                    lambda stream: check_revoked(stream, revoked),
+                    HOST, port, Hello("node-a", "shop"), 2, Limits(), own, lambda stream: check_revoked(stream, revoked)
                 )
             nursery.cancel_scope.cancel()
     assert any("ended the link to shell" in line for line in log)

@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import (
-    STALE,
-    STRICT,
-    USER_ADD,
-    Answer,
-    MemberChange,
-    Statement,
-    Token,
-    decode_results,
-)
+from bedrockish.api.requests import STALE, STRICT, USER_ADD, Answer, MemberChange, Statement, Token, decode_results
 from bedrockish.common.password_hash import hash_password
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads

@@ -145,10 +145,7 @@ TAMPERINGS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("sql", "check", "expected"),
-    TAMPERINGS,
-)
+@pytest.mark.parametrize(("sql", "check", "expected"), TAMPERINGS)
 def test_broken_beginning_is_found(paths: list[Path], sql: str, check: str, expected: dict[str, Any]) -> None:
     spoil(paths[0], sql)
     found = [one._asdict() for one in audit(paths, check)]

@@ -202,11 +202,7 @@ def test_each_change_names_the_command_that_made_it(tmp_path: Path) -> None:
 
 
 VALUES = st.one_of(
-    st.none(),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.floats(allow_nan=False),
-    st.text(),
-    st.binary(),
+    st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.text(), st.binary()
 )
 
 

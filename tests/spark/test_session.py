@@ -38,8 +38,7 @@ def test_missing_java_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("says", "major"),
-    [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21" 2023-09-19', 21)],
+    ("says", "major"), [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21" 2023-09-19', 21)]
 )
 def test_new_java_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, major: int) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, says)))
@@ -101,13 +100,7 @@ def test_too_small_memory_of_duckdb_is_an_error(tmp_path: Path, memory: str, sai
 
 def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = dict.fromkeys(("txid", "table", "key"))
-    behind = {
-        "check": "lost",
-        "level": "information",
-        "node": "B",
-        "text": "B ends at tick 3 of timeline A",
-        **nothing,
-    }
+    behind = {"check": "lost", "level": "information", "node": "B", "text": "B ends at tick 3 of timeline A", **nothing}
     for strict, holds in ((False, True), (True, False)):
         report = Report(strict=strict, as_json=False)
         report.add("lost", "nodes hold the same entries", [behind], {"fault": 0, "information": 1})

@@ -14,13 +14,7 @@ import trio
 from bedrockish import open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import (
-    BedrockishError,
-    ConflictError,
-    MembershipError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from bedrockish.errors import BedrockishError, ConflictError, MembershipError, OutcomeUnknownError, UnavailableError
 from bedrockish.local.page import READING, Published
 from tools.chaos.cluster import ProxiedCluster
 from tools.chaos.power import lose_unsynced

@@ -19,18 +19,7 @@ from pathlib import Path
 from tools.checker.evidence import RW, WR, WW, Edge, Evidence, Finding, collect
 from tools.checker.history import HistoryError, Operation, read_history
 from tools.checker.lists import judge_lists
-from tools.checker.order import (
-    SESSION,
-    TIME,
-    Cycle,
-    Graph,
-    add_session,
-    add_time,
-    close,
-    data_graph,
-    knots,
-    path,
-)
+from tools.checker.order import SESSION, TIME, Cycle, Graph, add_session, add_time, close, data_graph, knots, path
 from tools.checker.registers import judge_registers
 
 TRIES = 200  # edges of one knot from which a way back is looked for; a knot without a named cycle is still a finding

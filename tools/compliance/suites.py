@@ -6,11 +6,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.compliance import (
-    cpython_suite,
-    django_suite,
-    sqlalchemy_suite,
-)
+from tools.compliance import cpython_suite, django_suite, sqlalchemy_suite
 from tools.compliance.outcomes import Outcomes
 
 Run = Callable[[Path], Outcomes]

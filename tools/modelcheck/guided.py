@@ -37,15 +37,7 @@ GUIDED: dict[str, Scope] = {
         Limits(suspicions=1),
         where=at(suspicions="D"),
         which=("P",),
-        prefix=(
-            "B submits",
-            "C hears B",
-            "E hears B",
-            "B gives up Q",
-            "A hears B B",
-            "D hears B B",
-            "B hears A A D D",
-        ),
+        prefix=("B submits", "C hears B", "E hears B", "B gives up Q", "A hears B B", "D hears B B", "B hears A A D D"),
         held=("AC", "AE", "BC", "BE", "DB"),
     ),
     # A answers C's recovery, which relies on the answer, while a vote for P is still in transit.

@@ -106,9 +106,7 @@ class Place:
         self.disk.seen.batches = self.disk.durable.batches = 0  # no scope uses this count, which only grows
         recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
         self.node = Node(
-            *(recovered, self.settings, level_luck, self.now),
-            follows_wall=False,
-            lookups=self.disk.seen.lookups(),
+            *(recovered, self.settings, level_luck, self.now), follows_wall=False, lookups=self.disk.seen.lookups()
         )
         self.perform(self.node.start(self.now))
 

@@ -148,11 +148,7 @@ class Galera:
             node.configure(members)
         owner = ["--user=mysql"] if os.getuid() == 0 else []
         data = self.nodes[0].directory / "data"
-        made = subprocess.run(
-            [*INSTALL, *owner, f"--datadir={data}"],
-            capture_output=True,
-            check=False,
-        )
+        made = subprocess.run([*INSTALL, *owner, f"--datadir={data}"], capture_output=True, check=False)
         if made.returncode:
             raise DemoError(f"mariadb-install-db failed: {made.stderr.decode(errors='replace')[-500:]}")
         for number, node in enumerate(self.nodes):

@@ -48,13 +48,7 @@ BATCH = 20_000
 
 
 def measure(
-    engine: str,
-    where: str,
-    work: str,
-    processes: int,
-    clients: int,
-    seconds: float,
-    processor_s: Callable[[], float],
+    engine: str, where: str, work: str, processes: int, clients: int, seconds: float, processor_s: Callable[[], float]
 ) -> tuple[float, float, float, float]:
     """Measure clients in some processes, after one run of the work by each.
 

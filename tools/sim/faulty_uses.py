@@ -92,9 +92,7 @@ USES: dict[str, Fault] = {
         **CROWDED,
     ),
     "a reservation rejects others": fault(
-        "votes do not depend on reservations",
-        (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"),
-        **CROWDED,
+        "votes do not depend on reservations", (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
     ),
     "time closes during a comparison": fault(
         "closed time waits for the comparison of rows",
@@ -227,12 +225,7 @@ USES: dict[str, Fault] = {
     ),
     "snapshot skips test 3": fault(
         "at isolation snapshot, too, the first to commit a row wins",
-        (
-            _Voting,
-            "_consider",
-            f"found = {_VETO}",
-            f"found = None if transaction.isolation == 'snapshot' else {_VETO}",
-        ),
+        (_Voting, "_consider", f"found = {_VETO}", f"found = None if transaction.isolation == 'snapshot' else {_VETO}"),
         (
             _Coordinator,
             "_certify",

@@ -202,12 +202,10 @@ FAULTS: dict[str, Fault] = {
         (_LoopReader, "_is_unchanged", "if not ahead:", "if True:"),
     ),
     "loops-end-in-triggers": fault(
-        "A loop in a trigger is taken to run once.",
-        (_Reader, "__init__", "with_stops and number == 0", "with_stops"),
+        "A loop in a trigger is taken to run once.", (_Reader, "__init__", "with_stops and number == 0", "with_stops")
     ),
     "nothing-is-looked-for-by-null": fault(
-        "Every seek is taken to be skipped for NULL.",
-        (_Reader, "_not_null", "return found", "return set(range(1000))"),
+        "Every seek is taken to be skipped for NULL.", (_Reader, "_not_null", "return found", "return set(range(1000))")
     ),
     "columns-are-forgotten": fault(
         "One of the needed columns of a row is not read.",
@@ -218,8 +216,7 @@ FAULTS: dict[str, Fault] = {
         (_Reader, "columns", "ops = [op for op in self._program if", _RESULTS),
     ),
     "rows-are-there": fault(
-        "Omit the read of a row's existence when its columns are read.",
-        (cursor_ranges, "points_of", '[b"", *(', "[*("),
+        "Omit the read of a row's existence when its columns are read.", (cursor_ranges, "points_of", '[b"", *(', "[*(")
     ),
     "one-cursor-tells-of-all": fault(
         "The columns that one cursor needs are all that is needed of a row, also where others are on its table.",

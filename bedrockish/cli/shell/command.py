@@ -46,10 +46,7 @@ def sql(arguments: tuple[str, ...], file: Path | None, mode: str | None, read: s
     # All scripts are parsed first, so that a BEGIN without COMMIT is found before anything is sent.
     scripts = [] if is_terminal else _scripts(texts, file)
     parts = list(group(part for text, name in scripts for part in items(text, name)))
-    with (
-        connect(url) as connection,
-        closing(Shell(connection, url, mode, read=read, commands=COMMANDS)) as shell,
-    ):
+    with connect(url) as connection, closing(Shell(connection, url, mode, read=read, commands=COMMANDS)) as shell:
         if is_terminal:
             from bedrockish.cli.shell.prompt import run_prompt
 

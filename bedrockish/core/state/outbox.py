@@ -4,17 +4,7 @@ import heapq
 from enum import StrEnum
 
 from bedrockish.core.protocol.effects import Activate, Apply, Early, Effect, Send
-from bedrockish.core.protocol.messages import (
-    SINCE,
-    Accept,
-    Begin,
-    Check,
-    Commit,
-    Entries,
-    Message,
-    Promise,
-    Recover,
-)
+from bedrockish.core.protocol.messages import SINCE, Accept, Begin, Check, Commit, Entries, Message, Promise, Recover
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.pieces import Pieces

@@ -35,16 +35,7 @@ class Settings:
     reserve_ms: int = 3_000
 
 
-FIXED = frozenset(
-    {
-        "clock_block_ms",
-        "fetch_after_ms",
-        "fetch_bytes",
-        "inline_bytes",
-        "piece_bytes",
-        "ask_rest_ms",
-    }
-)
+FIXED = frozenset({"clock_block_ms", "fetch_after_ms", "fetch_bytes", "inline_bytes", "piece_bytes", "ask_rest_ms"})
 """Fields that tests and the simulator vary, and that are not keys of the configuration."""
 
 BELOW = (  # in each pair, the first must be below the second

@@ -7,13 +7,7 @@ forces another change.
 
 from collections.abc import Mapping
 
-from bedrockish.api.requests import (
-    USER_ADD,
-    USER_GRANT,
-    USER_PASSWORD,
-    USER_REMOVE,
-    MemberChange,
-)
+from bedrockish.api.requests import USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, MemberChange
 from bedrockish.common.password_hash import LOG_N, USER, P, R, read_hash
 from bedrockish.core.protocol.records import Membership
 from bedrockish.errors import MembershipError

@@ -245,13 +245,7 @@ class Snapshot:
             return self._run(piece, params, room, lengths, scope, budget_s)
 
     def _run(
-        self,
-        piece: Piece,
-        params: tuple[Any, ...],
-        room: int,
-        lengths: Lengths,
-        scope: Scope | None,
-        budget_s: float,
+        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths, scope: Scope | None, budget_s: float
     ) -> tuple[list[tuple[Any, ...]], int]:
         limits = self.limits
         if not lengths.is_brief:

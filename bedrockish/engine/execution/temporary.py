@@ -24,13 +24,7 @@ from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.statements.classify import Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import (
-    BedrockishError,
-    ConstraintError,
-    TemporaryLostError,
-    TooLargeError,
-    UnsupportedError,
-)
+from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, Control
 
 OF_SCHEMA = (

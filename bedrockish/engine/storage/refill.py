@@ -19,15 +19,7 @@ from bedrockish.access_sets.system_names import STAND_IN
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import replace_file
-from bedrockish.engine.storage.scratch_files import (
-    MOMENT,
-    PROOF,
-    REFILL,
-    check_room,
-    remove,
-    scratch_path,
-    size_of,
-)
+from bedrockish.engine.storage.scratch_files import MOMENT, PROOF, REFILL, check_room, remove, scratch_path, size_of
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 from bedrockish_journal.model.errors import JournalError, TargetUnwritableError

@@ -126,10 +126,7 @@ def save_vote(db: apsw.Connection, vote: Vote, parts: "tuple[Part, ...] | None")
     body = None if vote.transaction is None else vote.transaction.body
     if parts is not None:
         body = cbor2.dumps({0: parts})
-    db.execute(
-        _SAVE_VOTE,
-        (*vote.txid, int(vote.held), vote.promised, ballot, commit, body),
-    )
+    db.execute(_SAVE_VOTE, (*vote.txid, int(vote.held), vote.promised, ballot, commit, body))
 
 
 def drop_vote(db: apsw.Connection, txid: Txid) -> None:

@@ -272,10 +272,7 @@ def write_columns(columns: Sequence[str], declared: Sequence[str | None]) -> lis
 def write_counts(result: Result) -> dict[str, Any]:
     """Return a statement's number of changed rows, and the rowid inserted last."""
     rowid = result.lastrowid
-    return {
-        "affected_row_count": max(0, result.rowcount),
-        "last_insert_rowid": None if rowid is None else str(rowid),
-    }
+    return {"affected_row_count": max(0, result.rowcount), "last_insert_rowid": None if rowid is None else str(rowid)}
 
 
 def write_result(result: Result, declared: Sequence[str | None], *, want_rows: bool) -> dict[str, Any]:

@@ -29,13 +29,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
 from bedrockish.engine.statements.clock_functions import Scope
-from bedrockish.errors import (
-    BedrockishError,
-    DamagedError,
-    DeadlineError,
-    StatementTimeoutError,
-    UnavailableError,
-)
+from bedrockish.errors import BedrockishError, DamagedError, DeadlineError, StatementTimeoutError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary
 

@@ -53,10 +53,7 @@ _BYTES = [
         f"{_PLACE}, ' cannot be read: ', e.malformed",
         "FROM stored s JOIN entry e ON e.eid = s.eid WHERE e.malformed IS NOT NULL",
     ),
-    _finding(
-        f"{_PLACE}, ' ', e.shares",
-        "FROM stored s JOIN entry e ON e.eid = s.eid WHERE e.shares IS NOT NULL",
-    ),
+    _finding(f"{_PLACE}, ' ', e.shares", "FROM stored s JOIN entry e ON e.eid = s.eid WHERE e.shares IS NOT NULL"),
 ]
 _SAID = ("leader", "tick", "clock", "origin", "command", "kind")
 _COLUMNS = [
@@ -94,7 +91,7 @@ _LABEL = [
         "THEN ' without saying that it adopted it' ELSE concat(', and says that it adopted it from ', "
         "e.adopted_from) END",
         "FROM stored s JOIN good e ON e.eid = s.eid WHERE e.origin <> coalesce(e.adopted_from, e.leader)",
-    ),
+    )
 ]
 _RUN = (
     "(SELECT h.node, h.leader, h.tick, h.txid, h.prev, m.hash AS mark_hash, m.tick AS mark_tick, "
@@ -122,7 +119,7 @@ _HASH = [
     _finding(
         f"{_PLACE}, ' is not what was hashed: its bytes have ', {_short('s.own')}, ', not ', {_short('s.hash')}",
         "FROM held s WHERE s.own <> s.hash",
-    ),
+    )
 ]
 _LINK = [
     _finding(
@@ -130,7 +127,7 @@ _LINK = [
         "FROM (SELECT node, leader, tick, txid, prev, last, mark_tick, last_hash, CASE "
         f"WHEN tick = 1 THEN unhex('{_GENESIS}') WHEN last_hash IS NOT NULL AND last = tick - 1 THEN last_hash "
         f"WHEN mark_tick = tick - 1 THEN mark_hash END AS due FROM {_RUN}) AS s WHERE s.prev <> s.due",
-    ),
+    )
 ]
 _CAUSALITY = [
     _finding(
@@ -138,13 +135,13 @@ _CAUSALITY = [
         "', which is not in this journal') ELSE concat(' was applied before ', s.of_leader, s.of_tick, "
         "', which it follows') END",
         "FROM need s WHERE s.of_seq IS NULL OR s.of_seq >= s.seq",
-    ),
+    )
 ]
 _CLOCK = [
     _finding(
         f"{_PLACE}, ' has a clock not above all up to ', s.of_leader, s.of_tick",
         "FROM need s WHERE s.of_seq < s.seq AND s.of_clock >= s.clock",
-    ),
+    )
 ]
 _CLOSURE = [
     _finding(
@@ -152,7 +149,7 @@ _CLOSURE = [
         "FROM place x JOIN dep d ON d.eid = x.eid JOIN saw w ON w.leader = d.leader AND w.tick = d.tick "
         "LEFT JOIN past p ON p.eid = x.eid AND p.leader = w.of_node JOIN stored s ON s.eid = x.eid "
         "WHERE w.upto > coalesce(p.tick, 0)",
-    ),
+    )
 ]
 _NEED = (
     "CASE WHEN e.adopted_from IS NOT NULL THEN floor(n.voters / 2) + 1 ELSE greatest(floor(n.voters / 2) + 1, "
@@ -302,7 +299,7 @@ _USERS = [
         "ELSE concat(', which by membership ', e.config, ' lacks the role for it') END",
         "FROM stored s JOIN good e ON e.eid = s.eid JOIN need_of n ON n.eid = e.eid "
         "JOIN holder h ON h.version = e.config AND h.name = n.user WHERE h.role < 0 OR h.role < n.role",
-    ),
+    )
 ]
 _VOID = [_claims("void")]
 _SAFE = [
@@ -311,7 +308,7 @@ _SAFE = [
         "', which is not later than that'",
         "FROM due d LEFT JOIN past p ON p.eid = d.eid AND p.leader = d.leader JOIN stored s ON s.eid = d.eid "
         "JOIN good e ON e.eid = d.eid WHERE d.upto > coalesce(p.tick, 0)",
-    ),
+    )
 ]
 _SCHEMA = [
     _finding(
@@ -319,7 +316,7 @@ _SCHEMA = [
         "' was in force'",
         "FROM (SELECT eid, ran_on, version FROM version_due UNION ALL SELECT e.eid, e.ran_on, u.version FROM good e "
         "CROSS JOIN usual_version u) AS d JOIN stored s ON s.eid = d.eid WHERE d.ran_on <> d.version",
-    ),
+    )
 ]
 _ROLLBACKS = [
     _finding(
@@ -333,10 +330,7 @@ _ROLLBACKS = [
     ),
 ]
 _WRITES = [
-    _finding(
-        f"{_PLACE}, ' ', e.unwritten",
-        "FROM stored s JOIN entry e ON e.eid = s.eid WHERE e.unwritten IS NOT NULL",
-    ),
+    _finding(f"{_PLACE}, ' ', e.unwritten", "FROM stored s JOIN entry e ON e.eid = s.eid WHERE e.unwritten IS NOT NULL")
 ]
 _FORK = [
     _finding(
@@ -352,7 +346,7 @@ _FORK = [
         leader="x.leader",
         tick="x.tick",
         txid=_NONE,
-    ),
+    )
 ]
 _LONGEST = (
     "(SELECT leader, max(tick) AS tick, max_by(node, tick) AS node FROM (SELECT leader, tick, min(node) AS node "
@@ -398,7 +392,7 @@ _CONFLICT = [
         tick="min_by(a.tick, a.leader)",
         txid="min(t.txid)",
         obj="min(m.obj)",
-    ),
+    )
 ]
 
 QUERIES: dict[str, list[str]] = {

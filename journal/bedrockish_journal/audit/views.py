@@ -175,11 +175,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "SELECT e.eid, l.leader, CAST(NULL AS BIGINT) AS tick, e.safe AS clock, 1 AS asks FROM good e "
             "CROSS JOIN leaders l) AS x) AS y WHERE eid IS NOT NULL AND upto IS NOT NULL",
         ),
-        View(
-            "schemas",
-            "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'",
-            kept=True,
-        ),
+        View("schemas", "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'", kept=True),
         # A change without an activation clock is in force from its commit on, which is another moment at each node.
         View(
             "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"

@@ -40,14 +40,10 @@ LAWS = (
         "A timeline has transactions that its leader began; the label of any other one names the node that began it.",
     ),
     Law(
-        "density",
-        "The ticks of a timeline are 1, 2, 3, … from the beginning of the file to its last entry, each once.",
+        "density", "The ticks of a timeline are 1, 2, 3, … from the beginning of the file to its last entry, each once."
     ),
     Law("hash", "An entry has the hash of its bytes: `hash = sha256(prev ‖ label ‖ body)`."),
-    Law(
-        "link",
-        "An entry continues the one before it; the first continues 32 zero bytes, or the mark of the removal.",
-    ),
+    Law("link", "An entry continues the one before it; the first continues 32 zero bytes, or the mark of the removal."),
     Law("causality", "The base of an entry is in the same file, and was applied before it."),
     Law("clock", "An entry's clock is later than all clocks in its base."),
     Law("closure", "The base of an entry includes the bases of all entries in it."),
@@ -73,10 +69,7 @@ LAWS = (
         "nothing, and a reader changes nothing.",
         simulated=False,
     ),
-    Law(
-        "txid",
-        "A transaction is applied once; a repeat has the same content as the first.",
-    ),
+    Law("txid", "A transaction is applied once; a repeat has the same content as the first."),
     Law(
         "command",
         "A command is applied once, alone or in a shared transaction, and not again after the removal of its entry.",

@@ -355,8 +355,7 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
                 name, f"{name} is not a SQLite database ({error}); restore it from a backup or fill the node again"
             ) from error
         raise FileUnreadableError(
-            name,
-            f"{name} cannot be read ({error}); copy it and its -wal to a directory of yours and read that",
+            name, f"{name} cannot be read ({error}); copy it and its -wal to a directory of yours and read that"
         ) from error
     return db
 

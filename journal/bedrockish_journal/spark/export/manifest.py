@@ -75,11 +75,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
         node: {leader: {"tick": tick, "hash": manifest.hashes[node][leader]} for leader, tick in sorted(vector.items())}
         for node, vector in sorted(manifest.vectors.items())
     }
-    packed = {
-        "format": FORMAT,
-        "nodes": nodes,
-        "columns": {name: table.columns for name, table in TABLES.items()},
-    }
+    packed = {"format": FORMAT, "nodes": nodes, "columns": {name: table.columns for name, table in TABLES.items()}}
     new = Path(directory, f"_{MANIFEST}")
     with new.open("w") as file:
         json.dump(packed, file, indent=1)

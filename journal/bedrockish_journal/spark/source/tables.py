@@ -117,10 +117,7 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
         return f"the row stands at {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
     if label.txid != (row.clock, row.origin):
         return f"the row is of {Txid(row.clock, row.origin)}, but its label says {label.txid}"
-    for name, said, hashed in (
-        ("command", row.command, transaction.command),
-        ("kind", row.kind, transaction.kind),
-    ):
+    for name, said, hashed in (("command", row.command, transaction.command), ("kind", row.kind, transaction.kind)):
         if said != hashed:
             return f"the row's {name} is {said!r}, but its body says {hashed!r}"
     wrong = wrong_fields(transaction)

@@ -1,13 +1,15 @@
 """Schema changes of several clients at once: those of one node queue, and the leaders take turns."""
 
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.wait_queue import WaitQueue
+from bedrockish.core.protocol.events import Executed
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet, clock_key
@@ -120,3 +122,43 @@ def test_changes_and_rows_that_waited_for_one_transaction_go_on_apart() -> None:
     queue.released(Txid(7, "B"), SCHEMA)
     assert list(coordinator.ready.queue) == [1, 3, 0]
     assert list(in_flight[0].behind) == [2]
+
+
+def changes_at_a(count: int) -> tuple[Net, list[InFlight]]:
+    """Return changes of A, of which the first is executed and the others stay behind it."""
+    net = Net("ABC")
+    in_flight = net.places["A"].core.coordinator.replies.in_flight
+    for number in range(count):
+        in_flight[number] = InFlight(number, alter(f"c{number}"), 10.0, alters=True, access_set=ROW)
+        in_flight[number].stage = Stage.WAITING if number else Stage.EXECUTING
+    in_flight[0].behind.extend(range(1, count))
+    return net, list(in_flight.values())
+
+
+def test_changes_stay_behind_one_that_is_executed_in_a_worker() -> None:
+    """With thousands of tables each change is executed there, and of all at once only one would commit."""
+    net, (first, *others) = changes_at_a(3)
+    coordinator = net.places["A"].core.coordinator
+    coordinator.moved_to_worker(first.number)
+    assert not coordinator.ready.queue
+    assert [one.stage for one in others] == [Stage.WAITING] * 2
+
+
+def test_changes_behind_one_that_was_executed_on_an_older_schema_go_first() -> None:
+    """A change that takes long to be executed may be overtaken again and again by those of other leaders."""
+    net, (first, second, third) = changes_at_a(3)
+    coordinator = net.places["A"].core.coordinator
+    old = Prepared({}, coordinator.state.schema.version - 1, False, SCHEMA, AccessSet(), b"", b"")
+    coordinator.ready.add(first, Executed(first.number, old))
+    coordinator.advance()
+    assert (second.stage, list(second.behind), first.behind) == (Stage.EXECUTING, [third.number], deque())
+
+
+def test_turn_of_a_change_includes_its_execution_up_to_a_bound() -> None:
+    turns = Net("ABC").places["A"].core.coordinator.contention.turns
+    rows_ms = turns.turn_ms(alters=False)
+    turns.note_change(0.05)
+    assert round(turns.turn_ms(alters=True) - rows_ms) == 50
+    assert turns.turn_ms(alters=False) == rows_ms
+    turns.note_change(9.0)
+    assert turns.turn_ms(alters=True) - rows_ms < 1000

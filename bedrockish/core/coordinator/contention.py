@@ -12,7 +12,7 @@ from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservations
-from bedrockish.core.coordinator.wait_queue import COMMITS, Turns, WaitQueue
+from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import ROWS, Txid
@@ -159,7 +159,8 @@ class Contention:
         if not has_winner:
             # The voters reject each transaction for their own one until they have rolled that one back.
             commits, places = 2, self.turns.place_after_tie(base)
-        self.pause(inflight, max(1.0, 1000 * self.state.commit_s * (commits + COMMITS * places)))
+        turns_ms = places * self.turns.turn_ms(alters=inflight.alters)
+        self.pause(inflight, max(1.0, 1000 * self.state.commit_s * commits + turns_ms))
         inflight.turn = self.state.clock.now.seconds, before
 
     def _wait_for_turn(self, inflight: InFlight, after_ms: float, leader: str) -> None:

@@ -280,11 +280,15 @@ class Coordinator:
         return Stage.EXECUTING if inflight.read is None else self._read(inflight, inflight.read)
 
     def moved_to_worker(self, number: int) -> None:
-        """Unblock the requests behind a request that is now executed in a worker, which takes long."""
+        """Unblock the requests behind a request that is now executed in a worker, which takes long.
+
+        Further schema changes stay behind one: executed next to it, all but the first of them would be executed again.
+        """
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
             self.together.part(inflight)
-            self.contention.wait_queue.leave(inflight)
+            if not inflight.alters:
+                self.contention.wait_queue.leave(inflight)
 
     def _executed(self, inflight: InFlight, end: End) -> Step:
         """Lead the transaction of a request that was executed, or answer the request if it only read."""
@@ -301,6 +305,8 @@ class Coordinator:
             return self._failed(inflight, end.error)
         prepared = end.prepared
         inflight.took_s = state.clock.now.seconds - inflight.executed_at
+        if prepared.kind == SCHEMA:
+            self.contention.turns.note_change(inflight.took_s)
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
         inflight.read = None
@@ -315,6 +321,7 @@ class Coordinator:
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
+            self.contention.wait_queue.leave(inflight)  # schema changes behind one that takes long go first now
             return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
             inflight.read = prepared

@@ -19,6 +19,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
 COMMITS = 4  # the turn of a leader lasts so many commit times
+CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
 MEMORY = 200  # a rival expires after so many commit times without a conflict
 # For the order of requests, all schema changes want one key: the greatest clock. The clocks that an attempt has written
 # do not count after it, because transactions of rows read them later, which need not wait for the next attempt.
@@ -37,6 +38,7 @@ class Turns:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.change_s = 0.0  # how long the last schema change here was executed
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
         # By ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
@@ -58,7 +60,7 @@ class Turns:
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """Reserve the keys of an ended transaction for which others wait: new requests, too, wait for their turn."""
         # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
-        pause_ms = self.pause_ms(txid.leader)
+        pause_ms = self.pause_ms(txid.leader, alters=access_set is CHANGES)
         if pause_ms and txid not in self.until:
             self._reserved.add(txid, access_set)
             self.until[txid] = self._state.clock.now.seconds + pause_ms / 1000
@@ -82,9 +84,17 @@ class Turns:
             left_s, leader = max((left_s, leader), (self.until[found[0]] - now, found[0].leader))
         return 1000 * left_s, leader
 
-    def pause_ms(self, leader: str) -> float:
+    def pause_ms(self, leader: str, *, alters: bool) -> float:
         """Return how long, in milliseconds, requests wait for our turn that waited for a transaction of this leader."""
-        return 1000 * COMMITS * self._state.commit_s * len(self.before(leader))
+        return self.turn_ms(alters=alters) * len(self.before(leader))
+
+    def turn_ms(self, *, alters: bool) -> float:
+        """Return how long a turn is, in milliseconds; a schema change is executed first, as long as here."""
+        return 1000 * (COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
+
+    def note_change(self, seconds: float) -> None:
+        """Note how long a schema change was executed; where there are thousands of tables, each takes long."""
+        self.change_s = min(seconds, CHANGE_S_MAX)
 
     def before(self, leader: str) -> list[str]:
         """Return the leaders whose turns come before ours after a transaction of ``leader``; none without rivals."""
@@ -302,7 +312,6 @@ class WaitQueue:
 
     def _go_on(self, queue: deque[int], leader: str = "") -> None:
         """Let the first request of a queue go on, at its turn if they have waited for a transaction of ``leader``."""
-        pause_ms = self._turns.pause_ms(leader) if leader else 0.0
         while queue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
@@ -311,6 +320,7 @@ class WaitQueue:
                 self._ready.add(first)
                 continue
             first.behind = queue
+            pause_ms = self._turns.pause_ms(leader, alters=first.alters) if leader else 0.0
             if pause_ms and not first.goes_first:
                 self._pause(first, pause_ms, leader)
             else:

@@ -167,6 +167,8 @@ class Scrubber:
             doubts = state.doubts
             await self._wait(wait_s)
             hurried, self._wake = self._wake.is_set() or state.doubts > doubts, trio.Event()
+            if len(state.roster.membership.members) < 2:
+                continue  # a node without others has nothing to compare, now or in a moment
             began = trio.current_time()
             try:
                 paced = {} if hurried else {"pause": Pace(told.scrub_rows_per_second).rest}

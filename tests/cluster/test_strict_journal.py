@@ -13,8 +13,11 @@ import pytest
 import trio
 
 from bedrockish import Client, open_client
+from bedrockish.core.state.packed_commits import SEGMENT
+from bedrockish.errors import ConflictError
 from tests.cluster.story import ready
 from tools.chaos.cluster import proxied_cluster
+from tools.cluster import local_cluster
 
 pytestmark = pytest.mark.cluster
 ROUNDS = 8  # rounds for each way to read the journal
@@ -161,3 +164,34 @@ async def test_session_sees_its_own_commits_in_the_journal_of_a_node_that_hears_
                 async with reader.stream(JOURNAL, values) as rows:
                     assert [row async for row in rows] == [(1,)]
         assert late, "at the level stale, C shows what it has"
+
+
+async def test_strict_read_of_the_journal_moves_an_old_snapshot_beyond_packed_commits(tmp_path: Path) -> None:
+    """Hundreds of commits after the first read of the transaction, the node finds the first of them by key only."""
+    with local_cluster(tmp_path / "node", ("A",)) as node:
+        await node.wait_all_ready()
+        async with open_client(node.url()) as client, open_client(node.url()) as other:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, who)")
+            await client.execute("INSERT INTO t VALUES (1, 'first')")
+            async with client.transaction(read="strict") as tx:
+                await tx.execute(ONE)
+                command = await commit_until_packed(other)
+                assert (await tx.execute(JOURNAL, [command] * 4)).value() == 1
+            async with client.transaction(read="strict") as tx:
+                await tx.execute(ONE)
+                await other.execute("UPDATE t SET who = 'first' WHERE id = 1")
+                await commit_until_packed(other)
+                with pytest.raises(ConflictError, match="run it again, or read that table first"):
+                    await tx.execute(JOURNAL, [command] * 4)
+                await tx.rollback()
+
+
+async def commit_until_packed(client: Client) -> str:
+    """Commit until a full segment of commits is packed; return the command of the last commit."""
+    for _ in range(2 * SEGMENT):
+        command = uuid.uuid4().hex
+        await client.execute(INSERT, ["others"], command=command)
+    with trio.fail_after(20):
+        while (await client.status())["kept"]["recent"] > SEGMENT:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+    return command

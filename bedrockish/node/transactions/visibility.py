@@ -1,6 +1,7 @@
 """The commits that an open transaction sees, and those that its answers reveal."""
 
 from bedrockish.api.requests import Token
+from bedrockish.core.coordinator.revalidation import AccessSets
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
@@ -41,13 +42,21 @@ class Visibility:
         engine, flushed = self._engine, self._engine.flushed
         if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
             return False
-        newer, sets = self._state.commit_window.newer_than(before), session.sets
-        assert sets is not None
-        if newer is None or any(sets.conflicts_with(one.access_set) is not None for one in newer):
+        assert session.sets is not None
+        if self._is_touched(session.sets, before):
             return False
         self._interactive.take_snapshot(session)
         session.behind = False
         return True
+
+    def _is_touched(self, sets: AccessSets, before: Vector) -> bool:
+        """Return whether a commit that a vector lacks conflicts with what a transaction has read."""
+        window = self._state.commit_window
+        newer = window.newer_than(before)
+        if newer is not None:
+            return any(sets.conflicts_with(one.access_set) is not None for one in newer)
+        # Hundreds of commits later, the first of them are packed, and found by their keys only.
+        return window.has_dropped(before) or next(window.conflicts(sets.access_set(), before), None) is not None
 
     def wait_for_disk(self, one: Open) -> steps.Steps[None]:
         """Wait until the client's answer depends on durable commits only.

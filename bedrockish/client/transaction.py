@@ -255,11 +255,12 @@ class Transaction:
     async def rollback(self, *, timeout: float | None = None) -> None:
         """Roll the transaction back; do nothing if it has ended already."""
         if self._is_open or self._error is not None:
-            self._is_open, self._error = False, None
-            if not self._is_begun:
-                return
-            with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
-                await self._step(ROLLBACK, (), timeout)
+            try:
+                if self._is_begun:
+                    with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
+                        await self._step(ROLLBACK, (), timeout)
+            finally:
+                self._is_open, self._error = False, None
 
     async def finish(self) -> None:
         """Commit the transaction if it is open; raise its error if it failed and was not rolled back.

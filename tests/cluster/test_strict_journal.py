@@ -189,8 +189,9 @@ async def test_strict_read_of_the_journal_moves_an_old_snapshot_beyond_packed_co
 async def commit_until_packed(client: Client) -> str:
     """Commit until a full segment of commits is packed; return the command of the last commit."""
     for _ in range(2 * SEGMENT):
-        command = uuid.uuid4().hex
-        await client.execute(INSERT, ["others"], command=command)
+        await client.execute(INSERT, ["others"])
+    command = uuid.uuid4().hex
+    await client.execute(INSERT, ["others"], command=command)
     with trio.fail_after(20):
         while (await client.status())["kept"]["recent"] > SEGMENT:  # noqa: ASYNC110
             await trio.sleep(0.05)

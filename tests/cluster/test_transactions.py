@@ -362,3 +362,17 @@ async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(clus
         assert (await client.execute("SELECT text FROM note")).rows == [("once",)]
         with pytest.raises(UsageError, match="before"):
             await step(BEGIN, "SELECT 1")
+
+
+async def test_rollback_of_a_lost_transaction_ends_its_block_without_an_error(cluster: LocalCluster) -> None:
+    """The node has ended the transaction, and does not know the ROLLBACK of the client any more."""
+    async with open_client(cluster.url(0)) as client, open_client(cluster.url(0)) as other:
+        await client.transact(["CREATE TABLE lost(id INTEGER PRIMARY KEY, n)", "INSERT INTO lost VALUES (1, 0)"])
+        other.token = client.token
+        async with client.transaction() as tx:
+            await tx.execute("SELECT n FROM lost")
+            await other.execute("UPDATE lost SET n = 1")
+            with pytest.raises(ConflictError):
+                await tx.execute("UPDATE lost SET n = 2")
+            await tx.rollback()
+        assert (await client.execute("SELECT n FROM lost", read="strict")).value() == 1

@@ -50,7 +50,7 @@ class Visibility:
         return True
 
     def _is_touched(self, sets: AccessSets, before: Vector) -> bool:
-        """Return whether a commit that a vector lacks conflicts with what a transaction has read."""
+        """Return whether a commit that a vector lacks conflicts with the reads of a transaction."""
         window = self._state.commit_window
         newer = window.newer_than(before)
         if newer is not None:

@@ -31,7 +31,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
 # The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and the ends
-# of # its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
+# of its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
 HEARD_WHEN_DAMAGED = (say.Gossip, say.Fetch, say.Want, say.Ask, say.Accepted, say.Refused, say.Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 

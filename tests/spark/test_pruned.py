@@ -8,6 +8,7 @@ import apsw
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bedrockish.cli.audit import Report, _replay
 from bedrockish.cli.main import main
@@ -20,6 +21,7 @@ from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage import pruning
 from tests.spark.test_audits import PANDAS, audit, both, spoil
 from tests.spark.test_reader import read
+from tests.spark.test_stream import stream
 from tests.spark.worlds import honest, touching
 
 
@@ -71,6 +73,18 @@ def test_entries_removed_between_planning_and_reading_raise(tmp_path: Path) -> N
     with pytest.raises(JournalPrunedError, match="no longer holds A1") as caught:
         list(reader.read(piece))
     assert caught.value.first == upto["A"] + 1
+
+
+def test_stream_that_has_read_all_goes_on_after_all_was_pruned_that_a_node_prunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last entry of each timeline stays, so the journal does not seem to be an older copy."""
+    monkeypatch.setattr("bedrockish_journal.spark.source.stream.BEHIND_S", 0.0)
+    path = honest(60).write(tmp_path)[0]
+    reader = stream(path)
+    end = reader.latestOffset({"A": {}}, ReadAllAvailable())
+    assert prune(path, 1.0)
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_an_export_begins_anew_only_if_it_is_told_to(tmp_path: Path) -> None:

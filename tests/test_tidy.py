@@ -584,6 +584,13 @@ def test_foreign_things_are_recognised() -> None:
     assert not FOREIGN_PATHS.search("/var/lib/bedrockish https://example.org/work/ or /usr/bin/env")
 
 
+def test_only_known_files_are_not_text() -> None:
+    """No database, lock or other left-over of a run is in the tree."""
+    files = {path: path.read_bytes() for path in tracked()}
+    other = {name(path) for path, data in files.items() if b"\0" in data or (not data and path.suffix == ".lock")}
+    assert not {one for one in other if not one.endswith(".png")} - {"tools/data/timezones.sqlite"}
+
+
 def test_programs_are_executable() -> None:
     """A file that begins with ``#!`` can be run, and only such a file is marked so."""
     wrong = [

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -30,6 +31,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with local_cluster(tmp_path_factory.mktemp("systems"), ("A",)) as cluster:
         trio.run(cluster.wait_all_ready)
         yield cluster.url()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a program that is not refused makes its files there
 
 
 def run(system: str, program: str) -> str:

@@ -27,7 +27,6 @@ PROGRAMS = {
     "demo": "tools.demonstration.cluster",
     "bench": "tools.bench",
     "simulate": "tools.simulate",
-    "sqllogictest": "tools.sqllogictest",
 }
 NO_INDEX = re.compile(
     r"NewConnectionError|NameResolutionError|Max retries|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError"
@@ -69,7 +68,7 @@ def wanted_groups(program: str, arguments: list[str]) -> list[str]:
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
         return ["runtime", "spark", "dev", "programs"]
-    if program in ("bench", "simulate", "sqllogictest") or "--no-audit" in arguments or helping:
+    if program in ("bench", "simulate") or "--no-audit" in arguments or helping:
         return ["runtime"]
     if java is None:
         say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")

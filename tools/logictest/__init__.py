@@ -1,1 +1,0 @@
-"""The format of SQLite's sqllogictest, and a runner for it."""

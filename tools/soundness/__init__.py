@@ -1,1 +1,1 @@
-"""The search for changes that an analysis of statements wrongly declares irrelevant: ``python -m tools.soundness``."""
+"""Searches for faults of the analysis of statements, with random schemas: ``python -m tools.soundness``."""

@@ -1,17 +1,15 @@
-"""The parts that searches over random cases share: they draw cases, reduce a failing one, and read the command line.
+"""The parts that searches over random cases share: they draw cases, and reduce a failing one.
 
 A case is a dataclass whose parts are lists. A check returns the report of a case that fails, else None.
 """
 
-import argparse
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tools.editing import Fault, in_force
 from tools.soundness.cases import Source
 
 C = TypeVar("C")
@@ -64,23 +62,3 @@ def _smallest(case: C, check: Callable[[C], str | None], parts: tuple[str, ...])
                             case, smaller = less, True
                 size //= 2
     return case
-
-
-def run(about: str | None, search: Callable[[int, int, Tally], str | None], faults: Mapping[str, Fault]) -> int:
-    """Run a search from the command line; return its exit status: 1 if a case fails."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutate", choices=sorted(faults), help="search with this deliberate fault")
-    parser.add_argument("--list", action="store_true", help="list the deliberate faults and stop")
-    options = parser.parse_args()
-    if options.list:
-        for name, fault in faults.items():
-            print(f"{name:18} {fault.rule}")
-        return 0
-    tally = Tally()
-    with in_force(faults[options.mutate]) if options.mutate else contextlib.nullcontext():
-        report = search(options.examples, options.seed, tally)
-    print("\n".join(tally.lines()))
-    print(report or f"no case of {options.examples} fails")
-    return int(report is not None)

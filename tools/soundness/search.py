@@ -1,8 +1,7 @@
 """Tests that the computed reads and writes of a statement determine its effects.
 
 Makes random schemas, rows, statements and changes. A change whose keys do not meet the access set of a statement must
-leave the statement's rows, its own changes and its error as they were. With ``--mutate`` the analysis is broken on
-purpose, to show that such a fault would be found.
+leave the statement's rows, its own changes and its error as they were.
 
     python -m tools.soundness --examples 2000 --seed 1
 """

@@ -5,10 +5,9 @@ as requests and as open transactions. A transaction commits unless it conflicts 
 engine must then apply every commit, in any order that the bases allow, and end with the same tables, in which all
 constraints hold; a replay of the journals must, too. A conflicting transaction is tried once more as if it had been
 executed on the commits that its node has applied since, as a leader does with large transactions. In every other case,
-a transaction that changes more than two rows has ranges instead of keys. With ``--mutate`` a part of the code is broken
-on purpose.
+a transaction that changes more than two rows has ranges instead of keys.
 
-    python -m tools.applicable --examples 2000 --seed 1
+    python -m tools.soundness applying --examples 2000 --seed 1
 """
 
 import contextlib
@@ -43,7 +42,7 @@ from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
-from tools.applicable.cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
+from tools.soundness.applying_cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
 from tools.soundness.case_search import Tally, find_failing
 
 NODES = "ABC"

@@ -1,1 +1,0 @@
-"""The search for approved transactions that a node cannot apply: ``python -m tools.applicable``."""

@@ -17,7 +17,6 @@ import hypothesis
 import pytest
 
 from tests.forked import NODES, close_forks, forks
-from tests.http.browser import find_browser
 from tools import cluster
 from tools.cluster import LocalNode
 from tools.java import ADVICE, find_java
@@ -29,7 +28,7 @@ hypothesis.settings.load_profile("unhurried")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-NO_SPARK, NO_BROWSER = "no Spark here: ", "no chromium found; apt-get install chromium"
+NO_SPARK = "no Spark here: "
 PROCESSES = 4  # two processors are busy then, most of the time
 SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
 SLOWEST_FIRST = (
@@ -87,10 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
-    browser = [item for item in items if item.get_closest_marker("browser")]
-    if browser and find_browser() is None:
-        for item in browser:
-            item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
     spark = [item for item in items if item.get_closest_marker("spark")]
     if spark and (reason := why_no_spark()):
         for item in spark:
@@ -144,6 +139,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
     reasons = Counter(one[2].removeprefix("Skipped: ") for one in skipped if isinstance(one, tuple))
     for reason, count in reasons.items():
-        if reason.startswith((NO_SPARK, NO_BROWSER)):
+        if reason.startswith(NO_SPARK):
             terminalreporter.section("NOTE", sep="!", red=True)
             terminalreporter.write_line(f"{count} SKIPPED: {reason}")

@@ -16,7 +16,7 @@ no call has, is about the link itself. Unknown fields are ignored, unknown opera
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
     {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
-    {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain" | "upkeep", …}
+    {"id": 7, "op": "explain" | "upkeep", …}
 
     {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
     {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
@@ -54,11 +54,11 @@ from bedrockish_journal.model.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
 CALL = "call"
-JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
+JOIN, SNAPSHOT, CHUNK, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 BEGUN = "begun"  # a key in the details of an error: the transaction was begun, and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
-QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
+QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
@@ -108,14 +108,12 @@ class Ask:
     """Ask a node about itself, a statement, or an operator's task.
 
     ``status``, ``nodes`` and ``ping`` have no arguments. ``join`` returns the facts that a new node needs. ``snapshot``
-    makes a copy of the file and returns its size and SHA-256. ``events`` returns the events of transactions after
-    ``after``. ``explain`` explains a statement, or returns its columns if ``asked`` has ``columns``. ``upkeep`` runs
-    the task in ``asked``.
+    makes a copy of the file and returns its size and SHA-256. ``explain`` explains a statement, or returns its columns
+    if ``asked`` has ``columns``. ``upkeep`` runs the task in ``asked``.
     """
 
     id: int
     op: str
-    after: int = 0
     statement: Statement | None = None
     asked: Mapping[str, Any] | None = None
 
@@ -194,8 +192,8 @@ def encode_call(call: Call) -> bytes:
             return encode_request(number, op, request, attempt_of(request), prepared, owner)
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
-        case Ask(number, op, after, statement, asked):
-            packed = {"id": number, "op": op, "after": after} | ({} if asked is None else {"asked": dict(asked)})
+        case Ask(number, op, statement, asked):
+            packed = {"id": number, "op": op} | ({} if asked is None else {"asked": dict(asked)})
             if statement is not None:
                 packed["statement"] = [statement.sql, _pack_params(statement.params)]
         case AskChunk(number, offset):
@@ -248,12 +246,12 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
         if op == EXPLAIN:
             asked = packed.get("asked")
             asked = _read_explained(asked) if isinstance(asked, Mapping) else None
-            return Ask(number, op, statement=_statement(1, packed.get("statement")), asked=asked)
+            return Ask(number, op, _statement(1, packed.get("statement")), asked)
     except UsageError as error:
         raise MalformedCallError(error.message, number) from error
     if op in QUESTIONS:
-        after, asked = packed.get("after"), packed.get("asked")
-        return Ask(number, op, after if type(after) is int else 0, None, asked if isinstance(asked, Mapping) else None)
+        asked = packed.get("asked")
+        return Ask(number, op, None, asked if isinstance(asked, Mapping) else None)
     if op == CHUNK and type(packed.get("offset")) is int:
         return AskChunk(number, packed["offset"])
     raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)

@@ -60,6 +60,11 @@ COMMANDS = {
         "statements",
         "Print which statements cost most since the nodes started: by their text, with ? for each value.",
     ),
+    "transactions": (
+        "bedrockish.cli.statements",
+        "transactions",
+        "Print the open transactions of clients, those between BEGIN and COMMIT, or end one.",
+    ),
     "verify": (
         "bedrockish.cli.verify",
         "verify",
@@ -133,7 +138,10 @@ COMMANDS = {
 GROUPS = {
     "Start": ("init", "serve", "join"),
     "Use": ("sql", "explain", "import", "export"),
-    "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
+    "Operate": (
+        *("status", "nodes", "statements", "transactions", "member"),
+        *("user", "password", "tls", "clock", "upgrade", "verify"),
+    ),
     "Data": ("backup", "restore", "changes", "export-journal", "compact"),
     "Audit": ("journal", "audit", "anchor"),
 }

@@ -80,7 +80,7 @@ def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
 @click.option("--node", metavar="NAME", help="Name of this node.")
 @click.option("--database", metavar="FILE", help="The database file; created if it does not exist.")
 @click.option("--listen", metavar="HOST:PORT", help="The address to which peers and clients connect.")
-@click.option("--http", metavar="HOST:PORT", help="The address of HTTP and the dashboard; by default none.")
+@click.option("--http", metavar="HOST:PORT", help="The address of HTTP; by default none.")
 @click.option("--cluster", metavar="NAME", help="Name of the cluster.")
 @click.option("--peer", "peers", metavar="NAME=HOST:PORT", multiple=True, help="A founding member; once for each.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other key of the configuration.")

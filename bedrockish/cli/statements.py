@@ -1,4 +1,4 @@
-"""``bedrockish statements``: the costs of clients' statements, added up over the members."""
+"""``bedrockish statements`` and ``transactions``: the costs of statements, and the transactions that are open."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,18 @@ from bedrockish.cli.member import show
 from bedrockish.cli.output import MODES
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand
+from bedrockish.errors import UsageError
 
 ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
 COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
 BY = COLUMNS[:7]
+OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # of an open transaction
+
+
+only_option = click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
+mode_option = click.option(
+    "--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain."
+)
 
 
 @click.command(cls=UrlCommand)
@@ -28,9 +36,9 @@ BY = COLUMNS[:7]
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The number of statements to print."
 )
-@click.option("--node", "only", metavar="NAME", help="At this member only; by default the sum over all members.")
+@only_option
 @click.option("--reset", is_flag=True, help="Reset the statistics afterwards; needs the role admin.")
-@click.option("--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain.")
+@mode_option
 def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
     """Print which statements cost most since the nodes started: by their text, with ? for each value.
 
@@ -38,15 +46,41 @@ def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mod
     together count as one. 'repeats' is how often it was executed again, mostly because of a conflict.
     """
     told = trio.run(everywhere, url, {"do": "statements", "reset": reset}, only)
-    missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}
-    rows = added_up({node: one for node, one in told.items() if node not in missing})
+    rows = added_up({node: one for node, one in told.items() if "unreachable" not in one})
     rows.sort(key=lambda row: -row[COLUMNS.index(by)])
     show(Rows(COLUMNS, rows[:limit]), mode)
-    for node, why in missing.items():
-        click.echo(f"{node} is not in it: {why}", err=True)
     for node, one in told.items():
         if one.get("forgotten"):
             click.echo(f"{node} has forgotten {one['forgotten']} texts that were seldom used", err=True)
+    _report_missing(told)
+
+
+@click.command(cls=UrlCommand)
+@click.option("--end", metavar="COMMAND", help="End this transaction at --node; needs the role admin.")
+@only_option
+@mode_option
+def transactions(url: str, end: str | None, only: str | None, mode: str | None) -> None:
+    """Print the open transactions of clients, those between BEGIN and COMMIT, or end one.
+
+    COMMAND is a name that the node chose, from the column of that name. The client of a transaction that was ended gets
+    an error: nothing of it happened. A COMMIT that is under way cannot be stopped.
+    """
+    if end is not None:
+        if only is None:
+            raise UsageError("--end: name the node of the transaction with --node")
+        told = trio.run(everywhere, url, {"do": "end", "command": end}, only)
+    else:
+        told = trio.run(everywhere, url, {"do": "transactions"}, only)
+        rows = [(node, *(found[name] for name in OPEN)) for node, one in told.items() for found in one.get("open", ())]
+        show(Rows(("node", *OPEN), rows), mode)
+    _report_missing(told)
+
+
+def _report_missing(told: Mapping[str, Mapping[str, Any]]) -> None:
+    """Name the members that could not be asked, and end with status 3 if there are any."""
+    missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}
+    for node, why in missing.items():
+        click.echo(f"{node} is not in it: {why}", err=True)
     if missing:
         raise SystemExit(3)
 

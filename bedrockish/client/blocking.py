@@ -321,7 +321,6 @@ class Connection:
     outcome = blocking("_client", Session.outcome)
     status = blocking("_client", Session.status)
     nodes = blocking("_client", Session.nodes)
-    events = blocking("_client", Session.events)
     explain = blocking("_client", Session.explain)
     columns = blocking("_client", Session.columns)
     schema_history = blocking("_client", Session.schema_history)

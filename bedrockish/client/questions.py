@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from bedrockish.api.requests import Params, Statement, check_params
-from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Ask, Told
+from bedrockish.api.wire import EXPLAIN, NODES, STATUS, Ask, Told
 from bedrockish.client.admin_calls import clock_time
 from bedrockish.client.calls import Calls
 from bedrockish.client.request_builder import columns_of, map_of
@@ -53,14 +53,6 @@ class QuestionCalls(Calls):
             BedrockishError: no node could be asked.
         """
         return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
-
-    async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the latest events of transactions at the connected node, after a number from an earlier reply.
-
-        Raises:
-            BedrockishError: no node could be asked.
-        """
-        return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
 
     async def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return the read and write sets that a text's statements would have at the node; change nothing.

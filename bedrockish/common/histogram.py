@@ -1,7 +1,6 @@
 """A histogram of durations for metrics, in which adding a duration costs almost no time."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -19,23 +18,3 @@ class Histogram:
         """Count a duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total += seconds
-
-
-def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return the duration, in seconds, below which a share of all durations lies; None without durations.
-
-    The durations between two bounds are taken as evenly spread.
-
-    Args:
-        counts: the counts of a histogram; a duration above the last bound counts as equal to that bound.
-        share: the share, from 0 to 1.
-    """
-    wanted = share * sum(counts)
-    if not wanted:
-        return None
-    passed, low = 0, 0.0
-    for count, high in zip(counts, BOUNDS_S, strict=False):
-        if passed + count >= wanted:
-            return low + (high - low) * (wanted - passed) / count
-        passed, low = passed + count, high
-    return BOUNDS_S[-1]

@@ -111,7 +111,7 @@ class Config:
     listen: Address  # where peers and clients connect, host:port. Port 0 takes a free one.
     cluster: str = "bedrockish"  # name of the cluster; nodes of different clusters refuse each other
     peers: Mapping[str, Address]  # the founding members and where they listen, this node included
-    http: Address | None = None  # where HTTP and the dashboard are served, host:port; None: nowhere
+    http: Address | None = None  # where HTTP is served, host:port; None: nowhere
     http_token: str = field(default="", repr=False)  # what a caller must send as a bearer token; empty: no token
     # Names of users and the hashes of their passwords; empty: no login is required.
     users: Users = field(default_factory=dict, repr=False)

@@ -1,1 +1,1 @@
-"""A node's HTTP: SQL as JSON, probes, metrics and the dashboard. Imported only when the configuration asks for it."""
+"""A node's HTTP: SQL as JSON, probes and metrics. Imported only when the configuration asks for it."""

@@ -3,15 +3,14 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from importlib.resources import files
 
 import trio
 
+from bedrockish import __version__
 from bedrockish.api.json_forms import (
     pack_answer,
     pack_value,
     read_args,
-    read_json,
     read_pairs,
     read_question,
     read_request,
@@ -22,14 +21,11 @@ from bedrockish.api.json_forms import (
 from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, part_digest
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
-from bedrockish.client.credentials import Entry
 from bedrockish.client.request_builder import new_command, with_settings_of
 from bedrockish.client.sansio.retry import only_reads
-from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
-from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster
-from bedrockish.http.guard import Admission, Guard, read_login
+from bedrockish.http.guard import Admission, Guard
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
@@ -37,9 +33,8 @@ from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
 from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.http.streamed import streamed
 from bedrockish.node.admin.troubles import not_ready
-from bedrockish.node.cluster.authentication import Credentials, Gate
+from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.event_loop import Runtime
-from bedrockish.node.rights import check_seeing, check_upkeep
 from bedrockish.node.transactions.callers import Owner, caller_of
 from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish_net.limits import Limits
@@ -49,18 +44,9 @@ logger = logging.getLogger(__name__)
 BODY_BYTES_MAX = Limits().frame_bytes_max  # the same bound as for a message of other clients
 WRITERS = trio.CapacityLimiter(2)  # threads that write JSON; each holds an answer as bytes, as rows and as text
 IN_THREAD_BYTES = 256 << 10  # longer JSON takes milliseconds, and is handled in a thread
-PAGE = {
-    "index.html": "text/html",
-    "style.css": "text/css",
-    "login.js": "text/javascript",
-    "app.js": "text/javascript",
-    "activity.js": "text/javascript",
-    "console.js": "text/javascript",
-    "tables.js": "text/javascript",
-    "diagram.js": "text/javascript",
-}
 KEY = "idempotency-key"
 OPERATIONS = (  # method, path, handler
+    ("GET", "/", "routes"),
     ("POST", "/db/execute", "execute"),
     ("POST", "/db/query", "query"),
     ("GET", "/db/query", "ask"),
@@ -70,11 +56,7 @@ OPERATIONS = (  # method, path, handler
     ("POST", "/db/transaction", "transaction"),
     ("GET", "/status", "status"),
     ("GET", "/nodes", "nodes"),
-    ("GET", "/events", "events"),
     ("GET", "/changes", "changes"),
-    ("GET", "/cluster", "cluster"),
-    ("GET", "/activity", "activity"),
-    ("POST", "/transactions/end", "end_transaction"),
     ("GET", "/readyz", "ready"),
     ("GET", "/livez", "alive"),
     ("GET", "/metrics", "metrics"),
@@ -93,12 +75,9 @@ class Routes:
     """
 
     def __init__(self, handlers: "Handlers", found: Mapping[tuple[str, str], Handler]) -> None:
-        page = _page_files()
         self._exact: dict[tuple[str, str], Handler] = dict(found)
-        self._named: dict[tuple[str, str], Handler] = {("GET", "/page/"): _Page(page).show}
+        self._named: dict[tuple[str, str], Handler] = {}
         self._gets_only: set[Handler] = {getattr(handlers, name) for name in NOT_FOR_HEAD}
-        self._exact["GET", "/"] = _Page(page, "index.html").show
-        self._exact["GET", "/favicon.ico"] = _nothing
         for method, path, name in OPERATIONS:
             start, brace, _ = path.partition("{")
             (self._named if brace else self._exact)[method, start] = getattr(handlers, name)
@@ -130,31 +109,13 @@ class Routes:
         raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
 
 
-class _Page:
-    """The files of the dashboard, or one of them."""
-
-    def __init__(self, files: Mapping[str, bytes], name: str = "") -> None:
-        self._files, self._name = files, name
-
-    async def show(self, request: Request) -> Reply:
-        """Return the requested file."""
-        name = self._name or request.name
-        if name not in self._files:
-            raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
-        kind = f"{PAGE[name]}; charset=utf-8"
-        return Reply(self._files[name], 200, {"content-type": kind, "cache-control": "no-cache"})
-
-
-def make_app(
-    node: Runtime, token: str, hosts: frozenset[str], gate: Gate, credentials: Credentials
-) -> tuple[Guard, Pipelines]:
+def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[Guard, Pipelines]:
     """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
 
     Args:
         node: the node that answers.
         token: the bearer token that callers must send; empty: none is needed.
         hosts: names under which the node may be called if callers need no login.
-        credentials: the node's credentials for links to its peers.
     """
     admission = Admission(token, gate)
     declared = DeclaredTypes(node, lambda: node.engine.schema_version)
@@ -165,24 +126,20 @@ def make_app(
         return Purse(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
 
     pipelines = Pipelines(node, declared, read_body)
-    routes = Routes(Handlers(node, gate, credentials), pipelines.routes())
+    routes = Routes(Handlers(node), pipelines.routes())
     return Guard(routes.answer, admission, hosts, node.faults.caught, purse, node), pipelines
-
-
-def _page_files() -> dict[str, bytes]:
-    folder = files("bedrockish.http") / "page"
-    return {name: (folder / name).read_bytes() for name in PAGE}
-
-
-async def _nothing(_request: Request) -> Reply:
-    return Reply(b"", 204, {})
 
 
 class Handlers:
     """The handlers of the paths."""
 
-    def __init__(self, node: Runtime, gate: Gate, credentials: Credentials) -> None:
-        self._node, self._gate, self._credentials = node, gate, credentials
+    def __init__(self, node: Runtime) -> None:
+        self._node = node
+
+    async def routes(self, _request: Request) -> Reply:
+        """Name the paths, for people who open the address in a browser."""
+        paths = sorted({f"{method} {path}" for method, path, _ in OPERATIONS if path != "/"})
+        return json_reply({"bedrockish": __version__, "paths": paths})
 
     async def query(self, request: Request) -> Reply:
         """Run statements that only read."""
@@ -267,49 +224,9 @@ class Handlers:
         """Return the part of the node's status about the members."""
         return json_reply(self._node.status()["nodes"])
 
-    async def events(self, request: Request) -> Reply:
-        """Return the messages that the node lately sent and received."""
-        check_seeing(self._node.engine.access, request.user)
-        return json_reply(self._node.events(_number(dict(_pairs(request)).get("after", "0"))))
-
     async def changes(self, request: Request) -> Reply:
         """Return the change feed, transaction by transaction."""
         return await changes(self._node, request)
-
-    async def cluster(self, request: Request) -> Reply:
-        """Return the status and the latest messages of all nodes."""
-        check_seeing(self._node.engine.access, request.user)
-        after = {}
-        for part in filter(None, dict(_pairs(request)).get("after", "").split(",")):
-            name, colon, number = part.partition(":")
-            if not colon:
-                raise UsageError(f"{part!r} should be a node and a number, such as A:17")
-            after[name] = _number(number)
-        return json_reply(await whole_cluster(self._node, after, self._entry(request)))
-
-    def _entry(self, request: Request) -> Entry:
-        """Return the credentials for links to peers: this node's, and the caller's login where logins are required."""
-        entry = self._credentials.entry()
-        if not self._gate.users:
-            return entry
-        token = request.headers.get("authorization", "").partition(" ")[2].strip()
-        user, password = (request.user, token) if token.startswith(PREFIX) else read_login(request.headers)
-        return replace(entry, user=user, password=password)
-
-    async def activity(self, request: Request) -> Reply:
-        """Return the activity of all nodes in the last hour."""
-        check_seeing(self._node.engine.access, request.user)
-        return json_reply(await whole_activity(self._node, self._entry(request)))
-
-    async def end_transaction(self, request: Request) -> Reply:
-        """End an open transaction at any node."""
-        check_upkeep(self._node.engine.access, {"do": "end"}, request.user)
-        asked = read_json(await _json_body(request))
-        names = asked if isinstance(asked, dict) else {}
-        node, transaction = names.get("node"), names.get("command")
-        if names.keys() != {"node", "command"} or not isinstance(node, str) or not isinstance(transaction, str):
-            raise UsageError('the body should be {"node": "A", "command": "…"}, as /activity shows them')
-        return json_reply(await end_transaction(self._node, node, transaction, self._entry(request)))
 
     async def alive(self, _request: Request) -> Reply:
         """Answer at once: this shows that the loop runs."""
@@ -358,12 +275,6 @@ def _by(request: Request, command: Command) -> Command:
     if request.user or statements is not command.statements:
         command = replace(command, user=request.user, statements=statements)
     return command
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise UsageError(f"{text!r} should be the number of an event; begin with 0")
-    return int(text)
 
 
 def _pairs(request: Request) -> list[tuple[str, str]]:

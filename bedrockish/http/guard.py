@@ -23,8 +23,7 @@ from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.event_loop import Runtime
 from bedrockish_net.handshake import BROKEN
 
-OPEN = ("/livez", "/", "/favicon.ico")  # paths without a login, as are the page's files: they contain no data
-OPEN_BELOW = "/page/"
+OPEN = ("/livez", "/")  # paths without a login: they contain no data
 HOST_CHARACTERS_MAX = 300  # a name has 253, and a port 5
 
 Headers = Mapping[str, str]
@@ -135,7 +134,7 @@ class Guard:
     async def _admit(self, request: Request) -> str:
         """Return the user of a request; empty at a node without logins."""
         path, headers = request.path, request.headers
-        is_open = path in OPEN or path.startswith(OPEN_BELOW)
+        is_open = path in OPEN
         if not is_open and is_foreign(headers):
             whose = headers.get("origin", "elsewhere")
             raise UsageError(f"a page of {whose} may not use this database; type the address, or ask with a program")

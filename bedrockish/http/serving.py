@@ -80,9 +80,9 @@ async def serve_http(
     host, port = listener.getsockname()[:2]
     certificate = ServerCertificate(config, credentials)
     hosts = frozenset({config.http.host, str(host)})
-    guard, pipelines = make_app(node, config.http_token, hosts, gate, credentials)
+    guard, pipelines = make_app(node, config.http_token, hosts, gate)
     scheme = "https" if config.security.encrypts else "http"
-    logger.info("HTTP and the dashboard are on %s://%s", scheme, Address(str(host), port))
+    logger.info("HTTP is on %s://%s", scheme, Address(str(host), port))
     task_status.started()
 
     async def run() -> None:

@@ -10,8 +10,6 @@ from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.waiting import WaitingNode
 
 PATIENCE_S = 10.0
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">
-<title>bedrockish</title><h1>This node waits</h1><p>{}</p>"""
 
 
 async def serve_waiting(config: Config, credentials: Credentials, node: WaitingNode) -> None:
@@ -44,9 +42,6 @@ def answer(path: str, node: WaitingNode) -> tuple[int, str, bytes]:
     if path == "/metrics":
         lines = "".join(f'bedrockish_trouble{{code="{one["code"]}"}} 1\n' for one in told["troubles"])
         return 200, "text/plain; version=0.0.4", f"# TYPE bedrockish_trouble gauge\n{lines}".encode()
-    if path == "/":
-        text = refusal.message.replace("&", "&amp;").replace("<", "&lt;")
-        return 503, "text/html", PAGE.format(text).encode()
     return 503, kind, _json({"code": refusal.code, "message": refusal.message, "details": {}})
 
 

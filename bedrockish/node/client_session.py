@@ -64,9 +64,6 @@ class Submits(Protocol):
     def status(self) -> dict[str, Any]:
         """Return the node's status; its ``nodes`` maps each member's name to the facts about it."""
 
-    def events(self, after: int) -> dict[str, Any]:
-        """Return the node's latest messages sent and received, after the number from an earlier reply."""
-
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only.
 
@@ -480,11 +477,9 @@ async def _reply(
             return wire.Told(number, None) if answer is None else wire.Answered(number, answer)
         case wire.AskChunk(number, offset):
             return wire.Told(number, await loan.chunk(offset))
-        case wire.Ask(number, op, after, statement, asked):
+        case wire.Ask(number, op, statement, asked):
             if op == wire.EXPLAIN and statement is not None:
                 return wire.Told(number, await node.explain(statement, user, columns=asked is not None))
-            if op == wire.EVENTS:
-                return wire.Told(number, node.events(after))
             if op == wire.JOIN:
                 return wire.Told(number, await loan.donor.facts())
             if op == wire.SNAPSHOT:

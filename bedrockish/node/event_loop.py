@@ -34,7 +34,6 @@ from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
-from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
@@ -115,7 +114,6 @@ class Runtime:
         self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
         self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)
         self.callers: set[Caller] = set()  # the connections of HTTP
-        self.watch = TraceBuffer(self.core.state)
         self.publisher = Publisher(engine, self.core.state)
         self._inbox: deque[on.Event] = deque()
         self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
@@ -292,10 +290,6 @@ class Runtime:
         """Return this node's status."""
         return self.reports.status()
 
-    def events(self, after: int) -> dict[str, Any]:
-        """Return the messages lately sent and received."""
-        return self.watch.read(after)
-
     def _compare_rows(self, transaction: Transaction) -> str | None:
         """Return why a transaction's rows differ from ours, or an empty text; None while a thread compares them."""
         compare = (
@@ -355,7 +349,6 @@ class Runtime:
                 ("watching open transactions", self.transactions.watch),
                 ("watching background workers", self.workers.watch),
                 ("shortening the journal", self.upkeep.watch),
-                ("keeping the last hour", self.reports.activity.watch),
                 ("watching memory", partial(watch_memory, self)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
@@ -417,8 +410,6 @@ class Runtime:
             event = self._take(number)
             if event is None:
                 break
-            if self.watch.is_on:
-                self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):
                 self.output.log(event)
             yield from self._perform(self.core.step(event, now))
@@ -452,8 +443,6 @@ class Runtime:
 
     def _do(self, effect: do.Effect, following: deque[on.Event]) -> None:
         engine = self.engine
-        if self.watch.is_on:
-            self.watch.note(effect)
         match effect:
             case do.Send(peer, message, early):
                 self.output.send(peer, message, early)

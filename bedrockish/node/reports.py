@@ -1,17 +1,14 @@
-"""The reports of a node about itself: its status, and its last hour of activity."""
+"""The reports of a node about itself: its status, its statements and its open transactions."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bedrockish.common.histogram import Histogram
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
-from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.engine import Engine
-from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.retention import Upkeep
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.troubles import Troubles
@@ -58,10 +55,9 @@ class Reports:
         self.latency = Histogram()  # the times from requests to their answers
         # The slow statements, and the counts of all statements.
         self.statements = StatementStatistics(node.config.log.slow_ms / 1000)
-        self.activity = Activity(self._counted, self.latency)  # the last hour
         node.transactions.on_ran = self.statements.note
         orders, transactions = node.upkeep.orders, node.transactions
-        orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order
+        orders["transactions"], orders["end"] = transactions.list_by_order, transactions.end_by_order
         orders["statements"], orders["lease"] = self.statements.order, transactions.programs.lease
 
     def status(self) -> dict[str, Any]:
@@ -82,20 +78,3 @@ class Reports:
         troubles = self._troubles.look(told, time.monotonic())
         worst = next((one["text"] for one in troubles if one["useless"]), None)
         return {**told, "trouble": worst, "troubles": troubles}
-
-    def _counted(self) -> tuple[int, int]:
-        """Return the numbers of transactions that this node has led to a commit, and of conflicts that voters
-        reported.
-        """
-        node = self._node
-        return node.counts["commits_led"], other_counts(node.core.state.counts).get("rejected_for", 0)
-
-    async def describe_activity(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last hour of activity, slow statements, open transactions, and the sizes of the node's file."""
-        node = self._node
-        return {
-            **self.activity.describe(),
-            "slow": self.statements.slow(),
-            "transactions": node.transactions.describe(),
-            "sizes": sizes(node.config.database, node.engine.journal.rough_bytes),
-        }

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bedrockish.api.requests import RAISE, USER_ACTIONS, USER_PASSWORD, MemberChange
-from bedrockish.api.wire import EVENTS, JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Execute, Step
+from bedrockish.api.wire import JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Execute, Step
 from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import ForbiddenError
 from bedrockish_journal.model.membership import ADMIN, READER
 
-UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest", "anchor"})  # they show data, and change nothing
+UPKEEP_OF_READERS = frozenset({"transactions", "statements", "digest", "anchor"})  # they show data, and change nothing
 
 
 def check_call(access: Access, call: Call, user: str) -> None:
@@ -26,8 +26,6 @@ def check_call(access: Access, call: Call, user: str) -> None:
             rights.require(ADMIN, "this copies the whole file")
         case Ask(_, op) if op in (JOIN, SNAPSHOT):
             rights.require(ADMIN, "this copies the whole file" if op == SNAPSHOT else "this lets a node in")
-        case Ask(_, op) if op == EVENTS:
-            check_seeing(access, user)
         case Ask(_, op, asked=asked) if op == UPKEEP:
             check_upkeep(access, asked or {}, user)
         case Step(_, _, op) if op == SETTLE:
@@ -50,15 +48,6 @@ def check_call_by_token(call: Call) -> None:
         case _:
             return
     raise ForbiddenError(f"a token {what}, for it ends and they would not; come with a password or a certificate")
-
-
-def check_seeing(access: Access, user: str) -> None:
-    """Check that a user may see the nodes' messages and activity, which contain keys and statements.
-
-    Raises:
-        ForbiddenError: the user may not.
-    """
-    access.require(user, READER, "what nodes say and do has data in it")
 
 
 def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:

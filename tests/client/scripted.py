@@ -50,9 +50,6 @@ class ScriptedNode:
     def status(self) -> dict[str, Any]:
         return {"node": self.name, "nodes": {self.name: {"address": f"127.0.0.1:{self.port}"}}}
 
-    def events(self, after: int) -> dict[str, Any]:
-        return {"node": self.name, "last": after, "events": []}
-
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         return [{"sql": statement.sql, "kind": "read", "ids": False, "reads": ["table t: 1"], "writes": []}]
 

@@ -165,7 +165,7 @@ def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: Lo
     with as_user(cluster, "will") as will, as_user(cluster, "rita") as rita:
         tx = will.begin()
         tx.execute(PAY)
-        shown = run(rita._client.upkeep, {"do": "activity"})["transactions"]
+        shown = run(rita._client.upkeep, {"do": "transactions"})["open"]
         assert [tx.command in str(one) for one in shown] == [False]
         assert tx.command not in str(rita.status())
         with pytest.raises(CommandIdError):
@@ -179,7 +179,7 @@ def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: Lo
         tx = will.begin()
         tx.execute(PAY)
         with as_user(cluster, "adam") as adam:
-            (open_,) = run(adam._client.upkeep, {"do": "activity"})["transactions"]
+            (open_,) = run(adam._client.upkeep, {"do": "transactions"})["open"]
             run(adam._client.upkeep, {"do": "end", "command": open_["command"]})
         with pytest.raises(UnavailableError, match="an operator has ended"):
             tx.commit()

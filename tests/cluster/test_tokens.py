@@ -161,18 +161,6 @@ def test_nothing_that_outlives_a_token_is_done_with_one(cluster: LocalCluster, m
         db.execute("SELECT 1")
 
 
-def test_a_nodes_page_asks_the_others_with_the_token(cluster: LocalCluster, mara: str) -> None:
-    """The token is a browser's password or a bearer token."""
-    token = _token_of(cluster, "mara")
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{cluster.nodes[0].http_port}/cluster", headers={"Authorization": f"Bearer {token}"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        found = json.loads(reply.read())
-    for told in (found, Caller(cluster, 1, "mara", token).post("/cluster", None)):
-        assert {name: facts.get("error") for name, facts in told["nodes"].items()} == dict.fromkeys("ABC")
-
-
 async def test_link_and_open_transaction_end_when_the_token_expires(cluster: LocalCluster, mara: str) -> None:
     """A row that an open transaction of a token's has locked is free a moment after the token has ended."""
     token = _token_of(cluster, "mara", 5)

@@ -1,6 +1,8 @@
 """Interactive transactions over three real nodes: statements, many at once, lost nodes and lost answers."""
 
+import csv
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, until
+from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
@@ -73,7 +76,7 @@ async def test_begin_goes_with_the_first_statement(cluster: LocalCluster) -> Non
 
         async def is_open(tx: Transaction) -> bool:
             assert tx.command
-            return bool((await client.upkeep({"do": "activity"}))["transactions"])
+            return bool((await client.upkeep({"do": "transactions"}))["open"])
 
         async with client.transaction() as tx:
             assert not await is_open(tx)
@@ -376,3 +379,25 @@ async def test_rollback_of_a_lost_transaction_ends_its_block_without_an_error(cl
                 await tx.execute("UPDATE lost SET n = 2")
             await tx.rollback()
         assert (await client.execute("SELECT n FROM lost", read="strict")).value() == 1
+
+
+async def test_operator_lists_and_ends_an_open_transaction(cluster: LocalCluster) -> None:
+    """The client learns that its transaction did not happen, and no row of it stays."""
+    await ready(cluster)
+
+    async def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return await trio.to_thread.run_sync(program, "transactions", cluster.url(), *arguments)
+
+    async with open_client(cluster.url(1, only=True)) as client:
+        await client.execute("CREATE TABLE held(id INTEGER PRIMARY KEY)")
+        tx = await client.begin()
+        await tx.execute("INSERT INTO held VALUES (1)")
+        (_, row) = csv.reader((await run("--mode", "csv")).stdout.splitlines())
+        node, command, *_, changed, statement = row
+        assert (node, changed, statement) == ("B", "1", "INSERT INTO held VALUES (1)")
+        assert "name the node" in (await run("--end", command)).stderr
+        assert "no such open" in (await run("--end", command, "--node", "A")).stderr
+        assert (await run("--end", command, "--node", "B")).returncode == 0
+        with pytest.raises(UnavailableError, match="an operator has ended the transaction; it did not happen"):
+            await tx.commit()
+        assert (await client.execute("SELECT count(*) FROM held", read="strict")).value() == 0

@@ -4,7 +4,6 @@
 """
 
 import errno
-import json
 import os
 import re
 import resource
@@ -45,7 +44,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "trouble-states.md"
 COMING_AND_GOING = frozenset({"safe_time", "in_doubt", "node_behind", "behind", "node_slow", "disk_filling"})
 HEAD = (
     "| state of C | `status` of C | `status` of the others | mode of C in `nodes` | `/livez` of C | `/readyz` of C "
-    "| `/readyz` of the others | alerts | dashboard of A |"
+    "| `/readyz` of the others | alerts |"
 )
 ROWS = ("<!-- states -->\n\n", "\n\n<!-- end of states -->")
 REMEDIES = ("<!-- remedies -->\n\n", "\n\n<!-- end of remedies -->")
@@ -85,7 +84,6 @@ class Seen(NamedTuple):
     readyz: str
     others_readyz: str
     alerts: str
-    dashboard: str
 
 
 class View:
@@ -139,14 +137,6 @@ class View:
         assert all(f'code="{code}"' in rules for code in found)
         return found - self._hidden
 
-    def dashboard(self, index: int, *, is_silent: bool) -> set[str]:
-        """Return the troubles that the node sends to its dashboard."""
-        status, body = self.get(index, "/cluster", is_silent=is_silent)
-        if status == "no answer":
-            return set()
-        nodes = json.loads(body)["nodes"].values()
-        return {code for one in nodes for code in self.codes(one.get("status")) or ()}
-
     async def until(self, own: set[str] | None, others: set[str] | None) -> Seen:
         """Wait until C and the others tell these troubles; return all views, which agree."""
 
@@ -177,8 +167,6 @@ class View:
                 found = self.alerts(index)
                 assert found == codes
                 alerts |= found
-        dashboard = self.dashboard(self.other, is_silent=others is None)
-        assert dashboard >= (others or set())
         return Seen(
             shown(own),
             shown(others),
@@ -187,7 +175,6 @@ class View:
             ready_of[2],
             ready_of[self.other],
             shown(alerts),
-            shown(dashboard) if others is not None else "no answer",
         )
 
 

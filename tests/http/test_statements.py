@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from bedrockish.client.blocking import connect
 from bedrockish.errors import BedrockishError
-from bedrockish.node.scheduling.statement_statistics import (
-    HOUR_S,
-    REFUSED,
-    SENT_MAX,
-    TEXTS_MAX,
-    Ran,
-    StatementStatistics,
-)
+from bedrockish.node.scheduling.statement_statistics import REFUSED, SENT_MAX, TEXTS_MAX, Ran, StatementStatistics
 from bedrockish.sqltext.normalised import CHARACTERS_MAX, TOKENS_MAX, normalised
 from tests.forked import program
 from tools.cluster import LocalCluster
@@ -86,21 +79,16 @@ def test_memory_is_bounded_and_the_seldom_ones_go() -> None:
     assert kept.describe() == {"since_ms": 0, "forgotten": 0, "found": []}
 
 
-def test_slow_statements_are_summed_up_for_an_hour() -> None:
-    now = [100.0]
-    kept = StatementStatistics(0, lambda: now[0])
+def test_repeats_results_and_errors_are_summed_up() -> None:
+    kept = StatementStatistics(0)
     kept.note(["SELECT  1\n"], Ran(0.5))
     kept.note(["SELECT 2"], Ran(1.5, attempts=3, result_bytes=10))
     kept.note(["SELECT a"], QUICK)
     kept.note([], Ran(0.7, failed=True))
-    first, second = kept.slow()
-    assert (first["sql"], first["times"], first["longest_ms"], first["total_ms"]) == ("SELECT ?", 2, 1500, 2000)
-    assert second["sql"] == "COMMIT"
     found = {one["sql"]: one for one in kept.describe()["found"]}
     assert (found["SELECT ?"]["repeats"], found["SELECT ?"]["result_bytes"]) == (2, 10)
+    assert (found["SELECT ?"]["longest_ms"], found["SELECT ?"]["total_ms"]) == (1500, 2000)
     assert found["COMMIT"]["errors"] == 1
-    now[0] += HOUR_S + 1
-    assert kept.slow() == []
 
 
 @pytest.mark.cluster

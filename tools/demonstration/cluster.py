@@ -34,7 +34,7 @@ async def prepare(console: Console, cluster: LocalCluster, database: Path, run: 
     """Wait for the nodes, load the database through them and open the accounts."""
     await cluster.wait_all_ready()
     console.print("[bold]1.[/] three nodes are up: " + ", ".join(f"{n.name} at {n.port}" for n in cluster.nodes))
-    console.print(f"   look at them in a browser: http://127.0.0.1:{cluster.nodes[0].http_port}/")
+    console.print(f"   metrics and status: http://127.0.0.1:{cluster.nodes[0].http_port}/metrics")
     began = time.monotonic()
     with console.status("loading") as status:
         async with open_client(cluster.url(options="/?timeout=30")) as client:

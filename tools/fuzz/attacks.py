@@ -301,7 +301,7 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"do": "clock", "set": "default"},
     {"do": "hold", "name": "reader", "after": None, "release": True},
     {"do": "prune", "older_than_s": 1e6, "larger_than_mb": 1e6, "force": False},
-    {"do": "activity"},
+    {"do": "transactions"},
     {"do": "end", "command": "c"},
     {"do": "statements", "reset": False},
     {"do": "lease", "table": "t", "above": 5, "count": 3},

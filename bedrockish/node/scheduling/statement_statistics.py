@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # normalised texts with statistics
 SENT_MAX = 2_000  # texts as sent, with their normalised texts, in the cache
-SLOW_S, HOUR_S = 0.1, 3600.0
-TOLD_MAX = 50  # slow texts in a report
 REFUSED = "(refused: what is no SQL, or may not be said)"
 
 
@@ -36,11 +34,6 @@ class Statistics:
     # ``total_s`` and ``longest_s``: seconds from arrival to answer, in all and at most.
     total_s: float = 0.0
     longest_s: float = 0.0
-    # ``slow``, ``slow_s`` and ``slow_at``: how often it took a tenth of a second or more, the seconds of these calls in
-    # all, and the time of the last such call.
-    slow: int = 0
-    slow_s: float = 0.0
-    slow_at: float = 0.0
     last: float = 0.0  # the time of its last answer
 
 
@@ -87,10 +80,8 @@ class StatementStatistics:
         one.repeats += ran.attempts - 1
         one.result_bytes += ran.result_bytes
         one.total_s += took_s
-        one.last = now = self._clock()
+        one.last = self._clock()
         one.longest_s = max(one.longest_s, took_s)
-        if took_s >= SLOW_S:
-            one.slow, one.slow_s, one.slow_at = one.slow + 1, one.slow_s + took_s, now
         if took_s >= self._slow_log_s:
             self._log(sent, ran)
 
@@ -187,21 +178,6 @@ class StatementStatistics:
         self._since, self.forgotten = self._clock(), 0
         self._found.clear()
         self._sent.clear()
-
-    def slow(self) -> list[dict[str, Any]]:
-        """Return the texts that were slow within the last hour, the texts first whose slow calls took most time."""
-        now = self._clock()
-        found = [(name, one) for name, one in self._found.items() if one.slow and now - one.slow_at <= HOUR_S]
-        return [
-            {
-                "sql": name,
-                "times": one.slow,
-                "longest_ms": round(1000 * one.longest_s),
-                "total_ms": round(1000 * one.slow_s),
-                "ago_ms": round(1000 * (now - one.slow_at)),
-            }
-            for name, one in sorted(found, key=lambda item: -item[1].slow_s)[:TOLD_MAX]
-        ]
 
 
 def _shown(texts: Sequence[str], ran: Ran) -> str:

@@ -187,11 +187,11 @@ class Transactions:
 
     # -- what operators do -----------------------------------------------------------------------------------------
 
-    def describe(self) -> list[dict[str, Any]]:
+    async def list_by_order(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the open transactions, the oldest first, as plain values."""
         now = time.monotonic()
         found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
-        return [one.described(now) for one in found]
+        return {"open": [one.described(now) for one in found]}
 
     async def end_by_order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """End an open transaction; its client gets an error that it did not happen.

@@ -10,16 +10,63 @@ python -m tools.mutations [--seconds S] [NAME ...]
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bedrockish.core.protocol.messages import WIRE
 from tools.editing import Fault, in_force
-from tools.modelcheck import hunt as model
 from tools.modelcheck.guided import ALL
+from tools.modelcheck.place import EARLY
+from tools.modelcheck.way import search
 from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
 CONTROL_S = 10.0  # seconds at least for which a scope is gone through without a fault
+# The faults that edit the simulator's driver: the messages that the driver of the model check sends too early instead.
+IN_THE_DRIVER = {
+    "reply before durable": frozenset({"Reply"}),
+    "messages before durable": frozenset(kind.__name__ for kind, _ in WIRE.values()),
+    "COMMIT before durable": frozenset({"Commit"}),
+}
+# The scopes that detect a fault quickly. Other faults are looked for in worlds.
+SCOPES = {
+    "quorum less one": "meet-3",
+    "plain majority at 7": "orphans-7",
+    "reply before durable": "sync-3",
+    "messages before durable": "sync-3",
+    "COMMIT before durable": "sync-3",
+    "no test 3": "meet-3",
+    "no test 4": "meet-3",
+    "no test of its own": "meet-3",
+    "after ignored": "meet-3",
+    "COMMIT ahead of a gap counts": "gap-3",
+    "repeat rewrites rows": "recover-3",
+    "no command key": "retry-elsewhere-3",
+    "holds without tests": "recover-3",
+    "judged by one": "recover-3",
+    "rolled back told early": "recover-rollback-3",
+    "ballot 1 over a higher one": "recover-rollback-3",
+    "votes are volatile": "restarts-3",
+    "waiting goes on after a rollback": "rollback-3",
+    "rollbacks dropped": "again-3",
+    "base not covered": "uncovered-3",
+    "no test 5": "given-up-5",
+    "exclusion ignores what is known": "known-end-5",
+    "leader counts after its promise": "promised-5",
+    "BEGIN before its vote at five": "forgotten-5",
+    "BEGIN before its ceiling": "same-clock-3",
+    "BEGIN before its base": "lost-base-3",
+    "votes after its promise": "late-vote-5",
+    "promises below its promise": "two-ballots-5",
+    "cut is volatile": "cut-3",
+    "acceptances are volatile": "restarted-acceptor-3",
+    "the lowest accepted ballot wins": "restarted-acceptor-3",
+    "accepted rollbacks are volatile": "partial-rollback-3",
+    "acceptances of other ballots count": "two-recoverers-3",
+    "promises of other ballots count": "two-recoverers-3",
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +78,7 @@ class Catch:
     law: str  # the broken law, or an empty text
     seconds: float  # the processor time, including the run without the fault
     unsound: str = ""  # the law that broke without the fault, so that the result proves nothing; else an empty text
+    way: tuple[str, ...] = ()  # the shortest way through a scope to the broken law, event by event
 
 
 class Hunter:
@@ -47,21 +95,22 @@ class Hunter:
 
     def hunt(self, name: str) -> Catch:
         """Look for one fault where it is known to show."""
-        return self.in_scope(name, model.SEEN[name]) if name in model.SEEN else self.in_worlds(FAULTS[name])
+        return self.in_scope(name, SCOPES[name]) if name in SCOPES else self.in_worlds(FAULTS[name])
 
     def in_scope(self, name: str, scope: str) -> Catch:
         """Go through a scope of the model check."""
         began = time.process_time()
-        found = model.hunt(name, (scope,), self.seconds)
-        unsound = self._control(scope, CONTROL_S + found.report.seconds) if found is not None else ""
-        law = found.report.law if found is not None and not unsound else ""
-        return Catch("model check", f"`{scope}`", law, time.process_time() - began, unsound)
+        with _in_scopes(name):
+            report, way = search(ALL[scope], self.seconds)
+        unsound = self._control(scope, CONTROL_S + report.seconds) if report.law else ""
+        law = "" if unsound else report.law
+        return Catch("model check", f"`{scope}`", law, time.process_time() - began, unsound, way)
 
     def _control(self, scope: str, seconds: float) -> str:
         """Explore a scope with all rules in force; return the broken law, or an empty text."""
         known = self._controls.get(scope)
         if known is None or known[0] < seconds:
-            report, _ = model.search(ALL[scope], seconds)
+            report, _ = search(ALL[scope], seconds)
             story = f"{scope}: {report.law}: {report.story}" if report.law else ""
             known = self._controls[scope] = (float("inf") if report.exhausted else seconds, story)
         return known[1]
@@ -85,6 +134,17 @@ class Hunter:
         return Catch("simulator", f"{seed} worlds", "", time.process_time() - began, unsound)
 
 
+@contextmanager
+def _in_scopes(name: str) -> Iterator[None]:
+    """Apply a fault to the model check inside the block."""
+    EARLY.update(IN_THE_DRIVER.get(name, ()))
+    try:
+        with in_force(FAULTS[name]):
+            yield
+    finally:
+        EARLY.clear()
+
+
 def options_of(seed: int, fault: Fault) -> Options:
     """Return a world in which a fault may show."""
     options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
@@ -102,6 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=300, help="the most seconds of processor time for each fault (300)"
     )
+    parser.add_argument("--ways", action="store_true", help="print the way to each law that broke in a scope")
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in FAULTS]
     if unknown:
@@ -115,6 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         catches.append(catch)
         law = catch.law or "**not caught**"
         print(f"| {name} | {catch.by} | {catch.where} | {catch.seconds:.1f} | {law} |", flush=True)
+        for line in catch.way if chosen.ways else ():
+            print("   ", line)
     missed = sum(not catch.law for catch in catches)
     unsound = [catch.unsound for catch in catches if catch.unsound]
     print(f"\n{len(names)} faults, {missed} not caught, {time.process_time() - began:.0f} s of a processor")

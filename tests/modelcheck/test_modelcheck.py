@@ -10,10 +10,11 @@ from tools.modelcheck.explore import Explorer, ScriptError
 from tools.modelcheck.facts import Facts
 from tools.modelcheck.frozen import freeze, key_of, thaw
 from tools.modelcheck.guided import ALL
-from tools.modelcheck.hunt import SEEN, hunt, search
 from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
+from tools.modelcheck.way import search
+from tools.mutations import SCOPES, Hunter
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {
@@ -158,17 +159,15 @@ def test_thawed_node_equals_the_frozen_one_and_shares_no_state() -> None:
 )
 def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
     """The report has the shortest way to the broken law, event by event."""
-    found = hunt(fault, (scope,), NO_END)
-    assert found is not None
-    assert found.report.law == law
+    found = Hunter(NO_END, 0).in_scope(fault, scope)
+    assert found.law == law
     assert found.way
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", SEEN)
+@pytest.mark.parametrize("fault", SCOPES)
 def test_fault_is_detected_in_its_scope(fault: str) -> None:
-    """``SEEN`` names a scope in which this search detects the fault."""
-    assert hunt(fault, (SEEN[fault],), 600) is not None
+    assert Hunter(600, 0).in_scope(fault, SCOPES[fault]).law
 
 
 @pytest.mark.parametrize(
@@ -223,22 +222,16 @@ def test_a_law_that_breaks_in_the_prefix_is_told(monkeypatch: pytest.MonkeyPatch
     """The reported way is the script up to that step."""
     prefix = ("A submits", "B submits", "C hears A", "C hears B", "A hears C", "B hears C", "C hears A")
     monkeypatch.setitem(ALL, "small", Scope("", 3, MEET, Limits(), prefix=prefix))
-    found = hunt("no test 4", ("small",), NO_END)
-    assert found is not None
-    assert found.report.law
+    found = Hunter(NO_END, 0).in_scope("no test 4", "small")
+    assert found.law
     assert found.way == prefix[: len(found.way)]
 
 
-def test_command_line_lists_scopes_and_shows_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    """It lists scopes, tells the way to a fault, and says so with its exit status."""
+def test_command_line_lists_and_searches_scopes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert "orphans-7" in capsys.readouterr().out
     assert main(["chain-3", "--seconds", "1000"]) == 0
     assert "| all |" in capsys.readouterr().out
-    assert main(["meet-3", "--fault", "quorum less one"]) == 0
-    assert "neither has seen the other" in capsys.readouterr().out
-    assert main(["chain-3", "--fault", "strict reads skip the majority", "--seconds", "1000"]) == 1
-    assert "NOT SEEN" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["no-such-scope"])
     assert "there is meet-3" in capsys.readouterr().err

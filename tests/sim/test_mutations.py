@@ -109,8 +109,9 @@ def test_all_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_summary_names_the_catcher_of_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
     """The summary has a line for each fault, and says at the end that all were detected."""
-    assert main(["quorum less one", "learners vote"]) == 0
+    assert main(["quorum less one", "learners vote", "--ways"]) == 0
     told = capsys.readouterr().out
+    assert "A: submit" in told
     assert "| quorum less one | model check | `meet-3` |" in told
     assert "| learners vote | simulator | seed " in told
     assert "2 faults, 0 not caught" in told

@@ -6,8 +6,16 @@ from itertools import pairwise
 from bedrockish.core.describe import Printer
 from bedrockish.core.protocol.messages import decode
 from bedrockish_journal.model.transaction import Txid
-from tools.modelcheck.explore import Explorer, State
+from tools.modelcheck.explore import Explorer, Report, State
 from tools.modelcheck.nodes import BrokenError
+from tools.modelcheck.scopes import Scope
+
+
+def search(scope: Scope, seconds: float) -> tuple[Report, tuple[str, ...]]:
+    """Search a scope, and return the report and the way to a broken law, which is empty if no law broke."""
+    explorer = Explorer(scope)
+    report = explorer.search(seconds)
+    return report, tuple(way_to_fault(explorer)) if report.law else ()
 
 
 def way_to_fault(explorer: Explorer) -> list[str]:

@@ -112,19 +112,9 @@ class Connection:
         self._client.belong(what, cluster_id)
 
     @property
-    def last_insert_rowid(self) -> int:
-        """Rowid of the row that this session has inserted last; 0 before its first INSERT."""
-        return self._client.values.last_insert_rowid
-
-    def copy_values(self) -> SessionValues:
-        """Return a copy of the values of ``last_insert_rowid()`` and its like in this session."""
-        return replace(self._client.values)
-
-    def restore_values(self, values: SessionValues) -> None:
-        """Set the values of ``last_insert_rowid()`` and its like to those of a copy."""
-        own = self._client.values
-        own.last_insert_rowid, own.changes = values.last_insert_rowid, values.changes
-        own.total_changes, own.settings = values.total_changes, values.settings
+    def values(self) -> SessionValues:
+        """The values of ``last_insert_rowid()`` and its like in this session."""
+        return self._client.values
 
     def leave_node(self) -> None:
         """Move to another node, if there is one."""

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
-from bedrockish.api.requests import Params, Result, Rows
+from bedrockish.api.requests import Params, Rows
 from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
+
+if TYPE_CHECKING:
+    from bedrockish.local.transactions import LocalTransaction
 
 
 class BlockingTransaction:
@@ -31,9 +34,14 @@ class BlockingTransaction:
         found = self._opened.run_plain(sql, params, timeout)
         return found if found is not None else run(self._opened.execute, sql, params, timeout=timeout)
 
-    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run before; see ``Transaction.run_again``."""
-        return self._opened.run_again(sql, values)
+    @property
+    def here(self) -> "LocalTransaction | None":
+        """The transaction as it is open in this process; see ``Transaction.here``."""
+        return self._opened.here
+
+    def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:
+        """Raise the error of a statement that ``one`` has run; see ``Transaction.fail``."""
+        self._opened.fail(one, error)
 
     executemany = blocking("_opened", Transaction.executemany)
 

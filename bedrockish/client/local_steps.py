@@ -108,7 +108,7 @@ class LocalSteps:
             return Told(0, await session._in_place(found.columns, what.statement))
         if what.op == ROLLBACK and self.transactions.is_inherited(what.request.command):
             return Answered(0, Answer(NOTHING, Token()))  # it goes on in the parent process
-        one = self._find(what.request.command)
+        one = self.find(what.request.command)
         if what.op == BEGIN and one is None:
             one = await self._begin(what.request)
         if one is None:
@@ -123,7 +123,7 @@ class LocalSteps:
         assert what.op in (BEGIN, STATEMENTS)
         return await self._statements(one, what, timeout_s)
 
-    def _find(self, command: str) -> LocalTransaction | None:
+    def find(self, command: str) -> LocalTransaction | None:
         """Return the transaction of a command if it is open in this process."""
         found = self.transactions.find(command)
         if found is None and self.transactions.is_inherited(command):
@@ -254,7 +254,7 @@ class LocalSteps:
         Raises:
             BedrockishError: see ``Transaction.run``.
         """
-        one = self._find(command)
+        one = self.find(command)
         if one is None:
             return None
         try:
@@ -265,37 +265,19 @@ class LocalSteps:
             raise closed() from error
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
-    def run_again(self, command: str, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run in this process before, in this thread; None: ``run_plain`` must run it.
+    def run_at_once(self, one: LocalTransaction, statement: Statement) -> Result | None:
+        """Run a statement in this thread; return None if it needs ids or the node: ``run_here`` must run it.
 
-        The errors are those of ``Transaction.run``.
+        The errors are those of ``LocalTransaction.run``; the caller gets those of ``explained``.
         """
-        one = self.transactions.find(command)
-        return None if one is None else self._at_once(one, lambda: one.run_again(sql, values))
-
-    def run_plain(self, command: str, statement: Statement) -> Result | None:
-        """Run a statement that does not depend on the session in this thread, and return its result.
-
-        Return None if ``run_here`` must run it: the transaction is not open here, or the statement needs ids or the
-        node, and had no effect. The errors are those of ``Transaction.run``.
-        """
-        one = self._find(command)
-        if one is None or one.keeps_rows:
-            return None
-        return self._at_once(one, lambda: one.run(statement, is_plain=True))
-
-    def _at_once(self, one: LocalTransaction, run: Callable[[], Result | None]) -> Result | None:
+        params = statement.params
         try:
-            return run()
+            known = None if isinstance(params, dict) else one.run_again(statement.sql, tuple(params or ()))
+            return one.run(statement) if known is None else known
         except (IdsNeededError, NodeNeededError):
             return None
-        except BedrockishError as error:
-            told = self._explained(one, error, 0)
-            if told is error:
-                raise
-            raise told from error
 
-    def _explained(self, one: LocalTransaction, error: BedrockishError, place: int) -> BedrockishError:
+    def explained(self, one: LocalTransaction, error: BedrockishError, place: int = 0) -> BedrockishError:
         """Return the error that the caller gets for the statement at a place; forget a transaction that is over."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
@@ -335,7 +317,7 @@ class LocalSteps:
             except NodeNeededError as error:
                 return [*results, *await self._move(one, step(), place, error, timeout_s)]
             except BedrockishError as error:
-                told = self._explained(one, error, place)
+                told = self.explained(one, error, place)
                 if told is not error:
                     raise told from error
                 if begins and isinstance(error, UsageError):

@@ -10,9 +10,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from bedrockish.api.requests import Params, Request, Result, Rows, Statement, check_params, check_timeout, rows_of
+from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, seen, with_values
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import trio
 
     from bedrockish.client.local_steps import LocalSteps
+    from bedrockish.local.transactions import LocalTransaction
 
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
@@ -155,41 +156,37 @@ class Transaction:
             self._is_begun = local.begin_at_once(self.command, options.read, options.isolation, seconds)
             if not self._is_begun:
                 return None
+        one = local.find(self.command)
+        if one is None or one.keeps_rows:
+            return None
         try:
-            result = local.run_plain(self.command, statement)
+            result = local.run_at_once(one, statement)
         except BaseException as error:
-            self._note(STATEMENTS, error)
-            raise
+            self.fail(one, error)
         if result is None:
             return None
         rows = Rows(result.columns, result.rows, result.rowcount, result.lastrowid)
         return seen([rows], options.values)[0]
 
-    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run in this process before, in less time than ``run_plain``, and return its result.
+    @property
+    def here(self) -> "LocalTransaction | None":
+        """The transaction as it is open in this process, for ``LocalTransaction.run_again``; None if it is elsewhere.
 
-        Return None if it was not run, and ``run_plain`` or ``run`` must run it.
-
-        Args:
-            sql: the text.
-            values: parameters that SQLite stores without conversion.
-
-        Raises:
-            BedrockishError: see ``run``.
+        It stays valid until a statement of another kind has run: one may change a setting of the session.
         """
         local, options = self._local, self._options
-        if local is None or not (self._is_begun and self._is_open) or options.temporary.asked:
+        if local is None or not (self._is_begun and self._is_open):
             return None
-        if options.values.settings or not is_plain(sql):
-            return None
-        try:
-            result = local.run_again(self.command, sql, values)
-        except BaseException as error:
-            self._note(STATEMENTS, error)
-            raise
-        if result is not None:
-            options.values.see((result,))
-        return result
+        return None if options.temporary.asked or options.values.settings else local.find(self.command)
+
+    def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:
+        """Note the error of a statement that ``one`` has run, and raise it as the caller gets it."""
+        assert self._local is not None
+        told = self._local.explained(one, error) if isinstance(error, BedrockishError) else error
+        self._note(STATEMENTS, told)
+        if told is error:
+            raise error
+        raise told from error
 
     async def _run_here(
         self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None

@@ -501,7 +501,7 @@ class Connection:
             return None
         lastrowid = None
         if done.rowcount >= 0 and inserts(sql):
-            lastrowid = link.last_insert_rowid if done.lastrowid is None else done.lastrowid
+            lastrowid = link.values.last_insert_rowid if done.lastrowid is None else done.lastrowid
         return done.columns, done.rows, done.rowcount, lastrowid
 
     def _run(self, what: Callable[[Session], T]) -> T:

@@ -184,7 +184,7 @@ class Cursor:
         if inserts(sql):  # an upsert that has updated a row returns the connection's last rowid, as in SQLite
             self._lastrowid = rows.lastrowid
             if self._lastrowid is None:
-                self._lastrowid = self._connection._run(lambda session: session.link.last_insert_rowid)
+                self._lastrowid = self._connection._run(lambda session: session.link.values.last_insert_rowid)
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Self:

@@ -11,14 +11,16 @@ without the first half.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from sqlite3 import SQLITE_ERROR
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bedrockish.api.requests import Result, Rows
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
+from bedrockish.client.request_builder import is_plain
 from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
@@ -37,6 +39,9 @@ from bedrockish.sqltext.transaction_control import (
     Control,
     control_of,
 )
+
+if TYPE_CHECKING:
+    from bedrockish.local.transactions import LocalTransaction
 
 Statement = tuple[str, Any]
 
@@ -79,6 +84,7 @@ class Session:
         self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
+        self._here: LocalTransaction | None = None  # the open transaction, if known statements run in this process
         self._is_lost = False  # the last COMMIT failed; a ROLLBACK is then accepted, as many programs send one
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
@@ -140,12 +146,18 @@ class Session:
         Raises:
             BedrockishError: see ``run``.
         """
-        if self._open is None or self.replay or self.query_only or not self._is_as_ever:
+        here = self._here
+        if here is None or not is_plain(sql):
             return None
-        result = self._open.run_again(sql, values)
+        try:
+            result = here.run_again(sql, values)
+        except BaseException as error:
+            assert self._open is not None
+            self._open.fail(here, error)
         if result is not None and result.rowcount >= 0:  # it writes
             self._wrote = True
             self.changes += result.rowcount
+            self.link.values.see((result,))
         return result
 
     def _pragma(self, sql: str, params: Any) -> Rows | None:
@@ -155,7 +167,7 @@ class Session:
             self._trace(sql)
             if asked[0] is None:
                 return Rows(("query_only",), [(int(self.query_only),)])
-            self.query_only = asked[0]
+            self.query_only, self._here = asked[0], None
             return NOTHING
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
@@ -329,6 +341,7 @@ class Session:
         results = opened.run(statements, timeout=self.timeout_s)
         if self.replay:
             self._replayed.append((statements, results))
+        self._here = None if self.replay or self.query_only or not self._is_as_ever else opened.here
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:
@@ -353,7 +366,7 @@ class Session:
             self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
             self._values = values  # the values at the beginning of the first attempt
-            self.link.restore_values(values)
+            self.link.values.restore(values)
             try:
                 if all(_is_same(opened.run(texts, timeout=self.timeout_s), told) for texts, told in log):
                     return True
@@ -369,11 +382,11 @@ class Session:
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
-        self._is_lost = False
+        self._here, self._is_lost = None, False
         self._is_switched = self._changes_schema = False
         self._replayed = []
         if self.replay:
-            self._values = self.link.copy_values()
+            self._values = replace(self.link.values)
         self._marks, self._began_by_mark = [], False
         return opened
 
@@ -409,7 +422,7 @@ class Session:
             opened.rollback()
 
     def _forget(self) -> None:
-        self._open, self._marks, self._began_by_mark = None, [], False
+        self._open, self._here, self._marks, self._began_by_mark = None, None, [], False
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind

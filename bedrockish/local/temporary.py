@@ -79,7 +79,7 @@ class WithTemporary(LocalTransaction):
                 "it did not happen: run it again, or create the TEMP object first"
             )
 
-    def run(self, statement: Statement, *, is_plain: bool = False) -> Result:  # noqa: ARG002  (it runs like any other)
+    def run(self, statement: Statement) -> Result:
         """Run one statement in this process and return its result; the node lacks the session's TEMP objects.
 
         Raises:

@@ -108,10 +108,8 @@ class LocalTransaction:
         """Rowid of the row that the transaction inserted last."""
         return self._session.lastrowid or None
 
-    def run(self, statement: Statement, *, is_plain: bool = False) -> Result:
+    def run(self, statement: Statement) -> Result:
         """Run one statement, which may be SAVEPOINT, RELEASE or ROLLBACK TO; return its result.
-
-        With ``is_plain``, a text that has run here before needs no further look at what it is.
 
         Raises:
             NodeNeededError: the transaction must move to the node.
@@ -122,8 +120,7 @@ class LocalTransaction:
             with self.lock, self._statement:
                 self._check_goes_on()
                 try:
-                    known = self._work.run_known(statement) if is_plain else None
-                    result = self._run(statement) if known is None else known
+                    result = self._run(statement)
                     self._check_level()
                 except IdsNeededError:
                     self._owner.ids.take_again()
@@ -178,7 +175,7 @@ class LocalTransaction:
                 if self._ended is not None:
                     return None
                 self._owner.ids.given.ids.clear()
-                result = self._work.run_again(sql, values)
+                result = self._work.interactive.run_again(self._session, sql, values, RESULT_BYTES)
         except UsageError as error:
             self._note(Logged(Statement(sql, values), None, error.message))
             raise
@@ -286,6 +283,10 @@ class LocalTransaction:
 
     def _leave(self) -> None:
         self._owner.give_back(self._place)
+
+    def abandon(self) -> None:
+        """Refuse further statements in this process, because the transaction belongs to its parent."""
+        self._ended = closed()
 
     def _check_goes_on(self) -> None:
         if self._ended is not None:
@@ -732,6 +733,8 @@ class LocalTransactions:
         """Leave the transactions to the parent, without closing its connections."""
         connections.abandon((self._idle, self._open, self._temporary))
         self._inherited |= self._open.keys()
+        for one in self._open.values():
+            one.abandon()
         self.ids.forget_leases()  # the parent gives these ids to its rows
         self._idle, self._open, self._temporary = [], {}, None
         self._lock, self._beginning = threading.Lock(), threading.RLock()

@@ -57,6 +57,11 @@ class SessionValues:
         self.last_insert_rowid = self.changes = self.total_changes = 0
         self.settings = NONE
 
+    def restore(self, other: "SessionValues") -> None:
+        """Set all values to those of another record."""
+        self.last_insert_rowid, self.changes = other.last_insert_rowid, other.changes
+        self.total_changes, self.settings = other.total_changes, other.settings
+
     def write(self, sql: str) -> str:
         """Return a statement with the session's values in place of the functions, and its settings before the text.
 

@@ -16,6 +16,8 @@ from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRIT
 class Held:
     """A transaction whose first statement fails with a given error."""
 
+    here = None
+
     def __init__(self, failure: BedrockishError | None) -> None:
         self.failure, self.is_open, self.rolled_back = failure, True, False
 

@@ -96,10 +96,7 @@ class Desk:
 
     def run_again(self, session: Session, sql: str, values: tuple[Any, ...]) -> list[Any] | None:
         """Run a text as a program does that has run it before; return None if it was not run."""
-        recipe = self.interactive.engine.lend(self.interactive).executor.again(sql)
-        if recipe is None or self.interactive.inside is not session:
-            return None
-        result = self.interactive.run_again(session, recipe, values, 1 << 20)
+        result = self.interactive.run_again(session, sql, values, 1 << 20)
         return None if result is None else [(result.rows, result.rowcount)]
 
     def commit(self, session: Session) -> None:

@@ -59,6 +59,31 @@ tx.commit()
     assert db.execute("SELECT id, v FROM forked ORDER BY id", read="strict").rows == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_child_does_not_run_a_known_statement_of_its_parent_s_transaction(node: LocalNode, db: Connection) -> None:
+    told = run(
+        node,
+        """
+from bedrockish import dbapi
+own = dbapi.connect(PATH)
+sql = "UPDATE forked SET v = ? WHERE id = ?"
+for number in (1, 2):
+    own.execute(sql, (5, number))
+if not os.fork():
+    try:
+        own.execute(sql, (7, 1))
+    except dbapi.Error as error:
+        print("before a fork" in str(error))
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+own.execute(sql, (6, 1))
+own.commit()
+""".replace("PATH", repr(str(node.database))),
+    )
+    assert told == "True\n"
+    assert db.execute("SELECT v FROM forked ORDER BY id", read="strict").rows == [(6,), (5,)]
+
+
 def test_child_and_parent_give_their_rows_different_ids(node: LocalNode, db: Connection) -> None:
     told = run(
         node,

@@ -252,10 +252,11 @@ class Interactive:
         session.looks(recipe.piece)
         return [result for result, _ in found]
 
-    def run_again(self, session: Session, recipe: Recipe, values: tuple[Any, ...], room: int) -> Result | None:
-        """Run a text by its recipe from ``Executor.again``, in the transaction that is inside, quicker than ``run``.
+    def run_again(self, session: Session, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
+        """Run a text that has run before by its recipe from ``Executor.again``, quicker than ``run``.
 
-        Return None if ``run`` must run it, because it needs an id from the node or has failed without an effect.
+        Return None if ``run`` must run it: it has no recipe, needs an id from the node or has failed without an effect,
+        or the transaction is not inside.
 
         Args:
             values: the parameters, as SQLite stores them.
@@ -264,9 +265,16 @@ class Interactive:
         Raises:
             BedrockishError: see ``run``.
         """
-        assert self.inside is session
+        executor = self._executor
+        if self.inside is not session or executor.stopped is not None:
+            return None
+        recipe = executor.again(sql)
+        if recipe is None or len(values) != len(recipe.piece.names):
+            return None
         assert session.sets is not None
-        piece, plan, executor, lastrowid = recipe.piece, recipe.plan, self._executor, session.lastrowid
+        if session.wrote:
+            executor.reader = None  # the other connection does not see what this one has written
+        piece, plan, lastrowid = recipe.piece, recipe.plan, session.lastrowid
         if piece.kind == READ:
             if not plan.lengths.is_brief:
                 return Result(piece.columns, self._read(session, piece, values, room)[0], -1, lastrowid or None)

@@ -459,31 +459,6 @@ class Work:
         assert last is not None
         return last
 
-    def run_known(self, statement: Statement) -> Result | None:
-        """Run a text of one statement like ``run``, if the text is known; otherwise run nothing, and return None."""
-        self._check_goes_on()
-        known = self.interactive.single(self.session, statement)
-        return None if known is None else self._run_piece(*known, read_only=False)
-
-    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run before by ``Interactive.run_again``; None: ``run`` must run it.
-
-        The errors are those of ``run``.
-        """
-        session, interactive, executor = self.session, self.interactive, self._writer.executor
-        if interactive.inside is not session or self._end is not None or executor.stopped is not None:
-            return None
-        recipe = executor.again(sql)
-        if recipe is None or len(values) != len(recipe.piece.names):
-            return None
-        if session.wrote:
-            executor.reader = None  # the other connection does not see what this one has written
-        try:
-            return interactive.run_again(session, recipe, values, self._room)
-        except BedrockishError as failure:
-            self._note_failure(failure)
-            raise
-
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 

@@ -128,17 +128,6 @@ class VoidedError(UsageError):
     code = "voided"
 
 
-class CommandError(UsageError):
-    """Raised for a command that does not exist at the node, gets the wrong arguments or fails. Nothing happened.
-
-    A command may also raise it to refuse: the text and the details are then those of the command. ``details["reason"]``
-    is a stable word: ``unknown``, ``arguments``, ``failed`` (a mistake in it; the node's log has more), or the
-    command's own.
-    """
-
-    code = "command"
-
-
 class MembershipError(UsageError):
     """Raised when a change of the cluster's members is refused. Nothing happened; the text says what to do instead.
 

@@ -131,7 +131,6 @@ FLOORS = (
     "bedrockish.engine.execution",
     "bedrockish.engine",
     "bedrockish.local",
-    "bedrockish.commands",
     "bedrockish.client.sansio",
     "bedrockish.client",
     "bedrockish_journal.spark bedrockish.embedded",

@@ -16,12 +16,10 @@ from bedrockish.api.requests import (
     ISOLATIONS,
     READ_LEVELS,
     Answer,
-    Named,
     Request,
     Result,
     Statement,
     Token,
-    check_args,
     check_cluster,
     check_params,
     check_timeout,
@@ -126,33 +124,6 @@ def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, 
     return shapes == ["objects"], [(name, value) for name, value in pairs if name != ROWS]
 
 
-def read_args(body: bytes) -> list[Any] | dict[str, Any]:
-    """Parse the arguments of a command from a body: an array, an object, or nothing.
-
-    Raises:
-        UsageError: the body is neither of them.
-    """
-    value = read_json(body) if body.strip() else []
-    if not isinstance(value, list | dict):
-        raise UsageError('the arguments should be a JSON array, or an object with their names, such as {"amount": 30}')
-    try:
-        args = (
-            {name: _arg(name, one) for name, one in value.items()} if isinstance(value, dict) else _arg("args", value)
-        )
-    except RecursionError as error:
-        raise UsageError("the arguments are nested too deeply") from error
-    return check_args(args)
-
-
-def _arg(where: str, value: object) -> object:
-    """Return an argument with the special objects replaced by their values, at any depth."""
-    if isinstance(value, list):
-        return [_arg(where, one) for one in value]
-    if isinstance(value, dict) and not _is_special(value):
-        return {name: _arg(where, one) for name, one in value.items()}
-    return _param(where, value)
-
-
 def read_json(body: bytes) -> Any:
     """Parse a JSON body; return its value.
 
@@ -241,7 +212,7 @@ def _param(where: str, value: object) -> object:
 
 
 def read_request(
-    work: tuple[Statement, ...] | Named,  # the statements of ``read_statements``, or a command and its arguments
+    statements: tuple[Statement, ...],  # those of ``read_statements``
     pairs: Sequence[tuple[str, str]],  # the options in the URL
     key: str | None,  # the header Idempotency-Key
     fresh: str,  # the id of the command if none is given
@@ -279,9 +250,7 @@ def read_request(
     except ValueError as error:
         raise UsageError(f"timeout={options['timeout']!r} is not a number of seconds") from error
     token = _read_token(options.get("token", ""), cluster_id)
-    if isinstance(work, Named):
-        return Request(command, (), read, isolation, token, timeout_s, call=work)
-    return Request(command, work, read, isolation, token, timeout_s, read_only=read_only)
+    return Request(command, statements, read, isolation, token, timeout_s, read_only=read_only)
 
 
 def _read_token(text: str, cluster_id: str) -> Token:
@@ -346,15 +315,6 @@ def pack_token(token: Token, cluster_id: str) -> str:
 def pack_row(row: Sequence[Any]) -> list[Any]:
     """Return a row as plain values."""
     return [_value(value) for value in row]
-
-
-def pack_value(value: Any) -> Any:
-    """Return the result of a command as plain values, ready for ``write_json``."""
-    if isinstance(value, list | tuple):
-        return [pack_value(one) for one in value]
-    if isinstance(value, dict):
-        return {name: pack_value(one) for name, one in value.items()}
-    return _value(value)
 
 
 def pack_object(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:

@@ -170,14 +170,6 @@ class MemberChange:
 
 
 @value
-class Named:
-    """A call of a registered command."""
-
-    name: str  # name of the command
-    args: Sequence[Any] | Mapping[str, Any] = ()  # plain values, by position or by name
-
-
-@value
 class Request:
     """One command: statements that run as one transaction."""
 
@@ -191,7 +183,6 @@ class Request:
     read_only: bool = False  # refuse the request if it writes
     # Total time limit of a request that is still being executed after ``timeout_s``; 0 for no extension.
     longest_s: float = 0.0
-    call: Named | None = None  # a registered command to be called by name, instead of statements
     user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
     trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
     # The digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
@@ -219,7 +210,6 @@ class Request:
             self.change,
             self.read_only,
             longest_s,
-            self.call,
             self.user,
             self.trace,
             self.digest,
@@ -229,7 +219,7 @@ class Request:
 
 
 def digest_of(request: Request) -> bytes:
-    """Return the digest of a request, which depends only on its statements, call or change.
+    """Return the digest of a request, which depends only on its statements or its change.
 
     The journal keeps the digest with the command's id, to detect a different request under the same id. An open
     transaction has the digest ``OPEN``; a command that was settled before it was committed has ``SETTLED``.
@@ -239,11 +229,9 @@ def digest_of(request: Request) -> bytes:
     """
     if request.digest:
         return request.digest
-    if request.call is not None:
-        given: list[object] = ["call", request.call.name, request.call.args or None]
-    elif request.change is not None:
+    if request.change is not None:
         change = request.change
-        given = ["change", *(getattr(change, one.name) for one in fields(change))]
+        given: list[object] = ["change", *(getattr(change, one.name) for one in fields(change))]
     elif len(request.statements) <= FEW_STATEMENTS and any(map(_has_long_value, request.statements)):
         return _hashed(_parts(request.statements))
     else:
@@ -502,64 +490,7 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
     return found
 
 
-DEPTH_MAX = 50  # nesting of lists and maps
 SHOWN_BITS_MAX = 256  # an integer of more bits is not written out in an error
-
-
-def check_args(args: object) -> list[Any] | dict[str, Any]:
-    """Return the checked arguments of a command, by position or by name: plain values that any language can decode.
-
-    Raises:
-        UsageError: an argument has another type.
-    """
-    if args is None:
-        return []
-    if isinstance(args, str | bytes | bytearray | memoryview) or not isinstance(args, Mapping | Sequence):
-        raise UsageError(f"arguments should be a list, a tuple or a map, not {type(args).__name__}; write [value]")
-    checked = plain("the arguments", args)
-    assert isinstance(checked, list | dict)
-    return checked
-
-
-def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
-    """Return a value made of None, bool, integers of 64 bits, floats, texts, bytes, and lists and maps of these.
-
-    Args:
-        where: name of the value, for the error.
-        value: the value; tuples become lists.
-        depth: how deep lists and maps may be nested.
-
-    Raises:
-        UsageError: the value has a part of another type.
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{where}: a text has a lone surrogate, which is no character") from error
-        return str(value)
-    if isinstance(value, Mapping | list | tuple):
-        if not depth:
-            raise UsageError(f"{where}: lists and maps are nested more than {DEPTH_MAX} deep")
-        if not isinstance(value, Mapping):
-            return [plain(f"{where}[{place}]", one, depth - 1) for place, one in enumerate(value)]
-        for name in value:
-            if not isinstance(name, str):
-                raise UsageError(f"{where}: a map's key should be a text, not {name!r}")
-        return {plain(where, name): plain(f"{where}[{name!r}]", one, depth - 1) for name, one in value.items()}
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 63:
-            raise UsageError(f"{where}: {shown_integer(value)} has more than 64 bits; pass it as text")
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise UsageError(
-        f"{where}: a {type(value).__name__} cannot be sent; pass None, bool, int, float, str, bytes, lists and maps"
-    )
 
 
 def check_timeout(value: object) -> float:

@@ -5,7 +5,6 @@ no call has, is about the link itself. Unknown fields are ignored, unknown opera
 
     {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
      "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0, "traceparent": "00-…"}
-    {"id": 7, "op": "call", "name": "transfer", "args": [1, 2, 30] | {"source": 1, …}, …}     like "execute"
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback", …}                        like "execute"
@@ -35,12 +34,10 @@ from bedrockish.api.requests import (
     READ_LEVELS,
     Answer,
     MemberChange,
-    Named,
     Params,
     Request,
     Statement,
     Token,
-    check_args,
     check_params,
     check_timeout,
     decode_token,
@@ -53,13 +50,12 @@ from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
-CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 BEGUN = "begun"  # a key in the details of an error: the transaction was begun, and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EXPLAIN, UPKEEP)
-OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
@@ -227,7 +223,7 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
         raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
     op = packed.get("op")
     try:
-        if op in (EXECUTE, CALL):
+        if op == EXECUTE:
             return Execute(number, _decode_request(packed, user, by_column=by_column))
         if op in STEPS or op in STREAM_STEPS:
             prepared = packed.get("prepared", b"") if op == COMMIT else b""
@@ -273,9 +269,8 @@ def _command(packed: Mapping[str, Any]) -> str:
 
 
 def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1, *, by_column: bool = False) -> Request:
-    call = _decode_named(packed) if packed["op"] == CALL else None
-    statements = packed.get("statements") if call is None else []
-    if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
+    statements = packed.get("statements")
+    if not isinstance(statements, list) or not least <= len(statements) <= STATEMENTS_MAX:
         raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
     read, isolation = packed.get("read"), packed.get("isolation")
     if read not in READ_LEVELS:
@@ -293,7 +288,6 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1, *, by_
         None,
         False,
         check_timeout(longest) if longest is not None else 0.0,
-        call,
         user,
         read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
         _digest(packed) if packed["op"] == SETTLE and "digest" in packed else b"",
@@ -314,13 +308,6 @@ def _digest(packed: Mapping[str, Any]) -> bytes:
     if type(digest) is not bytes or len(digest) != DIGEST_BYTES:
         raise UsageError(f"the digest of a settled command should have {DIGEST_BYTES} bytes")
     return digest
-
-
-def _decode_named(packed: Mapping[str, Any]) -> Named:
-    name = packed.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
-        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
-    return Named(name, check_args(packed.get("args")))
 
 
 def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
@@ -371,7 +358,7 @@ def encode_request(
 
     Args:
         number: the id of the call.
-        op: the operation; ignored for a request that calls a command by name, whose operation is ``call``.
+        op: the operation.
         request: the request; a change of the members is encoded by ``encode_call``.
         attempt: the values that are sent in place of the request's own.
         prepared: see ``Step``; sent only with ``commit``.
@@ -389,34 +376,31 @@ def encode_request(
 def _encode_request(
     number: int, op: str, request: Request, attempt: Attempt, prepared: bytes, owner: str | None
 ) -> bytes:
-    """Encode a request with statements or a named command as a CBOR map.
+    """Encode a request with statements as a CBOR map.
 
     The map is built by hand, because the encoder's time grows with the number of lists and maps.
     """
-    (token, timeout_s, longest_s, read), named = attempt, request.call
-    count = 8 + (named is not None) + bool(longest_s) + bool(request.trace) + bool(request.digest)
+    token, timeout_s, longest_s, read = attempt
+    count = 8 + bool(longest_s) + bool(request.trace) + bool(request.digest)
     count += bool(prepared) + bool(request.temporary) + (owner is not None)
     parts = [
         _SHORTEST[_MAP | count],
         b"\x62id",
         _encode_head(_NUMBER, number),
-        _encode_operation(op if named is None else CALL),
+        _encode_operation(op),
         _encode_text(request.command),
         _encode_modes(read, request.isolation),
         _encode_token(token.encode()) if token.vector or token.clock else _NULL,
         b"\x67timeout",
         _FLOAT.pack(0xFB, timeout_s),
     ]
-    if named is not None:
-        parts += (b"\x64name", cbor2.dumps(named.name), b"\x64args", cbor2.dumps(named.args))
-    else:
-        parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
-        sql, encoded = "", b""
-        for statement in request.statements:
-            if statement.sql is not sql:
-                sql = statement.sql
-                encoded = b"\x82" + (_encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql))
-            parts += (encoded, _encode_params(statement.params))  # a list of two
+    parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
+    sql, encoded = "", b""
+    for statement in request.statements:
+        if statement.sql is not sql:
+            sql = statement.sql
+            encoded = b"\x82" + (_encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql))
+        parts += (encoded, _encode_params(statement.params))  # a list of two
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if owner is not None:

@@ -5,7 +5,7 @@ are implemented once.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -163,26 +163,6 @@ class Connection:
             return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
         modes = {"timeout": timeout, "read": read, "isolation": isolation}
         return run(self._client.transact, statements, **modes, command=command, resend=resend)
-
-    def call(
-        self,
-        name: str,
-        args: Sequence[Any] | Mapping[str, Any] = (),
-        *,
-        timeout: float | None = None,
-        read: str | None = None,
-        isolation: str = SERIALIZABLE,
-        command: str | None = None,
-        resend: bool = False,
-    ) -> Any:
-        """Call a command of the application by name and return what it returns. See ``Client.call``.
-
-        The command is a transaction of its own, so it is refused after BEGIN.
-        """
-        if self._current is not None:
-            raise UnsupportedError("a command is a transaction of its own; COMMIT or ROLLBACK first")
-        modes = {"timeout": timeout, "read": read, "isolation": isolation}
-        return run(self._client.call, name, args, **modes, command=command, resend=resend)
 
     def stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None

@@ -11,13 +11,11 @@ from bedrockish.api.requests import (
     NOTHING,
     READ_LEVELS,
     Answer,
-    Named,
     Params,
     Request,
     Rows,
     Statement,
     Token,
-    check_args,
     check_params,
     rows_of,
 )
@@ -73,21 +71,6 @@ def make_request(
     if not made:
         raise UsageError("a transaction needs at least one statement")
     return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
-
-
-def make_call(
-    command: str, name: str, args: Sequence[Any] | Mapping[str, Any], read: str, isolation: str, timeout_s: float
-) -> Request:
-    """Return a checked request that calls a command by name.
-
-    Raises:
-        UsageError: an argument is invalid.
-    """
-    _check_id(command)
-    check_modes(read, isolation)
-    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
-        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
-    return Request(command, (), read, isolation, timeout_s=timeout_s, call=Named(name, check_args(args)))
 
 
 def _check_id(command: str) -> None:

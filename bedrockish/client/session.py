@@ -1,6 +1,6 @@
 """The calls of a client, shared by both drivers: the trio loop, and the thread that makes the call."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,6 @@ from bedrockish.client.request_builder import (
     check_modes,
     command_rows,
     is_plain,
-    make_call,
     make_request,
     new_command,
     seen,
@@ -321,30 +320,6 @@ class Session(ClockCalls, QuestionCalls):
         if told is not core.token:
             core.see(told)
         return seen(rows, core.values)
-
-    async def call(
-        self,
-        name: str,
-        args: Sequence[Any] | Mapping[str, Any] = (),
-        *,
-        timeout: float | None = None,
-        read: str | None = None,
-        isolation: str = SERIALIZABLE,
-        command: str | None = None,
-        resend: bool = False,
-    ) -> Any:
-        """Call a command of the application by name, as one transaction, and return what it returns.
-
-        ``args`` are by position (a sequence) or by name (a map). For the rest see ``execute``.
-
-        Raises:
-            CommandError: the node has no such command, the arguments are wrong, or the command raised an error.
-            OutcomeUnknownError: the answer was lost; the transaction may have been committed.
-            BedrockishError: the transaction was not committed; the type says why.
-        """
-        timeout_s = self._seconds(timeout)
-        request = make_call(command or new_command(), name, args, read or self.target.read, isolation, timeout_s)
-        return (await self._command(request, timeout_s, resend=resend, named=command is not None))[0].value()
 
     async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
         if resend and not named:

@@ -37,11 +37,9 @@ class Bounds:
     result_bytes_max: int = 32 << 20  # size of all results of one command together, in bytes
     changes_bytes_max: int = 32 << 20  # size of all rows that one command changes, before and after, in bytes
     statement_ms_max: int = 30_000  # how long one statement may run, in milliseconds
-    # How long the functions of one command that is called by name may run, in milliseconds.
-    command_ms_max: int = 60_000
     # How long a request may run in the node's loop before it is run again in a worker, in milliseconds.
     loop_ms_max: int = 10
-    # How many requests and commands run in background workers at the same time, each in a thread; others wait.
+    # How many requests run in background workers at the same time, each in a thread; others wait.
     workers_max: int = 4
     connections_max: int = 2_000  # links of clients that are open at the same time
     connections_per_address_max: int = 1_000  # links of clients that may be open from one address

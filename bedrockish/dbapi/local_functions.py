@@ -150,7 +150,7 @@ def elsewhere(what: str) -> str:
     """Return the text for a function that exists in the program only."""
     return (
         f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
-        "(docs/commands.md), or connect by the path of a node's file, where it is used (docs/local.md)"
+        "(docs/plugins.md), or connect by the path of a node's file, where it is used (docs/local.md)"
     )
 
 
@@ -158,5 +158,5 @@ def at_the_node(what: str) -> str:
     """Return the text for a function of a program with a node's file, in a statement that only the node can run."""
     return (
         f"{what} exists in this program only, and the statement runs at the node; put it into a plugin of "
-        "all nodes (docs/commands.md)"
+        "all nodes (docs/plugins.md)"
     )

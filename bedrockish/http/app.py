@@ -9,8 +9,6 @@ import trio
 from bedrockish import __version__
 from bedrockish.api.json_forms import (
     pack_answer,
-    pack_value,
-    read_args,
     read_pairs,
     read_question,
     read_request,
@@ -18,9 +16,8 @@ from bedrockish.api.json_forms import (
     read_statements,
     write_json,
 )
-from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, part_digest
+from bedrockish.api.requests import Answer, Statement, decode_results, part_digest
 from bedrockish.api.requests import Request as Command
-from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
 from bedrockish.client.request_builder import new_command, with_settings_of
 from bedrockish.client.sansio.retry import only_reads
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
@@ -52,7 +49,6 @@ OPERATIONS = (  # method, path, handler
     ("GET", "/db/query", "ask"),
     ("POST", "/db/stream", "stream"),
     ("GET", "/db/stream", "ask_stream"),
-    ("POST", "/db/command/{name}", "command"),
     ("POST", "/db/transaction", "transaction"),
     ("GET", "/status", "status"),
     ("GET", "/nodes", "nodes"),
@@ -75,17 +71,14 @@ class Routes:
     """
 
     def __init__(self, handlers: "Handlers", found: Mapping[tuple[str, str], Handler]) -> None:
-        self._exact: dict[tuple[str, str], Handler] = dict(found)
-        self._named: dict[tuple[str, str], Handler] = {}
+        own = {(method, path): getattr(handlers, name) for method, path, name in OPERATIONS}
+        self._handlers: dict[tuple[str, str], Handler] = {**found, **own}
         self._gets_only: set[Handler] = {getattr(handlers, name) for name in NOT_FOR_HEAD}
-        for method, path, name in OPERATIONS:
-            start, brace, _ = path.partition("{")
-            (self._named if brace else self._exact)[method, start] = getattr(handlers, name)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request, with an error if it is wrong."""
         try:
-            handler = self._exact.get((request.method, request.path)) or self._find(request)
+            handler = self._handlers.get((request.method, request.path)) or self._find(request)
             return await handler(request)
         except StatusError as error:
             return error_reply(UsageError(error.text), error.status, error.headers)
@@ -93,16 +86,11 @@ class Routes:
             return error_reply(error)
 
     def _find(self, request: Request) -> Handler:
-        method = "GET" if request.method == "HEAD" else request.method
-        at, slash, request.name = request.path.rpartition("/")
-        places = [(self._exact, request.path)]
-        if request.name:
-            places.append((self._named, at + slash))
-        for handlers, path in places:
-            handler = handlers.get((method, path))
-            if handler is not None and not (method != request.method and handler in self._gets_only):
+        if request.method == "HEAD":
+            handler = self._handlers.get(("GET", request.path))
+            if handler is not None and handler not in self._gets_only:
                 return handler
-        allowed = sorted({known for handlers, path in places for known, where in handlers if where == path})
+        allowed = sorted({method for method, path in self._handlers if path == request.path})
         if allowed:
             text = f"{request.path} does not answer to {request.method}"
             raise StatusError(405, text, {"allow": ", ".join(allowed)})
@@ -171,18 +159,6 @@ class Handlers:
         return await _in_time(
             len(answer.results), lambda: _answered(command.command, answer, self._cluster_id, objects=objects)
         )
-
-    async def command(self, request: Request) -> Reply:
-        """Run an application's command by its name."""
-        body = await _json_body(request)
-        name = request.name
-        if len(name) > COMMAND_CHARACTERS_MAX:
-            raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
-        args = await trio.to_thread.run_sync(read_args, body) if len(body) > IN_THREAD_BYTES else read_args(body)
-        command = self._request(request, Named(name, args), _pairs(request), read_only=False)
-        answer = await self._node.submit(command)
-        request.purse.add_answer(len(answer.results))
-        return await _in_time(len(answer.results), lambda: _called(command.command, answer, self._cluster_id))
 
     async def execute(self, request: Request) -> Reply:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
@@ -261,10 +237,10 @@ class Handlers:
         return _by(request, asked), objects
 
     def _request(
-        self, request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
+        self, request: Request, statements: tuple[Statement, ...], pairs: list[tuple[str, str]], *, read_only: bool
     ) -> Command:
         key = request.headers.get(KEY)
-        asked = read_request(work, pairs, key, new_command(), self._cluster_id, read_only=read_only)
+        asked = read_request(statements, pairs, key, new_command(), self._cluster_id, read_only=read_only)
         return _by(request, asked)
 
 
@@ -326,13 +302,6 @@ async def _in_time(size: int, make: Callable[[], bytes]) -> Reply:
 
 def _answered(command: str, answer: Answer, cluster_id: str, *, objects: bool) -> bytes:
     return write_json({**pack_answer(answer, cluster_id, objects=objects), "command": command})
-
-
-def _called(command: str, answer: Answer, cluster_id: str) -> bytes:
-    ((value,),) = decode_results(answer.results)[0].rows
-    packed = pack_answer(replace(answer, results=NOTHING), cluster_id)
-    del packed["results"]
-    return write_json({"value": pack_value(value), **packed, "command": command})
 
 
 def _executed(command: str, answers: list[Answer], cluster_id: str, *, objects: bool) -> bytes:

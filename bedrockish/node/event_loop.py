@@ -98,8 +98,8 @@ class Runtime:
         self.known = Incarnations(engine.get_meta(PREFIX), self._values.keep)
         limits = config.limits
         self.boundary = Boundary()
-        places, command_s = limits.workers_max, limits.command_ms_max / 1000
-        self.workers = WorkerPool(engine, self.core, places, command_s, self._ran_in_worker, self.faults, self.boundary)
+        places = limits.workers_max
+        self.workers = WorkerPool(engine, self.core, places, self._ran_in_worker, self.faults, self.boundary)
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self.post, self.durable)
         self.transactions = Transactions(
             engine, self.core, self.submit, self.durable, limits, self.workers, self.faults, self.boundary

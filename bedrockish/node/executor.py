@@ -1,15 +1,12 @@
-"""Executes the core's requests: short ones in the loop; long ones, and calls of a user's function, in a worker."""
+"""Executes the core's requests: short ones in the loop, long ones in a worker."""
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from bedrockish import commands
-from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Rows, Statement, encode_results, plain
-from bedrockish.commands import Command, Transaction
+from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.config.config import Config
 from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
@@ -18,11 +15,11 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.merging import merge
 from bedrockish.engine.execution.prepared_size import check_size
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.index_plan import makes_index, makes_search
-from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
+from bedrockish.errors import BedrockishError, DamagedError, UsageError
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
@@ -33,8 +30,8 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.waiters import Waiters
-from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bulky
-from bedrockish_journal.model.changes import decode_steps, encode_changes
+from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
+from bedrockish_journal.model.changes import decode_steps
 from bedrockish_journal.model.transaction import SCHEMA
 
 LONG_CHANGE_S = 0.2  # an index whose trial takes so long is built online, during a delay of the change
@@ -150,7 +147,7 @@ class Executions:
             return True
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
-        if request.read_only or request.call is not None or request.change is not None or is_bulky(request):
+        if request.read_only or request.change is not None or is_bulky(request):
             return False
         return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
 
@@ -185,11 +182,6 @@ class Executions:
         if request.change is not None:
             check_change(node.engine.access, request.change, request.user)
             return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
-        if request.call is not None:
-            command = node.plugins.find(request.call.name, node.core.state.me)
-            command.check(request.call)
-            node.workers.start(request_id, request, self._calling(command, request), is_python=True, clock=clock > 0)
-            return None
         if not (self._takes_long(request) or node.engine.is_slow_to_roll_back or is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
@@ -203,7 +195,7 @@ class Executions:
                     return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
-        node.workers.start(request_id, request, partial(self._in_worker, request), is_python=False, clock=clock > 0)
+        node.workers.start(request_id, request, partial(self._in_worker, request), clock=clock > 0)
         return None
 
     def _in_worker(self, request: Request, workspace: Workspace) -> Prepared:
@@ -238,44 +230,6 @@ class Executions:
             return told
         request = Request("", (statement,), user=user)
         return await node.workers.run(request, lambda workspace: workspace.explain(statement, user, columns=columns))
-
-    def _calling(self, command: Command, request: Request) -> Callable[[Workspace], Prepared]:
-        """Return the action that runs a command in a workspace."""
-        node = self._node.core.state.me
-        room = self._node.config.limits.result_bytes_max
-        assert request.call is not None
-        args, kwargs = command.check(request.call)
-
-        def run(work: Work) -> Prepared:
-            tx = Transaction(work, request.command, node, time.time())
-            try:
-                value, processed = command.run(tx, args, kwargs)
-                result = encode_results([Result(("value",), [(_value(command, value),)])])
-            except (BedrockishError, StopWorkError):
-                raise
-            except BaseException as error:
-                commands.logger.exception("command %s (%s) failed", command.name, request.command)
-                raise commands.failed(command.name, node, error) from error
-            if len(result) > room:
-                raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
-            prepared = replace(work.finish(), result=result)
-            if processed and prepared.readonly:
-                # A command that wrote no row is committed as well. If its client sends it again after a lost answer,
-                # the second run must not answer that it had no work while the first one commits elsewhere.
-                prepared = replace(prepared, readonly=False, changes=encode_changes([]))
-            return _checked(request, prepared)
-
-        serializable = request.isolation == SERIALIZABLE
-        return lambda workspace: workspace.work(run, request.user, serializable=serializable)
-
-
-def _value(command: Command, value: object) -> object:
-    if isinstance(value, Rows):
-        value = value.rows
-    try:
-        return plain("what it returns", value)
-    except UsageError as error:
-        raise TypeError(f"{error.message} (from command {command.name})") from None
 
 
 def _checked(request: Request, prepared: Prepared) -> Prepared:

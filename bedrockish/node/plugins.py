@@ -1,4 +1,4 @@
-"""The modules that a node's configuration names: commands, and functions and collations for SQLite.
+"""The modules that a node's configuration names, with functions and collations for SQLite.
 
 All nodes should have the same modules. During an update the modules may differ, so each node tells the others its
 modules, and the status shows the differences.
@@ -14,10 +14,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.api.url import suggest
-from bedrockish.commands import Command
 from bedrockish.engine.derived.modules import PACKAGES, installed, needed
-from bedrockish.errors import CommandError, ConfigError, UnsupportedError
+from bedrockish.errors import ConfigError, UnsupportedError
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +24,8 @@ class Plugins:
     """The modules of one node, and other nodes' reports of theirs."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self.commands: dict[str, Command] = {}  # by name
         self.digests: dict[str, str] = {}  # the digest of each module's source, by name
-        # By node: the digest of each module, and the names of the commands.
-        self.others: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
+        self.others: dict[str, dict[str, str]] = {}  # by node: the digest of each module
         self._modules: dict[str, frozenset[str]] = {}  # names of vector modules, by node
         self._registers: list[tuple[str, Callable[[apsw.Connection], object]]] = []
         self._warned: dict[str, str] = {}
@@ -45,18 +41,10 @@ class Plugins:
                 "node's Python finds (see PYTHONPATH)"
             ) from error
         self.digests[name] = _digest(module)
-        found = [value for value in vars(module).values() if isinstance(value, Command)]
-        for command in found:
-            earlier = self.commands.setdefault(command.name, command)
-            if earlier is not command:
-                raise ConfigError(f"plugins: {name} has a command {command.name}, and so has a module before it")
         register = getattr(module, "register", None)
-        if register is not None:
-            self._registers.append((name, register))
-        if not found and register is None:
-            raise ConfigError(
-                f"plugins: {name} has no commands and no function register(connection); see docs/commands.md"
-            )
+        if register is None:
+            raise ConfigError(f"plugins: {name} has no function register(connection); see docs/plugins.md")
+        self._registers.append((name, register))
 
     def prepare(self, db: apsw.Connection) -> None:
         """Register the modules' additions with a connection.
@@ -72,21 +60,18 @@ class Plugins:
 
     def tell(self) -> dict[str, Any]:
         """Return the facts of the modules for other nodes."""
-        return {"digests": dict(self.digests), "commands": sorted(self.commands), "modules": sorted(installed())}
+        return {"digests": dict(self.digests), "modules": sorted(installed())}
 
     def learn(self, node: str, told: object) -> None:
         """Note another node's modules, and warn if they differ from ours."""
         digests: dict[str, str] = {}
-        commands: frozenset[str] = frozenset()
         if isinstance(told, Mapping):
-            listed, named, modules = told.get("digests"), told.get("commands"), told.get("modules")
+            listed, modules = told.get("digests"), told.get("modules")
             if isinstance(modules, list):
                 self._modules[node] = frozenset(str(name) for name in modules)
             if isinstance(listed, Mapping):
                 digests = {str(name): str(digest) for name, digest in listed.items()}
-            if isinstance(named, list):
-                commands = frozenset(str(name) for name in named)
-        self.others[node] = digests, commands
+        self.others[node] = digests
         difference = self.difference(node)
         if difference and self._warned.get(node) != difference:
             logger.warning("plugins differ: %s; install the same ones everywhere", difference)
@@ -106,7 +91,7 @@ class Plugins:
 
     def difference(self, node: str) -> str:
         """Return the differences of another node's modules from ours, in words; empty if they are equal or unknown."""
-        theirs, _ = self.others.get(node, (self.digests, frozenset[str]()))
+        theirs = self.others.get(node, self.digests)
         parts = [f"{node} has no {name}" for name in self.digests if name not in theirs]
         parts += [f"{node} has {name}, and this node has not" for name in theirs if name not in self.digests]
         both = [name for name in self.digests if name in theirs]
@@ -116,30 +101,7 @@ class Plugins:
     def describe(self) -> dict[str, Any]:
         """Return the part of the node's status about modules."""
         differ = {node: text for node in sorted(self.others) if (text := self.difference(node))}
-        missing = {
-            node: sorted(self.commands.keys() - commands)
-            for node, (_, commands) in sorted(self.others.items())
-            if self.commands.keys() - commands
-        }
-        return {"modules": dict(self.digests), "commands": sorted(self.commands), "differ": differ, "missing": missing}
-
-    def find(self, name: str, me: str) -> Command:
-        """Return the command with this name.
-
-        Raises:
-            CommandError: this node has no such command.
-        """
-        found = self.commands.get(name)
-        if found is not None:
-            return found
-        have = sorted(node for node, (_, commands) in self.others.items() if name in commands)
-        if have:
-            hint = f"{', '.join(have)} has it: name its module in the key plugins of {me} as well"
-        elif self.commands:
-            hint = suggest(name, sorted(self.commands))
-        else:
-            hint = "it has none at all; name a module in its key plugins"
-        raise CommandError(f"node {me} has no command {name!r}; {hint}", reason="unknown", name=name, node=me)
+        return {"modules": dict(self.digests), "differ": differ}
 
 
 def _digest(module: ModuleType) -> str:

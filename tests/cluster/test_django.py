@@ -15,7 +15,7 @@ from bedrockish import open_client
 from bedrockish.embedded import Node
 from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
-from tests.cluster.test_commands import with_plugins
+from tests.cluster.test_plugins import with_plugins
 from tools.cluster import SOURCES, LocalCluster
 
 pytestmark = pytest.mark.cluster

@@ -17,7 +17,6 @@ from bedrockish.client.feed import Changes
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError, CommandIdError, ForbiddenError, MembershipError
 from bedrockish_journal.model.transaction import decode_transaction
-from tests.cluster import procedures
 from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
 from tests.forked import program
@@ -51,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     cluster.add_http()
     cluster.write_files()
     for node in cluster.nodes:
-        node.config.write_text(f'plugins = ["{procedures.__name__}"]\nhttp_token = "t"\n' + node.config.read_text())
+        node.config.write_text('http_token = "t"\n' + node.config.read_text())
     try:
         for node in cluster.nodes:
             node.start()
@@ -140,10 +139,6 @@ def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster)
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "open transactions"):
         with pytest.raises(RefusedAtTheDoorError, match="una needs the role reader"):
             CALLS[name][2](una)
-    for name in ("a command", "a command by HTTP", "explain"):
-        if name != "explain":
-            with pytest.raises(RefusedAtTheDoorError, match="una needs the role"):
-                CALLS[name][2](una)
     CALLS["explain"][2](una)
     with connect(una.url) as db:
         db.execute("INSERT INTO item(note) VALUES ('unas')", command="unas-own")
@@ -200,8 +195,6 @@ def _typed(action: Callable[[Any], object], who: Caller) -> None:
 CALLS: dict[str, tuple[str, str, Callable[[Caller], None]]] = {
     "a stream": ("nina", "rita", lambda who: _typed(lambda c: c.stream("SELECT * FROM item"), who)),
     "explain": ("rita", "will", lambda who: _typed(lambda c: c.explain("DELETE FROM item"), who)),
-    "a command": ("rita", "will", lambda who: _typed(lambda c: c.call("transfer", [1, 2, 1]), who)),
-    "a command by HTTP": ("rita", "will", lambda who: who.post("/db/command/transfer", [1, 2, 1])),
     "the feed": ("nina", "rita", lambda who: _typed(lambda c: Changes(c), who)),
     "the feed by HTTP": ("nina", "rita", lambda who: who.post("/changes", None)),
     "bedrockish_changes": (

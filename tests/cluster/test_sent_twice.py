@@ -7,23 +7,27 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from tests.cluster import procedures
+from bedrockish.engine.sqlite.limits import LONG_TEXT
+from tests.cluster import functions
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
+
+PAY = "INSERT INTO payment DEFAULT VALUES RETURNING id"
+LONG = "--" + LONG_TEXT * " "  # a text of this length runs in a worker at once
 
 
 async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(tmp_path: Path) -> None:
     """The second request looks up the command before it waits, and finds nothing. Applied twice, the command would end
     each node.
     """
-    limits = {"workers_max": 1, "command_ms_max": 60_000}
+    limits = {"workers_max": 1, "statement_ms_max": 60_000}
     cluster = LocalCluster(tmp_path / "cluster", settings={"limits": limits})
     cluster.write_files()
     answers: list[tuple[str, Any]] = []
     for node in cluster.nodes:
-        node.config.write_text(f'plugins = ["{procedures.__name__}"]\n' + node.config.read_text())
+        node.config.write_text(f'plugins = ["{functions.__name__}"]\n' + node.config.read_text())
     try:
         for node in cluster.nodes:
             node.start()
@@ -31,8 +35,8 @@ async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(
         async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
             await client.execute("CREATE TABLE payment(id INTEGER PRIMARY KEY)")
 
-            async def call(label: str, name: str, *args: str, **options: Any) -> None:
-                answers.append((label, await client.call(name, args, timeout=40, **options)))
+            async def run(label: str, sql: str, **options: Any) -> None:
+                answers.append((label, (await client.execute(sql + LONG, timeout=40, **options)).value()))
 
             async def lined_up(running: int, waiting: int) -> None:
                 async def so_far() -> bool:
@@ -42,13 +46,13 @@ async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(
                 await until(f"{waiting} wait", so_far)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(call, "first gate", "wait_for", "one")
+                nursery.start_soon(run, "first gate", "SELECT wait_for('one')")
                 await lined_up(1, 0)
-                nursery.start_soon(lambda: call("first", "pay", command="pay-7"))
+                nursery.start_soon(lambda: run("first", PAY, command="pay-7"))
                 await lined_up(1, 1)
-                nursery.start_soon(call, "second gate", "wait_for", "two")
+                nursery.start_soon(run, "second gate", "SELECT wait_for('two')")
                 await lined_up(1, 2)
-                nursery.start_soon(lambda: call("second", "pay", command="pay-7", resend=True))
+                nursery.start_soon(lambda: run("second", PAY, command="pay-7", resend=True))
                 await lined_up(1, 3)
                 (cluster.directory / "one").touch()
 

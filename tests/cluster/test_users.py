@@ -19,7 +19,6 @@ from bedrockish.common.password_hash import hash_password
 from bedrockish_journal.model.transaction import decode_transaction
 from bedrockish_net.events import Hello
 from bedrockish_net.stream import Link
-from tests.cluster import procedures
 from tests.cluster.doors import DOORS, Caller
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import ready
@@ -35,21 +34,19 @@ WAIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three nodes with two users, registered commands, and a token at the node A."""
+    """Three nodes with two users, and a token at the node A."""
     cluster = LocalCluster(tmp_path_factory.mktemp("users") / "three", settings={"users": USERS})
     cluster.add_http()
     cluster.write_files()
     cluster.login = "ann:s%2Fe%40cret@"
     for node in cluster.nodes:
-        node.config.write_text(f'plugins = ["{procedures.__name__}"]\nhttp_token = "t"\n' + node.config.read_text())
+        node.config.write_text('http_token = "t"\n' + node.config.read_text())
     try:
         for node in cluster.nodes:
             node.start()
         trio.run(ready, cluster)
         with connect(cluster.url()) as db:
             db.execute("CREATE TABLE came(door TEXT PRIMARY KEY, n INTEGER DEFAULT 0)")
-            db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER)")
-            db.execute("INSERT INTO account VALUES (1, 100), (2, 0)")
         yield cluster
     finally:
         cluster.stop()
@@ -72,18 +69,6 @@ def test_every_door_records_the_user(cluster: LocalCluster) -> None:
             door(caller(cluster, user, number % 3), f"INSERT INTO came(door) VALUES ('{name} {user}')")
     expected = {f"{name} {user}": user for name in DOORS for user in PASSWORDS}
     assert {key: user for key, user in whose(cluster).items() if key in expected} == expected
-
-
-def test_a_registered_command_is_its_callers(cluster: LocalCluster) -> None:
-    with connect(caller(cluster, "bob").url) as db:
-        assert db.call("transfer", [1, 2, 30]) == 70
-    caller(cluster, "ann").post("/db/command/transfer", [1, 2, 5])
-    asked = (
-        "SELECT user_name, json_extract(row_after, '$.balance') FROM bedrockish_changes WHERE table_name = 'account'"
-    )
-    with connect(cluster.url()) as db:
-        rows = db.execute(f"{asked} AND op = 'UPDATE' AND row_key = 1 ORDER BY clock", read="strict").rows
-    assert rows == [("bob", 70), ("ann", 65)]
 
 
 def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster) -> None:

@@ -140,7 +140,7 @@ def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
 
     def in_thread() -> None:
         try:
-            place.work(select)
+            select(place.open_work(Session(True, "it")))
         except BaseException as error:
             found.append(error)
 

@@ -3,7 +3,8 @@
 import pytest
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import ConstraintError
 from tests.engine.nodes import TestNode
 
@@ -53,18 +54,17 @@ def test_refusal_that_rests_on_the_journal_tells_so(filled: TestNode) -> None:
 
 
 @pytest.mark.parametrize("sql", READS)
-def test_command_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
+def test_open_transaction_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
     workspace = Workspace(filled.engine.beside())
     filled.save()
     engine = filled.engine
     workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
 
-    def run(work: Work) -> bool:
-        work.run(Statement(sql))
-        return work.finish().reads_system
-
     try:
-        assert workspace.work(run, "", serializable=True) == READS[sql]
+        work = workspace.open_work(Session(True, "c"))
+        work.run(Statement(sql))
+        assert work.finish().reads_system == READS[sql]
+        workspace.leave_work()
     finally:
         workspace.end()
         workspace.close()

@@ -30,7 +30,7 @@ from bedrockish.errors import (
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.errors import ReplayMismatchError
 from bedrockish_journal.verify.replay import replay
-from tests.cluster.procedures import register
+from tests.cluster.functions import register
 from tests.engine.nodes import Limits, Sql, TestNode, contents, ids_like_sqlite, request
 
 SCHEMA = [
@@ -306,11 +306,15 @@ def test_ids_that_were_given_in_a_worker_are_not_given_again(tmp_path: Path) -> 
 def work(workspace: Workspace, action: Callable[[Work], Any]) -> tuple[Any, Any]:
     told: list[Any] = []
 
-    def run(desk: Work) -> Prepared:
-        told.append(action(desk))
-        return desk.finish()
+    def run() -> Prepared:
+        desk = workspace.open_work(Session(True, "c"))
+        try:
+            told.append(action(desk))
+            return desk.finish()
+        finally:
+            workspace.leave_work()
 
-    prepared = in_thread(lambda: workspace.work(run))
+    prepared = in_thread(run)
     return (told[0] if told else None), prepared
 
 

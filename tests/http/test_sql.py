@@ -163,15 +163,6 @@ def test_malformed_options_name_the_mistake(node: Asker, query: str, says: str) 
     assert says in reply.json["message"]
 
 
-def test_arguments_of_a_command_that_are_nested_too_deeply_are_refused(node: Asker) -> None:
-    """The JSON reader still reads these; the functions behind it have less of the stack left."""
-    for levels in (100, 490, 900):
-        for opened, closed in ((b"[", b"]"), (b'{"a":[', b"]}")):
-            reply = node("/db/command/none", opened * levels + closed * levels)
-            assert (reply.status, reply.json["code"]) == (400, "usage"), levels
-            assert "nested" in reply.json["message"]
-
-
 def test_other_kinds_of_bodies_and_methods_are_refused(node: Asker) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert node("/db/execute", b'["DELETE FROM t"]', Content_Type=kind).status == 415

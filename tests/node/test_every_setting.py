@@ -46,7 +46,6 @@ SEEN: dict[str, Callable[[Runtime], object]] = {  # the setting in the part of t
     "statement_ms_max": lambda node: round(1000 * node.engine._limits.statement_s),
     "loop_ms_max": lambda node: round(1000 * node.engine._limits.budget_s),
     "workers_max": lambda node: node.workers.describe()["places"],
-    "command_ms_max": lambda node: round(1000 * node.workers._command_s),
     "idle_transaction_ms": lambda node: round(1000 * node.transactions._times()[0]),
     "enable_cluster_clock": lambda node: node.status()["cluster_clock"] == "on",
     "wall_offset_ms": lambda node: round((node.clock().wall_ms - 1000 * time.time()) / 100) * 100,

@@ -585,7 +585,7 @@ async def test_waiter_gets_the_place_of_a_stuck_worker(runtime: Runtime) -> None
             for _ in range(2):
                 workers.took_long("SELECT 1")
             workers._places = 1
-            stuck = Job("stuck", Request("c0", ()), lambda _: None, is_python=True, stopped=time.monotonic())
+            stuck = Job("stuck", Request("c0", ()), lambda _: None, stopped=time.monotonic())
             workers._running.add(stuck)
             found: list[Answer | BedrockishError] = []
             runtime.begin(Request("c1", (Statement("SELECT 1"),), timeout_s=10), found.append)
@@ -648,10 +648,8 @@ async def test_a_node_that_is_ended_while_others_read_leaves_one_file(
     assert not (tmp_path / "a.db-wal").exists()
 
 
-async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command may have been stopped right before it released the lock itself."""
+async def test_a_broken_workspace_leaves_no_row_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request may have failed right before it released the lock itself."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -659,8 +657,10 @@ async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
         nursery.cancel_scope.cancel()
     asked = Request("stopped", ())
     assert engine.locks.lock("stopped", None, "jobs", (1,))
-    job = Job(1, asked, lambda _workspace: None, is_python=True, stopped=1.0)
+    job = Job(1, asked, lambda _workspace: None)
+    workspace = Workspace(engine.beside())
+    workspace.is_broken = True
     runtime.workers._running.add(job)
-    runtime.workers._done(job, Workspace(engine.beside()), None)
+    runtime.workers._done(job, workspace, None)
     assert len(engine.locks) == 0
     engine.close()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TextIO
 
-from bedrockish.api.json_forms import pack_value, read_args, write_json
 from bedrockish.api.requests import READ_LEVELS
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
@@ -140,13 +139,6 @@ def _read_level(shell: Shell, words: list[str]) -> None:
         shell.read = words[0]
 
 
-def _call(shell: Shell, words: list[str]) -> None:
-    name, _, text = words[0].partition(" ")
-    args = read_args(text.encode()) if text.strip() else []
-    value = shell.connection.call(name, args, read=shell.read)
-    shell.say(write_json(pack_value(value)).decode())
-
-
 def _quit(_: Shell, __: list[str]) -> None:
     raise Leave
 
@@ -188,14 +180,6 @@ COMMANDS = {
     ),
     "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
-    "call": Command(
-        "NAME [JSON]",
-        "call a command of the application, with an array or an object of arguments",
-        _call,
-        1,
-        1,
-        raw=True,
-    ),
     "read-level": Command("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
     "help": Command("[NAME]", "this", _help, most=1),
     "quit": Command("", "leave; so does Ctrl-D", _quit),

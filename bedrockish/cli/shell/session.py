@@ -34,7 +34,6 @@ class Command:
     # ``least`` and ``most``: how many words it takes.
     least: int = 0
     most: int = 0
-    raw: bool = False  # whether the rest of the line is one word, unchanged
 
 
 class Shell:
@@ -166,7 +165,7 @@ class Shell:
             hint = f"did you mean .{close[0]}?" if close else ".help lists what there is"
             raise UsageError(f"there is no {name}; {hint}")
         try:
-            words = [rest.strip()] if found.raw and rest.strip() else shlex.split(rest)
+            words = shlex.split(rest)
         except ValueError as error:
             raise UsageError(f"{text}: {str(error).lower()}") from error
         if not found.least <= len(words) <= found.most:

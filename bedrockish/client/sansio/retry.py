@@ -28,7 +28,7 @@ _READS = frozenset({"SELECT", "VALUES", "EXPLAIN"})
 
 def only_reads(request: Request) -> bool:
     """Return whether a command certainly changes nothing."""
-    if request.change is not None or request.call is not None:
+    if request.change is not None:
         return False
     return all(verb_of(statement.sql) in _READS for statement in request.statements)
 

@@ -67,7 +67,7 @@ def settling(what: wire.Step) -> wire.Step:
 
 def settled(request: Request) -> wire.Step:
     """Return the step that settles a request that must not be sent again."""
-    empty = replace(request, statements=(), change=None, call=None, digest=digest_of(request))
+    empty = replace(request, statements=(), change=None, digest=digest_of(request))
     return wire.Step(0, empty, wire.SETTLE)
 
 

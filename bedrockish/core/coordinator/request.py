@@ -136,7 +136,7 @@ class InFlight:
     def can_share(self) -> bool:
         """Whether the request has only statements, and writes, so that others like it can share its transaction."""
         request = self.request
-        is_apart = self.wants_clock or self.alters or request.read_only or request.call or request.change
+        is_apart = self.wants_clock or self.alters or request.read_only or request.change
         return self.writes and not is_apart
 
     def move(self, stage: Stage) -> None:

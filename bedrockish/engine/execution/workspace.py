@@ -24,7 +24,7 @@ from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
-from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError, refused_on
+from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
@@ -34,14 +34,13 @@ from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ, Piece
-from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
+from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.search_build import seconds
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
-from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, Step
 from bedrockish_journal.storage.store import unpack_on
 
@@ -197,35 +196,22 @@ class Workspace:
     def _unlock(self) -> None:
         self._beside.locks.release(self.scope.command)
 
-    def work(
-        self, action: Callable[["Work"], T], user: str = "", *, serializable: bool = True, stays_open: bool = False
-    ) -> T:
-        """Run an action that executes statements as one transaction of a user; return its result.
+    def resume(
+        self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]], user: str, *, serializable: bool
+    ) -> "Resumed":
+        """Run a statement of a user's transaction that is open in the loop, which keeps its row locks.
 
-        Without ``serializable`` the isolation is snapshot. With ``stays_open`` the transaction keeps its row locks.
+        Without ``serializable`` the isolation is snapshot.
 
         Raises:
-            BedrockishError: the error of ``stop``.
-            Exception: any exception of the action.
+            BedrockishError: the error of ``stop``, or the file cannot be read.
         """
 
-        def run(writer: _Writer) -> T:
+        def run(writer: _Writer) -> Resumed:
             session = Session(serializable, self.scope.command, user, clock=self.scope.clock)
-            work = self._work(writer, session)
-            try:
-                done = action(work)
-            except UsageError as error:
-                error.rests_on = work.looked_at()
-                raise
-            if self.scope.is_missing:
-                raise ClockNeededError("transaction_clock() was called, and its exception was caught")
-            return done
+            return self._work(writer, session).resume(begun, statement)
 
-        try:
-            return self._inside(run)
-        finally:
-            if not stays_open:
-                self._unlock()
+        return self._inside(run)
 
     def _inside(self, action: Callable[["_Writer"], T]) -> T:
         writer = self._open()
@@ -449,7 +435,7 @@ class Work:
         session, interactive = self.session, self.interactive
         self._check_goes_on()
         if interactive.is_schema(statement):
-            raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+            raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
         known = interactive.single(session, statement)
         if known is not None:
             return self._run_piece(*known, read_only=read_only)
@@ -488,7 +474,7 @@ class Work:
     def _run_piece(self, piece: Piece, params: tuple[Any, ...], *, read_only: bool) -> Result:
         session = self.session
         if read_only and piece.kind != READ:
-            raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
+            raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
         session.looks(piece)
         if session.wrote:
             self._writer.executor.reader = None  # the other connection does not see what this one has written
@@ -503,12 +489,6 @@ class Work:
         """Note the error of a statement if it ends the transaction."""
         if self.session.over or not isinstance(failure, UsageError):
             self._end = failure
-
-    def looked_at(self) -> Prepared:
-        """Return all keys that were read, looked up or written, as the base of a refusal."""
-        sets = self.session.sets
-        access_set = sets.looked_at() if sets is not None else AccessSet()
-        return refused_on(self.applied, self.schema_version, access_set, reads_system=self.session.reads_system)
 
     def finish(self) -> Prepared:
         """Return the prepared transaction.
@@ -592,7 +572,7 @@ class Work:
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
         """Refuse the request, because a workspace runs no schema statements."""
-        raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+        raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
 
 
 @dataclass(frozen=True, slots=True)

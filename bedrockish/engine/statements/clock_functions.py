@@ -36,7 +36,6 @@ class Scope:
     clock: int = 0  # the transaction's clock; 0 if no majority was asked for a clock
     used: bool = False  # whether a statement has asked for the transaction's clock
     named: bool = False  # whether a statement has asked for the id of the command
-    is_missing: bool = False  # whether a statement has asked for the clock while it was 0
     locks: RowLocks | None = None  # the rows that open transactions have locked
     base: Mapping[str, int] | None = None  # the commits that the transaction has seen; None: not known
     locked: list[bytes] = field(default_factory=list)  # keys of the rows that the statement has locked
@@ -68,7 +67,7 @@ class Scope:
     def begin_in_worker(self, command: str, clock: int, tick: Callable[[], int]) -> None:
         """Start a whole transaction in another thread."""
         self.begin(command, clock)
-        self.tick, self.is_missing = tick, False
+        self.tick = tick
 
 
 @dataclass(slots=True)
@@ -99,7 +98,6 @@ def register(db: apsw.Connection, holder: Holder) -> None:
     def transaction_clock() -> int:
         scope = holder.require("transaction_clock")
         if not scope.clock:
-            scope.is_missing = True
             raise ClockNeededError("transaction_clock() needs a majority to be asked first")
         scope.used = True
         return scope.clock

@@ -91,7 +91,7 @@ class DirectReads:
 
     def may_answer(self, request: Request) -> bool:
         """Return whether a request looks like a short read."""
-        if request.call is not None or request.change is not None:
+        if request.change is not None:
             return False
         if request.statements and self._texts.get(request.statements[0].sql) is False:
             return False  # the text is known to write; of a request of many rows, ``is_bulky`` would look at each

@@ -128,7 +128,7 @@ class ReadsBeside:
         request, waiter = asked.request, self._node.waiters.open.get(asked.request_id)
         if asked.request_id in self._waiting or asked.once or waiter is None or waiter.prepare is not None:
             return False
-        if request.read == STRICT or request.call is not None or request.change is not None:
+        if request.read == STRICT or request.change is not None:
             return False
         return not self._node.workers.expects(*request.texts)
 
@@ -162,4 +162,4 @@ def _has_read(waiter: Waiter) -> bool:
     request, answer = waiter.request, waiter.answer
     if not isinstance(answer, Answer) or answer.place is not None or waiter.prepare is not None:
         return False
-    return request.read != STRICT and request.call is None and request.change is None
+    return request.read != STRICT and request.change is None

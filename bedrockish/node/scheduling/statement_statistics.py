@@ -100,13 +100,12 @@ class StatementStatistics:
         commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
         if request.change is not None or not (asked or commits):
             return
-        texts = request.texts if request.call is None else (f"CALL {request.call.name}",)
         if isinstance(answer, Answer):
             ran = Ran(took_s, False, False, answer.attempts, len(answer.results), request.user, request.trace)
         else:
             refused = answer is not None and is_refused(answer)
             ran = Ran(took_s, True, refused, user=request.user, trace=request.trace)
-        self.note(texts, ran)
+        self.note(request.texts, ran)
 
     def _log(self, sent: tuple[str, ...], ran: Ran) -> None:
         whose = f", of {ran.user}" if ran.user else ""

@@ -1,12 +1,11 @@
 """Background workers for long requests: threads with snapshots, so that the loop goes on with all other requests.
 
-The loop gives a request a few milliseconds. A request that needs more, or calls a user's function, runs here: it gets a
-``Workspace`` and a snapshot at the next moment at which the file has exactly the applied entries. Its result is
+The loop gives a request a few milliseconds. A request that needs more runs here: it gets a ``Workspace``
+and a snapshot at the next moment at which the file has exactly the applied entries. Its result is
 compared with all commits since its snapshot. Without a conflict, the request is led like any other; otherwise it runs
 again, on a newer snapshot, until its client's time is over.
 """
 
-import ctypes
 import logging
 import sys
 import threading
@@ -29,7 +28,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
 from bedrockish.engine.statements.clock_functions import Scope
-from bedrockish.errors import BedrockishError, DamagedError, DeadlineError, StatementTimeoutError, UnavailableError
+from bedrockish.errors import BedrockishError, DamagedError, DeadlineError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary
 
@@ -40,17 +39,13 @@ TIMES = 5  # the last runs of each text that are remembered
 WATCH_S = 0.25
 WORKER = "worker"  # the name of the workers' threads
 CLOCKS = 256  # values of the clock that a thread gets at a time
-SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
+SWITCH_S = 0.0005  # how long a thread keeps Python's interpreter; by default ten times that
 BULKY_BYTES = 1 << 20  # bytes of a value, above which binding it would block the loop
-STUCK_S = 5.0  # seconds after which a stopped function that still runs counts as stuck
+STUCK_S = 5.0  # seconds after which a stopped job that still runs, in a plugin's function, counts as stuck
 LEAVE_S = 0.5  # seconds in which jobs may stop when the node leaves
 
 Action = Callable[[Workspace], Any]
 T = TypeVar("T")
-
-
-class StopWorkError(BaseException):
-    """Raised inside a function to stop it. No ``except Exception`` catches it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +55,10 @@ class Job:
     key: object  # the number of the request, or an object that no other job has
     request: Request
     action: Action
-    is_python: bool
     clock: bool = False  # whether a majority has been asked for its transaction's clock
     take: Callable[[Any], None] | None = None  # takes the result of a job that is not a client's request
     workspace: Workspace | None = None
     thread: threading.Thread | None = None
-    since: float = 0.0  # seconds at which the job got its place
     stopped: float = 0.0  # seconds at which the job was stopped; 0 before that
     is_over: bool = False  # whether its thread has finished the work; guarded by ``lock``
     busy_s: float = 0.0  # the processor time of its thread, in seconds
@@ -127,7 +120,6 @@ class WorkerPool:
         engine: Engine,
         core: Node,  # knows the committed entries
         places: int,  # the number of jobs that run at the same time; further jobs wait
-        command_s: float,  # the seconds that a user's function may run
         # Takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken, the
         # error, or None if the journal has the answer.
         deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
@@ -136,7 +128,7 @@ class WorkerPool:
         boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
-        self._command_s, self._faults, self._boundary = command_s, faults, boundary
+        self._faults, self._boundary = faults, boundary
         self._free: list[Workspace] = []
         self._jobs: dict[object, Job] = {}  # the jobs with a waiter
         self._queue: deque[Job] = deque()  # the jobs without a place
@@ -184,10 +176,10 @@ class WorkerPool:
                 if not any(times):
                     del self.long_texts[text]
 
-    def start(self, request_id: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
-        """Run an action for a request as soon as a place is free; a user's function has a limit of its own."""
+    def start(self, request_id: int, request: Request, action: Action, *, clock: bool) -> None:
+        """Run an action for a request as soon as a place is free."""
         self.requests.add(request_id)
-        self._add(Job(request_id, request, action, is_python, clock))
+        self._add(Job(request_id, request, action, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
         """Run an action in a place for the caller, outside the core's requests, and return its result."""
@@ -198,7 +190,7 @@ class WorkerPool:
             found.append(what)
             over.set()
 
-        job = Job(object(), request, action, is_python=False, take=take)
+        job = Job(object(), request, action, take=take)
         self._add(job)
         try:
             await over.wait()
@@ -229,21 +221,10 @@ class WorkerPool:
         self._fill_soon()
 
     async def watch(self) -> None:
-        """Until cancelled, stop functions that run too long, and begin jobs that waited for stuck functions."""
+        """Until cancelled, begin jobs that waited for stuck jobs."""
         while True:
             await trio.sleep(WATCH_S)
             self._fill_soon()
-            for job in [job for job in self._jobs.values() if job.is_python and job.workspace is not None]:
-                if time.monotonic() - job.since > self._command_s:
-                    name = job.request.call.name if job.request.call is not None else ""
-                    error = StatementTimeoutError(
-                        f"command {name} ran longer than {self._command_s:g} s and was stopped; make it shorter, or "
-                        "raise command_ms_max at the node",
-                        name=name,
-                        limit_s=self._command_s,
-                    )
-                    self._stop(job)
-                    self._give(job, error)
 
     def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
         """Stop the work that still runs for a request that was answered; return the answer to give."""
@@ -330,7 +311,7 @@ class WorkerPool:
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
             return
-        job.workspace, job.since = workspace, time.monotonic()
+        job.workspace = workspace
         token = trio.lowlevel.current_trio_token()
         clocks = self._new_clocks()
         # The clock is taken now, so that it is later than the snapshot.
@@ -364,24 +345,16 @@ class WorkerPool:
         found: Any
         began = time.thread_time()
         try:
-            try:
-                found = job.action(workspace)
-            except BaseException as error:
-                found = error if isinstance(error, DamagedError) else _bare(error)
-            job.busy_s = time.thread_time() - began
-            with job.lock:
-                job.is_over = True
-        except StopWorkError as error:  # it was raised after the action had ended
-            job.is_over, found = True, error
-        for _ in range(2):  # a second time if StopWorkError is raised only here
-            try:
-                token.run_sync_soon(self._done, job, workspace, found)
-                return
-            except trio.RunFinishedError:
-                workspace.close()
-                return
-            except StopWorkError:
-                continue
+            found = job.action(workspace)
+        except BaseException as error:
+            found = error if isinstance(error, DamagedError) else _bare(error)
+        job.busy_s = time.thread_time() - began
+        with job.lock:
+            job.is_over = True
+        try:
+            token.run_sync_soon(self._done, job, workspace, found)
+        except trio.RunFinishedError:
+            workspace.close()
 
     def _done(self, job: Job, workspace: Workspace, found: Any) -> None:
         if job not in self._running:
@@ -389,14 +362,14 @@ class WorkerPool:
         workspace.end()
         self._running.discard(job)
         self._share()
-        if workspace.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
+        if workspace.is_broken:
             workspace.close()
             self._engine.locks.release(job.request.command)
         elif self._is_closed:
             workspace.close()
         else:
             self._free.append(workspace)
-        if isinstance(found, Prepared) and not job.is_python and job.busy_s < 0.5 * self._budget_s:
+        if isinstance(found, Prepared) and job.busy_s < 0.5 * self._budget_s:
             self.was_short(*job.request.texts)
         if self._jobs.get(job.key) is job:
             self._give(job, found)
@@ -452,10 +425,6 @@ class WorkerPool:
             if job.is_over:
                 return
             job.workspace.stop(error)
-            if job.is_python and job.thread is not None and job.thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(job.thread.ident), ctypes.py_object(StopWorkError)
-                )
 
 
 def _bare(error: BaseException) -> BaseException:

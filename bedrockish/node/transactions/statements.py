@@ -13,7 +13,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
-from bedrockish.engine.execution.workspace import Begun, Resumed, Work, Workspace
+from bedrockish.engine.execution.workspace import Begun, Resumed, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import ConflictError
@@ -114,10 +114,7 @@ class StatementRunner:
         serializable = session.serializable
 
         def resume(workspace: Workspace) -> Resumed:
-            def run(work: Work) -> Resumed:
-                return work.resume(begun, statement)
-
-            return workspace.work(run, request.user, serializable=serializable, stays_open=True)
+            return workspace.resume(begun, statement, request.user, serializable=serializable)
 
         try:
             resumed = await self._workers.run(request, resume)

@@ -10,15 +10,14 @@ import importlib
 import importlib.util
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.bench import READ, ROWS, Draw
+from tools.bench import READ, ROWS, Statements
 from tools.cluster import DemoError, free_ports, processor_s
-from tools.scenarios.galera import STOP_S, Ran, in_threads
+from tools.scenarios.galera import Ran, Transact, end, run_clients
 
 WORKS = ("insert", "update", "read", "strict", "mix")
 READY_S = 30.0
@@ -76,13 +75,7 @@ class Etcd:
     def stop(self) -> None:
         """End all."""
         for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
     def processor_s(self) -> float:
         """Return the processor time of the nodes, in seconds."""
@@ -93,31 +86,25 @@ class Etcd:
         return self._grpc.insecure_channel(f"127.0.0.1:{self._clients[node]}", options=alone)
 
     def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:
-        """Let clients work in threads of their own, spread evenly over the nodes."""
-        ran, lock, began = Ran(), threading.Lock(), time.perf_counter()
+        """Let clients work, spread evenly over the nodes."""
 
-        def one(number: int) -> None:
-            mine, done = list[float](), 0
+        @contextlib.contextmanager
+        def connect(number: int) -> Iterator[Transact]:
             with self._channel(number % 3) as channel:
                 put, read = channel.unary_unary(PUT), channel.unary_unary(RANGE)
-                draw = Draw(work, number, clients)
-                while (start := time.perf_counter()) - began < warm_up_s + seconds:
-                    ((sql, params),) = draw()
+
+                def transact(statements: Statements) -> int:
+                    ((sql, params),) = statements
                     if sql == READ:
                         read(_range(b"row%d" % params[0]) + (b"" if work == "strict" else SERIALIZABLE))
                     else:
                         key = b"new%d" % params[0] if work == "insert" else b"row%d" % params[-1]
                         put(_put(key, str(params).encode()))
-                    end = time.perf_counter()
-                    done += 1
-                    if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
-                        mine.append(end - start)
-            with lock:
-                ran.took.extend(mine)
-                ran.total += done
+                    return 0
 
-        in_threads(one, clients)
-        return ran
+                yield transact
+
+        return run_clients(work, clients, seconds, warm_up_s, connect)
 
 
 def _field(number: int, data: bytes) -> bytes:

@@ -7,9 +7,9 @@ own.
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -93,13 +93,18 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
 
     def stop(self) -> None:
         """End it."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        if self.process is not None:
+            end(self.process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @dataclass
@@ -112,13 +117,43 @@ class Ran:
     lost: int = 0  # the number of attempts that lost a conflict
 
 
-def in_threads(work: Callable[[int], None], clients: int) -> None:
-    """Run the work of each client, by its number, in its own thread, and wait for all."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+Transact = Callable[[Statements], int]  # runs a transaction until it commits; returns how many attempts were lost
+
+
+def run_clients(
+    work: str,
+    clients: int,
+    seconds: float,
+    warm_up_s: float,
+    connect: Callable[[int], contextlib.AbstractContextManager[Transact]],
+) -> Ran:
+    """Let clients work in threads of their own; ``connect`` opens the connection of a client, by its number."""
+    ran, lock, began = Ran(), threading.Lock(), time.perf_counter()
+
+    def one(number: int) -> None:
+        mine, done, written, lost = list[float](), 0, 0, 0
+        with connect(number) as transact:
+            draw = Draw(work, number, clients)
+            while (start := time.perf_counter()) - began < warm_up_s + seconds:
+                statements = draw()
+                lost += transact(statements)
+                end = time.perf_counter()
+                done += 1
+                written += statements[0][0] != READ
+                if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
+                    mine.append(end - start)
+        with lock:
+            ran.took.extend(mine)
+            ran.total += done
+            ran.written += written
+            ran.lost += lost
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return ran
 
 
 class Galera:
@@ -126,6 +161,7 @@ class Galera:
 
     def __init__(self, directory: Path) -> None:
         self._driver = driver()
+        self._inserted = self._added = 0  # the rows and the sum that clients were told of
         ports = free_ports(12)
         self.nodes = [GaleraNode(directory, number, ports[4 * number : 4 * number + 4]) for number in range(3)]
 
@@ -187,33 +223,19 @@ class Galera:
         """Return the processor time of the nodes, in seconds."""
         return sum(processor_s(node.process.pid) for node in self.nodes if node.process is not None)
 
-    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> "Ran":
-        """Let clients work in threads of their own, spread evenly over the nodes."""
-        ran = Ran()
-        lock, began = threading.Lock(), time.perf_counter()
+    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:
+        """Let clients work, spread evenly over the nodes."""
 
-        def one(number: int) -> None:
-            mine, done, written, lost = list[float](), 0, 0, 0
+        @contextlib.contextmanager
+        def connect(number: int) -> Iterator[Transact]:
             with contextlib.closing(self.connect(number % 3)) as db:
                 if work == "strict":
                     db.query("SET SESSION wsrep_sync_wait = 1")
-                draw = Draw(work, number, clients)
-                while (start := time.perf_counter()) - began < warm_up_s + seconds:
-                    statements = draw()
-                    while not self._try(db, statements):
-                        lost += 1
-                    end = time.perf_counter()
-                    done += 1
-                    written += statements[0][0] != READ
-                    if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
-                        mine.append(end - start)
-            with lock:
-                ran.took.extend(mine)
-                ran.total += done
-                ran.written += written
-                ran.lost += lost
+                yield lambda statements: next(lost for lost in itertools.count() if self._try(db, statements))
 
-        in_threads(one, clients)
+        ran = run_clients(work, clients, seconds, warm_up_s, connect)
+        self._inserted += ran.written if work == "insert" else 0
+        self._added += ran.written if work in ("update", "hot", "mix") else 0
         return ran
 
     def _try(self, db: Any, statements: Statements) -> bool:
@@ -235,8 +257,8 @@ class Galera:
             db.rollback()
             return False
 
-    def check(self, inserted: int, added: int) -> str:
-        """Compare the counts with the tables of each node; return the difference, or an empty text."""
+    def check(self) -> str:
+        """Compare what clients were told with the tables of each node; return the difference, or an empty text."""
         wrong = []
         for number in range(3):
             with contextlib.closing(self.connect(number)) as db:
@@ -246,9 +268,9 @@ class Galera:
                 items = cursor.fetchone()[0]
                 cursor.execute("SELECT sum(value) FROM bench_row")
                 total = int(cursor.fetchone()[0])
-            if (items, total) != (inserted, added):
+            if (items, total) != (self._inserted, self._added):
                 wrong.append(f"node {number} has {items} rows and the sum {total}")
-        told = f"Galera has lost or doubled something: it has told of {inserted} rows and the sum {added}, and "
+        told = f"Galera has told of {self._inserted} rows and the sum {self._added}, and lost or doubled something: "
         return told + ", ".join(wrong) if wrong else ""
 
 

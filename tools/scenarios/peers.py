@@ -27,7 +27,7 @@ from rich.table import Table
 from tools.bench import READS, WARM_UP_S, Draw, Measured, measure_all, quantile, read_numbers
 from tools.cluster import DemoError, LocalCluster, local_cluster
 from tools.scenarios import etcd
-from tools.scenarios.galera import Ran, driver, galera
+from tools.scenarios.galera import Galera, driver, galera
 
 CHOICES = ("insert", "update", "transfer", "hot", *READS, "http")
 OURS, THEIRS, ETCD = "bedrockish", "Galera", "etcd"
@@ -94,35 +94,25 @@ async def _ask(stream: trio.SocketStream, body: bytes) -> None:
 
 def measure_galera(directory: Path, cells: list[Cell], seconds: float) -> tuple[list[Measured], str]:
     """Run all cells on three nodes of Galera; return the measurements, and a text about lost or doubled updates."""
-    found, inserted, added = list[Measured](), 0, 0
     with galera(directory) as cluster:
-        for cell in cells:
-            if cell.work == "http":
-                continue
-            used_s = cluster.processor_s()
-            ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
-            found.append(_measured(cell, ran, seconds, cluster.processor_s() - used_s))
-            inserted += ran.written if cell.work == "insert" else 0
-            added += ran.written if cell.work in ("update", "hot", "mix") else 0
-        return found, cluster.check(inserted, added)
+        return _measure_theirs(cluster, [cell for cell in cells if cell.work != "http"], seconds), cluster.check()
 
 
 def measure_etcd(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
     """Run the cells that a store of keys can on three nodes of etcd."""
-    found = list[Measured]()
     with etcd.etcd(directory) as cluster:
-        for cell in cells:
-            if cell.work in etcd.WORKS:
-                used_s = cluster.processor_s()
-                ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
-                found.append(_measured(cell, ran, seconds, cluster.processor_s() - used_s))
+        return _measure_theirs(cluster, [cell for cell in cells if cell.work in etcd.WORKS], seconds)
+
+
+def _measure_theirs(cluster: Galera | etcd.Etcd, cells: list[Cell], seconds: float) -> list[Measured]:
+    found = list[Measured]()
+    for cell in cells:
+        used_s = cluster.processor_s()
+        ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
+        nodes_ms = (cluster.processor_s() - used_s) * 1e3 / max(1, ran.total)
+        p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
+        found.append(Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms))
     return found
-
-
-def _measured(cell: Cell, ran: Ran, seconds: float, used_s: float) -> Measured:
-    p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
-    nodes_ms = used_s * 1e3 / max(1, ran.total)
-    return Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms)
 
 
 def _axes(cells: list[Cell]) -> tuple[list[str], list[int]]:

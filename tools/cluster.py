@@ -304,6 +304,47 @@ class LocalCluster:
         for node in range(len(self.nodes)):
             await self.wait_ready(node)
 
+    async def status(self, node: LocalNode, seconds: float = 3.0) -> dict[str, Any] | None:
+        """Ask a node for its status; None if it does not answer."""
+        try:
+            async with open_client(f"bedrockish://127.0.0.1:{node.port}/?connect_timeout=1&discover=no") as client:
+                return await client.status(timeout=seconds)
+        except BedrockishError:
+            return None
+
+    async def join(self, name: str, *options: str) -> LocalNode:
+        """Start a node that joins the others, and return it when it is one of them.
+
+        Raises:
+            DemoError: it did not get in.
+        """
+        node = LocalNode(name, free_ports(1)[0], self.directory)
+        lines = f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n'
+        node.config.write_text(lines)
+        node.start("join", self.url(), *options)
+        try:
+            with trio.fail_after(READY_S):
+                while await self.status(node) is None:
+                    if not node.is_running:
+                        raise DemoError(f"node {name} ended instead of joining; its log ends:\n{node.last_words()}")
+                    await trio.sleep(0.1)
+        except trio.TooSlowError:
+            raise DemoError(f"node {name} has not joined after {READY_S:.0f} s") from None
+        finally:
+            self.nodes.append(node)
+        return node
+
+    async def wait_level(self, seconds: float) -> str:
+        """Wait until all nodes have applied the same entries and no transaction is pending; else return the reason."""
+        wrong = ""
+        with trio.move_on_after(seconds):
+            while True:
+                wrong = _differences([await self.status(node) for node in self.nodes])
+                if not wrong:
+                    return ""
+                await trio.sleep(0.1)
+        return wrong or "no answer"
+
     def stop(self) -> None:
         """Ask every node to end and wait; kill the ones that do not, and say so in their logs."""
         running = [node for node in self.nodes if node.is_running]
@@ -319,6 +360,17 @@ class LocalCluster:
                 node.kill()
                 with node.log.open("a") as log:
                     log.write(f"did not end within {STOP_S:.0f} s of SIGTERM and was killed\n")
+
+
+def _differences(found: Sequence[dict[str, Any] | None]) -> str:
+    answers = [one for one in found if one is not None]
+    if len(answers) < len(found):
+        return f"{len(found) - len(answers)} nodes do not answer"
+    vectors = {one["node"]: one["applied"] for one in answers}
+    if any(vector != answers[0]["applied"] for vector in vectors.values()):
+        return f"the nodes have applied different things: {vectors}"
+    doubt = {one["node"]: one["in_doubt"] for one in answers if one["in_doubt"]}
+    return f"still in doubt: {doubt}" if doubt else ""
 
 
 def local_cluster(

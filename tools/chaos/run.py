@@ -153,9 +153,9 @@ def _updates(workload: Workload) -> int:
 async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter[str]]) -> None:
     """Record the recoveries of each process, before it is killed."""
     while True:
-        for index, node in enumerate(cluster.nodes):
+        for node in cluster.nodes:
             process = node.process
-            status = await cluster.status(index, 1.0)
+            status = await cluster.status(node, 1.0)
             if status is not None and process is not None:
                 said = {f"recoveries {name}": count for name, count in status["recoveries"].items()}
                 counted[node.name, process.pid] = Counter(said)

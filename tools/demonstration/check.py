@@ -11,10 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import trio
+from rich.console import Console
 
 from bedrockish import open_client
-from bedrockish.errors import BedrockishError
 from bedrockish.transfer.load_database import quote, read_plan
 from bedrockish_journal.verify.replay import digest
 from tools.cluster import LocalCluster
@@ -29,46 +28,6 @@ class Check:
     kept: bool  # whether it holds
     found: str  # the finding, for people
     node: str = ""  # the node, if the check was for one node
-
-
-async def vectors(cluster: LocalCluster) -> list[dict[str, int] | None]:
-    """Ask every node for its vector; None for one that does not answer."""
-    answers: list[dict[str, int] | None] = [None for _ in cluster.nodes]
-
-    async def ask(index: int) -> None:
-        try:
-            url = cluster.url(index, only=True, options="/?connect_timeout=1")
-            async with open_client(url) as client:
-                answers[index] = vector_of(await client.status(timeout=2))
-        except BedrockishError:
-            pass
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(cluster.nodes)):
-            nursery.start_soon(ask, index)
-    return answers
-
-
-def vector_of(status: dict[str, object]) -> dict[str, int]:
-    """Return the vector in a node's status."""
-    found = status.get("applied")
-    assert isinstance(found, dict), f"a status without a vector: {status}"
-    return {str(leader): int(tick) for leader, tick in found.items() if tick}
-
-
-async def wait_equal(cluster: LocalCluster, seconds: float) -> Check:
-    """Wait until all nodes have applied the same."""
-    began = trio.current_time()
-    while True:
-        found = await vectors(cluster)
-        if None not in found and all(vector == found[0] for vector in found):
-            took = trio.current_time() - began
-            text = " ".join(f"{leader}{tick}" for leader, tick in sorted((found[0] or {}).items()))
-            return Check("all nodes applied the same commits", True, f"{text}, {took:.1f} s after the last writer")
-        if trio.current_time() - began > seconds:
-            said = "; ".join(f"{node.name}: {vector}" for node, vector in zip(cluster.nodes, found, strict=True))
-            return Check("all nodes applied the same commits", False, f"still different after {seconds:.0f} s: {said}")
-        await trio.sleep(0.2)
 
 
 async def check_cluster(cluster: LocalCluster) -> list[Check]:
@@ -143,3 +102,14 @@ def check_loaded(name: str, db: sqlite3.Connection, source: Path) -> Check:
 def some(names: Sequence[str]) -> str:
     """Return the first few names, for the end of a text."""
     return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})" if names else ""
+
+
+def print_checks(console: Console, checks: list[Check]) -> None:
+    """Print every promise and whether it was kept; equal results of several nodes are on one line."""
+    alike: dict[tuple[str, bool, str], list[str]] = {}
+    for check in checks:
+        alike.setdefault((check.promise, check.kept, check.found), []).append(check.node)
+    for (promise, kept, found), nodes in alike.items():
+        verdict = "[green]kept  [/]" if kept else "[bold red]BROKEN[/]"
+        console.print(f"   {verdict} {promise:<44}{' '.join(filter(None, nodes)):<7}", end="")
+        console.print(found, markup=False)

@@ -47,7 +47,6 @@ class Tally:
     # Transfers that were refused because an account would have been overdrawn.
     refused: dict[str, Transfer] = field(default_factory=dict)
     unknown: dict[str, Transfer] = field(default_factory=dict)  # transfers whose answer never came
-    led: dict[str, int] = field(default_factory=dict)  # the number of acknowledged transfers that each node led
     retries: int = 0  # how often a node executed a transaction again after a conflict
     conflicts: int = 0  # how often a client got a conflict error and sent its command again
     lost: int = 0  # how often a client lost its answer or its node and sent its command again
@@ -136,9 +135,6 @@ class Work:
             return False
         tally.promised[transfer.id] = tally.unknown.pop(transfer.id)
         tally.retries += results[0].attempts - 1
-        if results[0].place is not None:
-            leader = results[0].place[0]
-            tally.led[leader] = tally.led.get(leader, 0) + 1
         return True
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -28,16 +27,7 @@ from rich.table import Table
 import bedrockish
 from bedrockish.errors import BedrockishError
 from tools.bench import quantile, read_numbers
-from tools.cluster import (
-    READY_S,
-    ROOT,
-    DemoError,
-    LocalCluster,
-    LocalNode,
-    clean_environment,
-    free_ports,
-    local_cluster,
-)
+from tools.cluster import READY_S, ROOT, DemoError, LocalCluster, LocalNode, clean_environment, local_cluster
 from tools.scenarios.galera import driver, galera
 from tools.scenarios.local_work import FILL, GALERA, PLAIN, POSTGRES, ROWS, SCHEMA, WORKS
 from tools.scenarios.postgres import connect, postgres
@@ -103,23 +93,16 @@ def fill(cluster: LocalCluster) -> None:
             db.execute(FILL, (first, first + BATCH - 1))
 
 
-def join_learner(cluster: LocalCluster) -> LocalNode:
-    """Let a fourth node join, and return it when it serves its file.
+async def join_learner(cluster: LocalCluster) -> LocalNode:
+    """Let a fourth node join, and return it when it has all rows.
 
     Raises:
         DemoError: it does not within a minute.
     """
-    node = LocalNode("D", free_ports(1)[0], cluster.directory)
-    node.config.write_text(f'node = "D"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n')
-    cluster.nodes.append(node)
-    node.start("join", cluster.url(0))
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until:
-        with suppress(BedrockishError), bedrockish.connect(node.database) as db:
-            if db.execute("SELECT count(*) FROM item", read="stale").value() == ROWS:
-                return node
-        time.sleep(0.2)
-    raise DemoError(f"the learner does not serve its file; its log ends:\n{node.last_words()}")
+    node = await cluster.join("D")
+    if wrong := await cluster.wait_level(READY_S):
+        raise DemoError(f"the learner does not have all rows: {wrong}")
+    return node
 
 
 @contextmanager
@@ -229,7 +212,7 @@ def main(
         plain = Path(place, "plain.sqlite")
         fill_plain(plain)
         fill(cluster)
-        node = join_learner(cluster) if learner else cluster.nodes[0]
+        node = trio.run(join_learner, cluster) if learner else cluster.nodes[0]
         engines = {PLAIN: str(plain), FILE: str(node.database), URL: cluster.url(0, only=True)}
         others = nullcontext(dict[str, str]()) if alone else peers(Path(beside))
         with others as found, writing(cluster.url(1), wanted=write):

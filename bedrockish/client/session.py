@@ -247,9 +247,7 @@ class Session(ClockCalls, QuestionCalls):
         order = order_of(sql, params)
         if order is None:
             return False
-        name = self._core.temporary.name
-        is_here = self.local_steps is not None and self.local_steps.transactions.has_temporary(name)
-        if name and not is_here and order.path is not None:
+        if self._core.temporary.name and order.path is not None:
             raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
         self._file().attach(order)
         return True

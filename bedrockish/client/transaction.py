@@ -127,6 +127,8 @@ class Transaction:
         options = self._options
         made = with_values(made, options.values)
         if any(map(makes_temporary, {one.sql for one in made})):
+            if self._local is not None:
+                self._local.check_apart()
             options.temporary.begin(self.command)
         found: list[Rows] | None = None
         if self._local is not None and self._is_begun and not options.temporary.asked:
@@ -157,7 +159,7 @@ class Transaction:
             if not self._is_begun:
                 return None
         one = local.find(self.command)
-        if one is None or one.keeps_rows:
+        if one is None:
             return None
         try:
             result = local.run_at_once(one, statement)

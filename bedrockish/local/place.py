@@ -6,7 +6,6 @@ from typing import Protocol
 import apsw
 
 from bedrockish.engine.execution.interfaces import Beside
-from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.rights import Access
@@ -17,8 +16,6 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FileSchema
 from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import Facts, Published
-
-TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 
 
 class NodeNeededError(UsageError):
@@ -47,8 +44,7 @@ class Owner(Protocol):
 class Place:
     """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
 
-    def __init__(self, owner: Owner, published: Published, facts: Facts, *, has_temporary: bool = False) -> None:
-        self.held: TemporaryWorkspace | None = None
+    def __init__(self, owner: Owner, published: Published, facts: Facts) -> None:
         self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
@@ -62,9 +58,7 @@ class Place:
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
             beside = Beside(self._reader, owner.prepare, self._wal, owner.ids, Limits(), locks, schema, owner.access)
-            if has_temporary:
-                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
-            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
+            self.workspace = Workspace(beside)
             self.workspace.scope.locks = None  # rows are locked at the node
             self.workspace.scope.tick = needs_node
         except BaseException:
@@ -98,11 +92,6 @@ class Place:
     def is_of(self, facts: Facts) -> bool:
         """Return whether the workspace's files are those of the page's present generation."""
         return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
-
-    @property
-    def is_broken(self) -> bool:
-        """Return whether the workspace's connections have failed."""
-        return self.workspace.is_broken
 
     def close(self) -> None:
         """Close the files."""

@@ -11,33 +11,23 @@ result as here, the transaction continues at the node; otherwise it fails with a
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import apsw
 
 from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
-from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.workspace import Work
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.engine.storage.overlay_vfs import Moment
-from bedrockish.errors import (
-    BedrockishError,
-    DeadlineError,
-    SqlError,
-    TemporaryLostError,
-    UnavailableError,
-    UnsupportedError,
-    UsageError,
-)
+from bedrockish.errors import BedrockishError, DeadlineError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
@@ -72,8 +62,6 @@ class Logged:
 class LocalTransaction:
     """One open transaction of this process. One thread at a time uses it."""
 
-    keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
-
     def __init__(self, owner: "LocalTransactions", place: Place, request: Request, moment: FileMoment) -> None:
         # ``request``: its BEGIN.
         self._owner, self._place, self.request = owner, place, request
@@ -86,22 +74,9 @@ class LocalTransaction:
         self._ended: BedrockishError | None = None
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = owner.statement_of(self)
-        self._moment = moment
-        self._session: Session
-        self._work: Work
-        session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
-        self._open(session, moment)
-
-    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
-        """Open the overlay on the workspace's snapshot."""
-        self._session, self._work = session, self._place.workspace.open_work(session)
-
-    def work_at(self, moment: FileMoment) -> Session | None:
-        """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
-        return self._session if self._moment.batch == moment.batch else None
-
-    def decide(self, error: BaseException | None) -> None:
-        """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
+        serializable = request.isolation == SERIALIZABLE
+        self._session = Session(serializable, request.command, request.user, base_clock=moment.clock)
+        self._work = place.workspace.open_work(self._session)
 
     @property
     def lastrowid(self) -> int | None:
@@ -166,7 +141,7 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
-        if self.keeps_rows or self._owner.has_own:
+        if self._owner.has_own:
             return None
         try:
             with self.lock:
@@ -191,8 +166,6 @@ class LocalTransaction:
         Raises:
             BedrockishError: as ``run``.
         """
-        if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
-            return [], len(statements)
         given = self._owner.ids.given
         with self.lock, self._statement:
             self._check_goes_on()
@@ -240,10 +213,6 @@ class LocalTransaction:
         """Whether SQLite itself has rolled the transaction back because of a statement."""
         return self._session.over
 
-    def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result. Only transactions with TEMP objects, a subclass, implement it."""
-        raise NotImplementedError
-
     def finish(self) -> Prepared:
         """Return the transaction for certification by the node. After an error the transaction is still open.
 
@@ -274,15 +243,12 @@ class LocalTransaction:
                 if self._statement.is_running:
                     self.stop(error)
                 else:
-                    self._leave()
+                    self._owner.give_back(self._place)
 
     def leave_ended(self) -> None:
         """Return the workspace if the transaction was ended during the statement that is now over."""
         if self._ended is not None:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._owner.give_back(self._place)
+            self._owner.give_back(self._place)
 
     def abandon(self) -> None:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
@@ -365,24 +331,18 @@ def _is_for_node(sql: str) -> bool:
     return first_word(without_settings(sql)) == "EXPLAIN"
 
 
-BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]
-
-
 class LocalTransactions:
     """The open transactions of one session of a program.
 
     Args:
         reads: the session's reads, which hold the file and its page.
-        begin_with: begins a transaction with TEMP objects.
     """
 
-    def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
-        self._reads, self._begin_with = reads, begin_with
+    def __init__(self, reads: LocalReads) -> None:
+        self._reads = reads
         self._lock = threading.Lock()
         self._beginning = threading.RLock()  # held by the thread that opens a connection or takes a snapshot
         self._idle: list[Place] = []
-        self._temporary: Place | None = None
-        self._temporary_name = ""
         self._schema: FileSchema | None = None
         self.access = Access()
         self.ids = LeasedIds()  # the row ids leased by the node
@@ -410,8 +370,6 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
-        if self._temporary is not None:
-            self._temporary.workspace.tell(given)
         for one in list(self._open.values()):
             one.give(given)
 
@@ -422,10 +380,7 @@ class LocalTransactions:
         if self.is_closed:
             return None
         with self._beginning:
-            made = self._begin(request)
-        if self.is_closed:
-            self._lose_at_close()
-        return made
+            return self._begin(request)
 
     def _begin(self, request: Request) -> LocalTransaction | None:
         if FORKING:
@@ -502,66 +457,6 @@ class LocalTransactions:
         """Whether the session has functions or attached files, which the node does not have."""
         return self.has_functions or self.attached.has_any
 
-    def has_temporary(self, name: str) -> bool:
-        """Return whether this process holds the TEMP objects of this name."""
-        return self._temporary is not None and self._temporary_name == name.removeprefix(FRESH)
-
-    def begin_with_temporary(self, request: Request, before: LocalTransaction | None = None) -> bool:
-        """Begin a transaction that uses the session's TEMP objects; return False if they must be made at the node.
-
-        Args:
-            request: its BEGIN.
-            before: the same transaction, if it began before the session had TEMP objects.
-
-        Raises:
-            TemporaryLostError: the TEMP objects are gone.
-            UnavailableError: the file was not new enough for the session in time.
-            ConflictError: see ``temporary.WithTemporary``.
-        """
-        try:
-            with self._beginning:
-                return self._begin_with_temporary(replace(request, user=self._reads.user), before)
-        finally:
-            if self.is_closed:
-                self._lose_at_close()
-
-    def _begin_with_temporary(self, request: Request, before: LocalTransaction | None) -> bool:
-        published, facts = (None, None) if self.is_closed else self._serving()
-        place = self._temporary if self.has_temporary(request.temporary) else None
-        if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
-            self.lose_temporary()
-            raise TemporaryLostError(
-                "the TEMP objects of the session are gone: the node has stopped, or has exchanged its file, or their "
-                "connection has failed; it did not happen: make them again"
-            )
-        if published is None or facts is None:
-            return False
-        if place is None:
-            self.lose_temporary()
-            place = self._temporary = Place(self, published, facts, has_temporary=True)
-            self._temporary_name = request.temporary.removeprefix(FRESH)
-        assert place.held is not None
-        if place.held.transaction is not None:
-            raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
-        place.attach()
-        moment = self._snapshot(place, published, facts.durable, request)
-        if moment is None:
-            place.workspace.end()
-            raise UnavailableError(f"{published.database} does not have the session's commits; try again")
-        made = self._begin_with(self, place, request, moment, before)
-        if before is not None:
-            before.end()
-        self._open[request.command] = made
-        if self.is_closed:
-            made.end(closed())
-        return True
-
-    def lose_temporary(self) -> None:
-        """Drop the TEMP objects of the session."""
-        place, self._temporary = self._temporary, None
-        if place is not None:
-            self._close(place)
-
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""
         return self._open.get(command)
@@ -608,15 +503,6 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
-        self._lose_at_close()
-
-    def _lose_at_close(self) -> None:
-        """Drop the TEMP objects of a closed session; a thread that is beginning a transaction with them does so."""
-        if self._beginning.acquire(blocking=False):
-            try:
-                self.lose_temporary()
-            finally:
-                self._beginning.release()
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -731,10 +617,10 @@ class LocalTransactions:
 
     def after_fork(self) -> None:
         """Leave the transactions to the parent, without closing its connections."""
-        connections.abandon((self._idle, self._open, self._temporary))
+        connections.abandon((self._idle, self._open))
         self._inherited |= self._open.keys()
         for one in self._open.values():
             one.abandon()
         self.ids.forget_leases()  # the parent gives these ids to its rows
-        self._idle, self._open, self._temporary = [], {}, None
+        self._idle, self._open = [], {}
         self._lock, self._beginning = threading.Lock(), threading.RLock()

@@ -95,33 +95,16 @@ def test_rows_are_copied_through_the_dbapi(other: Path) -> None:
         assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1, "one"), (2, "two")]
 
 
-def test_temp_objects_and_attached_files_are_both_here(other: Path) -> None:
+def test_temp_objects_and_attached_files_are_refused_together(other: Path) -> None:
+    """The TEMP objects are at the node, which has not attached the files."""
     with bedrockish.node() as node, node.connect() as db:
-        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
-        db.execute("ATTACH ? AS other", [str(other)])
-        db.execute("CREATE TEMP TABLE short AS SELECT * FROM other.x")
-        with pytest.raises(SqlError, match="already in use"):
-            db.execute("ATTACH ? AS other", [str(other)])
-        db.execute("DETACH other")
-        db.execute("ATTACH ? AS again", [str(other)])
-        assert db.execute("SELECT count(*) FROM short JOIN again.x USING (id)").value() == 2
-
-
-def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
-    other: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The TEMP objects are at the node if it did not serve its file when the first was created."""
-    with bedrockish.node() as node, node.connect() as db:
-        steps = db._client.local_steps
-        assert steps is not None
-
-        async def nowhere() -> bool:
-            return False
-
-        monkeypatch.setattr(steps, "_comes_here", nowhere)
         db.execute("ATTACH ? AS other", [str(other)])
         with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
             db.execute("CREATE TEMP TABLE short(a)")
+        with db.transaction() as tx:
+            assert tx.execute("SELECT count(*) FROM other.x").value() == 2
+            with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
+                tx.execute("CREATE TEMP TABLE short(a)")
         db.execute("DETACH other")
         db.execute("CREATE TEMP TABLE short(a)")
         with pytest.raises(UnsupportedError, match=r"ATTACH: .*; attach the file on a connection of its own"):

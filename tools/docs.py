@@ -21,26 +21,12 @@ from bedrockish.core.protocol.messages import WIRE, Reason
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish.node.admin.troubles import KINDS
 from bedrockish_journal.model.laws import ANCHORS, LAWS, TABLES
-from tools.compliance.page import compliance_page
-from tools.reference import reference_page
+from tools.compliance import page as compliance
+from tools.reference import described, reference_page
 from tools.sql_surface import surface
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by `python -m tools.docs`; do not edit. -->"
-
-
-def paragraphs(text: str) -> str:
-    """Join the lines of each paragraph of a docstring; keep indented blocks and field lists as lines."""
-    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text))
-    joined = []
-    for block in blocks:
-        head, _, rest = block.partition("\n")
-        if head.rstrip() in ("Attributes:", "Args:"):
-            fields = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", rest, flags=re.MULTILINE)
-            joined.append("\n".join(f"- `{field}`: {' '.join(said.split())}" for field, said in fields))
-        else:
-            joined.append(" ".join(block.split()))
-    return "\n\n".join(joined)
 
 
 def subclasses(base: type) -> Iterator[tuple[int, type]]:
@@ -84,7 +70,7 @@ def errors_page() -> str:
         for depth, cls in subclasses(root):
             above = f" (a `{cls.__bases__[0].__name__}`)" if depth else ""
             lines += ["", f"### {cls.__name__}", "", f"`{cls.__module__}.{cls.__name__}`{above}", ""]
-            lines += [paragraphs(cls.__doc__ or "")]
+            lines += described(cls.__doc__)
     return "\n".join(lines) + "\n"
 
 
@@ -125,7 +111,7 @@ def trace(name: str) -> list[str]:
 
 def first_paragraph(cls: type) -> str:
     """Return the first paragraph of a docstring as one line."""
-    return paragraphs(cls.__doc__ or "").split("\n\n", maxsplit=1)[0].replace("``", "`")
+    return described(cls.__doc__)[0]
 
 
 def messages() -> list[str]:
@@ -157,10 +143,8 @@ def rooms() -> list[str]:
     lines = ["| room | what it is for |", "| --- | --- |"]
     for top in ("bedrockish", "journal/bedrockish_journal", "net/bedrockish_net"):
         for path in sorted((ROOT / top).rglob("__init__.py")):
-            whole = paragraphs(ast.get_docstring(ast.parse(path.read_text())) or "").replace("``", "`")
-            said = whole.partition("\n\n")[0]
             room = path.parent.relative_to(ROOT).as_posix()
-            lines.append(f"| `{room}` | {' '.join(said.split())} |")
+            lines.append(f"| `{room}` | {described(ast.get_docstring(ast.parse(path.read_text())))[0]} |")
     return lines
 
 
@@ -265,7 +249,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/alerts.yml": alerts_page,
     "docs/architecture.md": architecture_page,
     "docs/cli.md": cli_page,
-    "docs/compliance.md": lambda: compliance_page(NOTE),
+    "docs/compliance.md": lambda: filled("compliance.md", compliance.tables()),
     "docs/errors.md": errors_page,
     "docs/laws.md": laws_page,
     "docs/protocol.md": protocol_page,

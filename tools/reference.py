@@ -31,14 +31,14 @@ def reference_page(note: str) -> str:
 
 def entry(name: str, found: object) -> list[str]:
     """Return the lines about a class or a function."""
+    about = described(inspect.getdoc(found))
     if not inspect.isclass(found):
-        return ["", f"### {name}", "", *signature(name.rpartition(".")[2], found), "", *described(found)]
-    lines = ["", f"### {name}", "", *described(found)]
+        return ["", f"### {name}", "", *signature(name.rpartition(".")[2], found), "", *about]
+    lines = ["", f"### {name}", "", *about]
     for member, kind in members(found):
-        if isinstance(kind, property):
-            lines += ["", f"#### {found.__name__}.{member}", "", *described(kind)]
-        else:
-            lines += ["", f"#### {found.__name__}.{member}", "", *signature(member, kind), "", *described(kind)]
+        lines += ["", f"#### {found.__name__}.{member}", ""]
+        lines += [] if isinstance(kind, property) else [*signature(member, kind), ""]
+        lines += described(inspect.getdoc(kind))
     return lines
 
 
@@ -66,11 +66,10 @@ def signature(name: str, found: object) -> list[str]:
     return ["```text", f"{'await ' if is_async else ''}{name}{text}", "```"]
 
 
-def described(found: object) -> list[str]:
-    """Return a docstring, its sections as lists."""
-    doc = inspect.getdoc(found) or ""
+def described(doc: str | None) -> list[str]:
+    """Return the lines of a docstring, its sections as lists."""
     lines: list[str] = []
-    for block in re.split(r"\n\s*\n", doc):
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(doc or "")):
         head, _, rest = block.partition("\n")
         if head.startswith("Why so large:"):
             continue  # the house asks that, and not a user

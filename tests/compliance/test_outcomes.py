@@ -29,7 +29,6 @@ EXPECTED = Expected(
     1,
     {"passed": 3, "skipped": 1, "failed": 0},
     {"b.refused": ("refused", "by design: so"), "c.broken": ("failed", "not yet"), "d.other": ("skipped", "not here")},
-    "all",
 )
 
 
@@ -68,7 +67,7 @@ def test_any_change_of_a_test_is_a_difference(test: str, now: tuple[str, str] | 
 
 def test_reasons_that_were_given_are_kept() -> None:
     """A new test has none, and the gate refuses that."""
-    new = renewed(EXPECTED, {**FOUND, "e.new": ("failed", "boom")}, "Suite 2", "all")
+    new = renewed(EXPECTED, {**FOUND, "e.new": ("failed", "boom")}, "Suite 2")
     assert {name: why for name, why in new.others.items() if name != "e.new"} == EXPECTED.others
     assert UNEXPLAINED in new.others["e.new"][1]
     assert (new.release, new.passed, new.plain) == ("Suite 2", 1, EXPECTED.plain)

@@ -61,7 +61,7 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
     print(f"{in_words(outcomes)} in {time.monotonic() - began:.0f} s", flush=True)
     if write:
         old = expected_of(suite)
-        write_expected(path_of(suite.expectations), renewed(old, outcomes, suite.release(), suite.selection))
+        write_expected(path_of(suite.expectations), renewed(old, outcomes, suite.release()))
     fine = judge(suite, outcomes)
     if plain and suite.run_plain is not None:
         print(f"=== {suite.name}: plain SQLite", flush=True)

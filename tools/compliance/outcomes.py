@@ -42,7 +42,6 @@ class Expected:
     # The numbers of passed, failed and skipped tests with plain SQLite; empty where that makes no sense.
     plain: dict[str, int] = field(default_factory=dict)
     others: Outcomes = field(default_factory=dict)  # test -> refused, failed or skipped, and the reason
-    selection: str = ""  # the part of the suite that runs; empty for the whole
 
     def counts(self) -> dict[str, int]:
         """Return the number of tests of each kind."""
@@ -78,8 +77,6 @@ def read_expected(path: Path) -> Expected:
             found.others[line.strip()] = heading
         elif word == "release":
             found.release = rest
-        elif word == "selection":
-            found.selection = rest
         elif word == PASSED:
             found.passed = int(rest)
         elif word == "plain":
@@ -92,8 +89,7 @@ def read_expected(path: Path) -> Expected:
 def write_expected(path: Path, expected: Expected) -> None:
     """Write a file of expectations."""
     lines = [HEAD.format(name=path.stem), f"release: {expected.release}"]
-    lines += [f"selection: {expected.selection}"] if expected.selection else []
-    lines += [f"{PASSED}: {expected.passed}"]
+    lines.append(f"{PASSED}: {expected.passed}")
     if expected.plain:
         lines.append("plain: " + ", ".join(f"{many} {kind}" for kind, many in expected.plain.items()))
     for kind, reason in sorted(expected.reasons(), key=lambda one: (KINDS.index(one[0]), one[1])):
@@ -103,9 +99,9 @@ def write_expected(path: Path, expected: Expected) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def renewed(old: Expected | None, outcomes: Outcomes, release: str, selection: str) -> Expected:
+def renewed(old: Expected | None, outcomes: Outcomes, release: str) -> Expected:
     """Return expectations as they were found, with the reasons that were given before."""
-    new = Expected(release, count(outcomes)[PASSED], old.plain if old else {}, selection=selection)
+    new = Expected(release, count(outcomes)[PASSED], old.plain if old else {})
     for test, (outcome, said) in outcomes.items():
         before = old.others.get(test) if old else None
         if outcome == SKIPPED:

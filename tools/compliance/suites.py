@@ -17,13 +17,10 @@ class Suite:
     """A suite."""
 
     name: str  # its name on the command line
-    heading: str  # the heading of its part of the page
-    title: str  # its description
     release: Callable[[], str]  # returns the installed release; expectations are for one release
     run_ours: Run  # runs it against three nodes in a directory
     run_plain: Run | None = None  # runs it against plain SQLite; None where that makes no sense
     missing: Callable[[], str | None] = lambda: None  # returns what has to be installed first, or None
-    selection: str = "all"  # the part of it that runs, for the page
     same_as: str = ""  # the suite with the same expectations
 
     @property
@@ -32,50 +29,19 @@ class Suite:
         return self.same_as or self.name
 
 
+def _sqlalchemy() -> str:
+    return f"SQLAlchemy {version('sqlalchemy')}"
+
+
+_CPYTHON_BY_PATH = partial(cpython_suite.run_ours, by_path=True)
+_SQLALCHEMY_BY_PATH = partial(sqlalchemy_suite.run_ours, by_path=True)
 SUITES = {
     one.name: one
     for one in (
-        Suite(
-            "cpython",
-            "CPython",
-            "`test_sqlite3`, CPython's own tests of `sqlite3`, with our [DB-API](dbapi.md) in its place",
-            cpython_suite.release,
-            cpython_suite.run_ours,
-            cpython_suite.run_plain,
-            cpython_suite.missing,
-        ),
-        Suite(
-            "cpython_path",
-            "CPython by path",
-            "The same suite, connected by the path of a [node's file](local.md)",
-            cpython_suite.release,
-            partial(cpython_suite.run_ours, by_path=True),
-            missing=cpython_suite.missing,
-        ),
-        Suite(
-            "sqlalchemy",
-            "SQLAlchemy",
-            "The dialect suite that ships with SQLAlchemy, on [our dialect](sqlalchemy.md)",
-            lambda: f"SQLAlchemy {version('sqlalchemy')}",
-            sqlalchemy_suite.run_ours,
-            sqlalchemy_suite.run_plain,
-        ),
-        Suite(
-            "sqlalchemy_path",
-            "SQLAlchemy by path",
-            "The same suite, connected by the path of a [node's file](local.md)",
-            lambda: f"SQLAlchemy {version('sqlalchemy')}",
-            partial(sqlalchemy_suite.run_ours, by_path=True),
-            same_as="sqlalchemy",
-        ),
-        Suite(
-            "django",
-            "Django",
-            "The tests in Django's source distribution, on [our backend](migrating.md#django)",
-            django_suite.release,
-            django_suite.run_ours,
-            django_suite.run_plain,
-            selection=f"{len(' '.join(django_suite.CHOSEN).split())} test packages that depend most on the database",
-        ),
+        Suite("cpython", cpython_suite.release, cpython_suite.run_ours, cpython_suite.run_plain, cpython_suite.missing),
+        Suite("cpython_path", cpython_suite.release, _CPYTHON_BY_PATH, missing=cpython_suite.missing),
+        Suite("sqlalchemy", _sqlalchemy, sqlalchemy_suite.run_ours, sqlalchemy_suite.run_plain),
+        Suite("sqlalchemy_path", _sqlalchemy, _SQLALCHEMY_BY_PATH, same_as="sqlalchemy"),
+        Suite("django", django_suite.release, django_suite.run_ours, django_suite.run_plain),
     )
 }

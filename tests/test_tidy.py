@@ -87,7 +87,6 @@ MAY_IMPORT = {
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
-    "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "

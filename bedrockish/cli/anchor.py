@@ -1,9 +1,10 @@
-"""``bedrockish anchor``: write the present ends of the journals to a file, signed by the nodes."""
+"""``bedrockish anchor``: write the present ends of the journals to a file; and the option ``--anchor``."""
 
+import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,9 @@ from bedrockish.cli.url import DOWN_S, UrlCommand, url_of
 from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
-from bedrockish_journal.model.anchor import (
-    FIRST,
-    Anchor,
-    Signature,
-    Statement,
-    line_hash,
-    read_signature,
-    read_statement,
-)
-from bedrockish_journal.storage.anchor_file import read_anchors
+from bedrockish_journal.model.anchor import FIRST, Anchor, Statement, line_hash, read_statement
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.anchored import Anchored, check_anchors, read_anchors
 
 TIMEOUT_S = 10.0  # for each node; a node that is behind is asked again until then
 AGAIN_S = 0.1
@@ -33,7 +27,7 @@ BEGINNING = b'{"statement": '  # the beginning of each line
 @click.command(cls=UrlCommand)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def anchor(url: str, file: Path) -> None:
-    """Add a line to FILE: the present end of each timeline of the journals, signed by the nodes' certificates.
+    """Add a line to FILE: the present end of each timeline of the journals, as a majority of the voters has it.
 
     Keep FILE where no user with write access to the nodes' files can write. 'bedrockish journal verify --anchor FILE'
     and 'bedrockish audit --anchor FILE' show later that nothing before it was changed, removed or added.
@@ -43,17 +37,10 @@ def anchor(url: str, file: Path) -> None:
         made, missing = trio.run(_make, url, log.last())
         log.add(made.line())
     said = made.statement
-    signed = ", ".join(sorted(node for node, one in made.signatures.items() if one is not None))
     ends = labels({leader: tick for leader, (tick, _) in said.heads.items()})
-    click.echo(f"anchor {said.number}: {ends}; signed by {signed or 'nobody'}")
+    click.echo(f"anchor {said.number}: {ends}; confirmed by {', '.join(sorted(made.confirmed))}")
     for node, why in sorted(missing.items()):
-        click.echo(f"{node} has not signed: {why}", err=True)
-    if not signed:
-        click.echo(
-            "the nodes have no certificates, so whoever can write to the file can make another one: keep it apart, or "
-            "see 'bedrockish tls'",
-            err=True,
-        )
+        click.echo(f"{node} has not confirmed it: {why}", err=True)
 
 
 class _Log:
@@ -106,20 +93,21 @@ class _Log:
 
 
 async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
-    """Return a new anchor, and the reasons of the voters that have not signed it."""
+    """Return a new anchor, and the reasons of the voters that have not confirmed it."""
     async with open_client(url) as client:
         nodes = await client.nodes(timeout=TIMEOUT_S)
         facts = await client.upkeep({"do": "anchor"}, timeout=TIMEOUT_S)
     said = _statement(facts, last)
     if last is not None and said.cluster != last.statement.cluster:
         raise UsageError("the file has anchors of another cluster; keep a file for each")
-    signatures: dict[str, Signature | None] = {}
+    confirmed: dict[str, None] = {}
     missing: dict[str, str] = {}
 
     async def ask(node: str) -> None:
         try:
             bound_s = TIMEOUT_S if nodes[node]["up"] else DOWN_S
-            signatures[node] = await _signature(url_of(url, nodes[node]), said, bound_s)
+            await _confirm(url_of(url, nodes[node]), said, bound_s)
+            confirmed[node] = None
         except BedrockishError as error:
             missing[node] = error.message
         except KeyError:
@@ -128,17 +116,17 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
     async with trio.open_nursery() as nursery:
         for node in said.voters:
             nursery.start_soon(ask, node)
-    if len(signatures) < said.quorum:
+    if len(confirmed) < said.quorum:
         why = "; ".join(f"{node}: {why}" for node, why in sorted(missing.items()))
         raise UnavailableError(
-            f"only {len(signatures)} of {len(said.voters)} voters confirm the ends of the journals ({why}); nothing "
+            f"only {len(confirmed)} of {len(said.voters)} voters confirm the ends of the journals ({why}); nothing "
             "was written"
         )
-    return Anchor(said.text(), said, signatures), missing
+    return Anchor(said.text(), said, confirmed), missing
 
 
 def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
-    """Return the statement to be signed, from one node's facts."""
+    """Return the statement to be confirmed, from one node's facts."""
     try:
         said = Statement(
             cluster=facts["cluster"],
@@ -156,19 +144,47 @@ def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
         raise ProtocolMismatchError(f"the node says nothing that could be anchored: {error}") from error
 
 
-async def _signature(url: str, said: Statement, bound_s: float) -> Signature | None:
-    """Return a node's signature; None if the node confirms the statement and has no certificate."""
+async def _confirm(url: str, said: Statement, bound_s: float) -> None:
+    """Have a node compare the statement with its journal; ask again while the node lacks an entry."""
     until = trio.current_time() + bound_s
-    told = None
     async with open_client(url) as client:
-        while told is None:
+        while True:
             try:
-                told = await client.upkeep({"do": "anchor", "statement": said.text()}, timeout=bound_s)
+                await client.upkeep({"do": "anchor", "statement": said.text()}, timeout=bound_s)
+                return
             except UnavailableError:
                 if trio.current_time() > until:
                     raise
                 await trio.sleep(AGAIN_S)
-    try:
-        return None if told["signature"] is None else read_signature(told["signature"])
-    except (KeyError, ValueError) as error:
-        raise ProtocolMismatchError(f"this is no signature: {error}") from error
+
+
+anchor_option = click.option(
+    "--anchor",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also compare them with the anchors in this file, written by 'bedrockish anchor'.",
+)
+
+
+def compare_with_anchors(paths: Sequence[str | Path], file: Path | None) -> Anchored | None:
+    """Compare files of nodes with the anchors in a file, and return the result; None without such a file.
+
+    Raises:
+        JournalError: a file cannot be read.
+    """
+    if file is None:
+        return None
+    anchors = read_anchors(file)
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in paths:
+            files[str(path)] = db = open_readonly(path)
+            stack.callback(db.close)
+            db.execute("BEGIN")  # one snapshot for all reads
+        return check_anchors(files, anchors)
+
+
+def in_words(told: Anchored) -> str:
+    """Return the result of the comparison as a line of a report."""
+    text = f"{told.anchors} anchors with {told.places} places"
+    return f"{text}, of which {told.removed} were removed to make room" if told.removed else text

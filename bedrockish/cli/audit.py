@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bedrockish.cli.anchored import anchor_options, hold_against, in_words
+from bedrockish.cli.anchor import anchor_option, compare_with_anchors, in_words
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
@@ -43,7 +43,7 @@ BAR = 30  # characters of the progress bar
     "--strict", is_flag=True, help="Count information as faults: all nodes must have the same entries to the last one."
 )
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
-@anchor_options
+@anchor_option
 @click.option(
     "--engine",
     type=click.Choice([DUCKDB, SPARK]),
@@ -69,7 +69,6 @@ def audit(
     strict: bool,
     replayed: bool,
     anchor: Path | None,
-    authority: Path | None,
     engine: str,
     memory: str,
     limit: int,
@@ -79,7 +78,7 @@ def audit(
         report = Report(strict, as_json)
         _check_engine(engine, memory)
         nodes = _nodes(list(files), replayed, anchor is not None)
-        anchored = hold_against([*nodes.values()], anchor, authority)
+        anchored = compare_with_anchors([*nodes.values()], anchor)
         if engine == SPARK:
             check_pyspark()
             check_java()

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bedrockish.cli.anchored import anchor_options, hold_against, in_words
+from bedrockish.cli.anchor import anchor_option, compare_with_anchors, in_words
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.upkeep import hold, prune
 from bedrockish.cli.url import UrlGroup
@@ -173,7 +173,7 @@ def _short(text: str) -> str:
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--tables", is_flag=True, help="Also replay each journal, and compare the result with the tables.")
-@anchor_options
+@anchor_option
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for --tables.")
 @click.pass_context
 def verify_files(
@@ -182,7 +182,6 @@ def verify_files(
     as_json: bool,
     tables: bool,
     anchor: Path | None,
-    authority: Path | None,
     plugins: tuple[str, ...],
 ) -> None:
     """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong.
@@ -191,7 +190,7 @@ def verify_files(
     """
     report = verify([*files], None if as_json else _progress)
     compared = _compare_tables(files, plugins) if tables else None
-    anchored = hold_against(files, anchor, authority)
+    anchored = compare_with_anchors(files, anchor)
     if anchored is not None:
         report.findings.extend(anchored.findings)
         report.unseen.pop("anchor")

@@ -125,7 +125,7 @@ COMMANDS = {
     "anchor": (
         "bedrockish.cli.anchor",
         "anchor",
-        "Add a line to FILE: the present end of each timeline of the journals, signed by the nodes' certificates.",
+        "Add a line to FILE: the present end of each timeline of the journals, as a majority of the voters has it.",
     ),
     "compact": (
         "bedrockish.cli.compact",

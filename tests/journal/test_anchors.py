@@ -1,4 +1,4 @@
-"""Anchor files, whole and hostile, and their signers."""
+"""Anchor files, whole and hostile."""
 
 import json
 from dataclasses import replace
@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bedrockish.cli.certificates import Authority
 from bedrockish.cli.main import main
-from bedrockish_journal.model.anchor import FIRST, Anchor, AnchorError, Signature, line_hash, read_statement
-from bedrockish_journal.storage.anchor_file import read_anchors
-from bedrockish_journal.verify.anchor_signatures import check_signatures, read_authority, sign
-from bedrockish_journal.verify.anchored import Anchored
+from bedrockish_journal.model.anchor import FIRST, Anchor, AnchorError, line_hash, read_statement
+from bedrockish_journal.verify.anchored import read_anchors
 from tests.journal.anchoring import anchored, hold
 from tests.journal.tampering import make
 
@@ -22,24 +19,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(make(tmp_path_factory.mktemp("anchors") / "sound").glob("*.db"))
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("authority")
-    made = Authority.at(folder, 30)
-    for name in ("A", "B", "C", "eve"):
-        made.issue(name, ["127.0.0.1"], 30, for_node=name != "eve")
-    return folder
-
-
 @pytest.fixture
 def one(sound: list[Path]) -> Anchor:
     """Return an anchor of three voters."""
     said = replace(anchored(sound)[0].statement, voters=("A", "B", "C"))
     return Anchor(said.text(), said)
-
-
-def signature(folder: Path, name: str, text: str) -> Signature:
-    return sign(text, (folder / f"{name}.pem").read_text(), (folder / f"{name}-key.pem").read_text())
 
 
 def after(last: Anchor) -> Anchor:
@@ -52,9 +36,10 @@ def write(path: Path, *anchors: Anchor) -> Path:
     return path
 
 
-def test_a_file_is_read_as_it_was_written(one: Anchor, authority: Path, tmp_path: Path) -> None:
-    signed = replace(one, signatures={"A": signature(authority, "A", one.text), "B": None})
-    both = [signed, after(signed)]
+def test_a_file_is_read_as_it_was_written(one: Anchor, tmp_path: Path) -> None:
+    """The first line is as a release before 0.3.0 wrote it."""
+    signed = replace(one, confirmed={"A": {"certificates": "PEM", "signature": "00"}, "B": None})
+    both = [signed, replace(after(signed), confirmed={"A": None, "B": None})]
     assert read_anchors(write(tmp_path / "anchors", *both)) == both
     assert read_anchors(write(tmp_path / "none")) == []
 
@@ -66,7 +51,7 @@ def test_no_line_is_removed_changed_or_added_in_the_middle(one: Anchor, tmp_path
     for wrong in ((second,), (one, third), (one, one), (second, one), (after(after(one)), one)):
         with pytest.raises(AnchorError, match="does not continue"):
             read_anchors(write(file, *wrong))
-    other = replace(one, signatures={"A": None})
+    other = replace(one, confirmed={"A": None})
     with pytest.raises(AnchorError, match=r"line 2 .* does not continue"):
         read_anchors(write(file, other, second))
     foreign = replace(second.statement, cluster="another")
@@ -82,7 +67,6 @@ def test_hostile_anchor_files_are_refused(one: Anchor, tmp_path: Path) -> None:
         "", "{}", "[]", "null", "7", '{"statement": 1}', "[" * 100_000, '{"statement": "{}", "signatures": {}}',
         json.dumps({"statement": one.text}), json.dumps({"statement": one.text, "signatures": [1]}),
         json.dumps({"statement": one.text, "signatures": {"A": 7}}),
-        json.dumps({"statement": one.text, "signatures": {"A": {"certificates": "", "signature": "zz"}}}),
         line.replace('{"statement"', '{ "statement"'),
         *(
             json.dumps({"statement": json.dumps(said | change), "signatures": {}})
@@ -111,53 +95,8 @@ def test_hostile_anchor_files_are_refused(one: Anchor, tmp_path: Path) -> None:
         read_statement(" " * 2_000_000)
 
 
-def signed_by(one: Anchor, authority: Path, **signatures: Signature | None) -> tuple[int | None, list[str]]:
-    told = Anchored(1)
-    anchor = replace(one, signatures=signatures)
-    check_signatures(told, [anchor], read_authority(authority / "ca.pem"))
-    return told.signed, [finding.text for finding in told.findings]
-
-
-def test_a_majority_signs(one: Anchor, authority: Path) -> None:
-    by = {name: signature(authority, name, one.text) for name in ("A", "B", "C")}
-    assert signed_by(one, authority, **by) == (1, [])
-    assert signed_by(one, authority, A=by["A"], C=by["C"], B=None) == (1, [])
-    signed, texts = signed_by(one, authority, A=by["A"], B=None)
-    assert signed == 0
-    assert "signed by A, and not by a majority" in texts[0]
-    assert "signed by nobody" in signed_by(one, authority)[1][0]
-
-
-def test_invalid_signatures_do_not_count(one: Anchor, authority: Path, tmp_path: Path) -> None:
-    by = {name: signature(authority, name, one.text) for name in ("A", "B", "C")}
-    stranger = Authority.at(tmp_path, 30)
-    stranger.issue("B", ["127.0.0.1"], 30, for_node=True)
-    eve = signature(authority, "eve", one.text)
-    # A node's certificate is not an authority's: it must not sign certificates of others.
-    issued = Path(tmp_path / "B.pem").read_text() + (authority / "A.pem").read_text()
-    long_ago = replace(one.statement, wall_ms=1_000_000_000_000)
-    for wrong, why in (
-        (by["A"], "that of A"),
-        (eve, "that of client:eve"),
-        (signature(tmp_path, "B", one.text), "not of the given authority"),
-        (sign(one.text, issued, (tmp_path / "B-key.pem").read_text()), "not of the given authority"),
-        (signature(authority, "B", one.text + " "), "does not fit the statement"),
-        (replace(by["B"], signature=""), "does not fit the statement"),
-        (replace(by["B"], certificates=by["A"].certificates + by["B"].certificates), "that of A"),
-        (replace(by["B"], certificates="no certificate"), "cannot be read"),
-    ):
-        signed, texts = signed_by(one, authority, A=by["A"], B=wrong)
-        assert signed == 0
-        assert why in texts[0], texts
-    earlier = Anchor(long_ago.text(), long_ago)
-    signed, texts = signed_by(earlier, authority, A=signature(authority, "A", earlier.text))
-    assert "was not valid at 2001-09-09" in texts[0]
-    signed, texts = signed_by(one, authority, A=by["A"], D=by["C"])
-    assert signed == 0  # a signature under another name is invalid, and a learner's does not count
-
-
 def test_voters_of_an_anchor_are_those_of_the_journal(sound: list[Path]) -> None:
-    """Otherwise one node could name itself as the only voter, and sign."""
+    """Otherwise one node could name itself as the only voter, and confirm alone."""
     [true] = anchored(sound)
     assert hold(sound, [true]).findings == []
     said = replace(true.statement, voters=("A",))
@@ -173,7 +112,7 @@ def test_lagging_node_passes_and_a_lost_end_is_found(sound: list[Path]) -> None:
     assert all("the end of the timeline is gone" in one.text for one in told.findings)
 
 
-def test_commands_compare_files_with_anchors(sound: list[Path], one: Anchor, authority: Path, tmp_path: Path) -> None:
+def test_commands_compare_files_with_anchors(sound: list[Path], tmp_path: Path) -> None:
     [true] = anchored(sound)
     good = str(write(tmp_path / "good", true))
     bad = replace(true.statement, founders="0" * 64)
@@ -183,21 +122,13 @@ def test_commands_compare_files_with_anchors(sound: list[Path], one: Anchor, aut
         done = CliRunner().invoke(main, [*command, "--anchor", good])
         assert done.exit_code == 0, done.output
         assert "1 anchors with" in done.output
-        assert "use --authority" in done.output
         assert "anchor (--anchor)" not in done.output
         done = CliRunner().invoke(main, [*command, "--anchor", wrong])
         assert done.exit_code == 1
         assert "who founded the cluster is not what anchor 1 says" in done.output
-        done = CliRunner().invoke(main, [*command, "--anchor", good, "--authority", str(authority / "ca.pem")])
-        assert done.exit_code == 1
-        assert "signed by nobody" in done.output
         done = CliRunner().invoke(main, [*command, "--anchor", good, "--json"])
         assert json.loads(done.output)["holds"]
         done = CliRunner().invoke(main, [*command, "--anchor", str(sound[0])])
         assert done.exit_code in (1, 3)
         assert "is no anchor" in done.output
-        done = CliRunner().invoke(main, [*command, "--authority", str(authority / "ca.pem")])
-        assert "name their file with --anchor" in done.output
-        done = CliRunner().invoke(main, [*command, "--anchor", good, "--authority", good])
-        assert "has no certificates" in done.output
         assert CliRunner().invoke(main, command).output.count("anchor (--anchor)") == 1

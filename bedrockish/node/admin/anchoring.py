@@ -1,11 +1,9 @@
-"""The order ``anchor``: the heads of this node's journal, and its signature under a statement of journals' heads.
+"""The order ``anchor``: the heads of this node's journal, and its confirmation of a statement of journals' heads.
 
-A node signs only entries of its own journal. So a majority holds everything that a majority of the voters has signed.
+A node confirms only entries of its own journal. So a majority holds everything that a majority of the voters confirms.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -13,7 +11,7 @@ import trio
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.errors import UnavailableError, UsageError
-from bedrockish_journal.model.anchor import Signature, Statement, read_statement
+from bedrockish_journal.model.anchor import Statement, read_statement
 from bedrockish_journal.storage.store import heads, reading
 from bedrockish_journal.verify.anchored import founders_hash, head_hash
 
@@ -32,11 +30,11 @@ class Anchoring:
         self._limiter = trio.CapacityLimiter(1)
 
     async def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``anchor``: sign a ``statement``, or, without one, return the facts for a statement.
+        """Answer the order ``anchor``: confirm a ``statement``, or, without one, return the facts for a statement.
 
         Raises:
             UsageError: the text is not a statement, or the statement contradicts this node's journal.
-            UnavailableError: this node lacks entries that the statement names, or cannot sign.
+            UnavailableError: this node lacks entries that the statement names.
         """
         text = asked.get("statement")
         if text is None:
@@ -44,10 +42,10 @@ class Anchoring:
         try:
             said = read_statement(text if isinstance(text, str) else "")
         except ValueError as error:
-            raise UsageError(f"this node signs no such statement: {error}") from None
+            raise UsageError(f"this node confirms no such statement: {error}") from None
         self._check(said)
-        signature = await trio.to_thread.run_sync(self._sign, text, said, limiter=self._limiter)
-        return {"node": self._core.state.me, "signature": signature and asdict(signature)}
+        await trio.to_thread.run_sync(self._compare, said, limiter=self._limiter)
+        return {"node": self._core.state.me, "signature": None}  # a release before 0.3.0 looks for a signature
 
     def _members(self) -> dict[str, Any]:
         membership = self._core.state.roster.membership
@@ -76,8 +74,8 @@ class Anchoring:
         if abs(said.wall_ms - self._wall_ms()) > WALL_MS_MAX:
             raise UsageError(f"the time in the statement is not that of {known['node']}; set the clock of your machine")
 
-    def _sign(self, text: str, said: Statement) -> Signature | None:
-        """Sign a statement, or return None where this node has no certificate."""
+    def _compare(self, said: Statement) -> None:
+        """Compare a statement with this node's journal."""
         with reading(self._config.database) as db:
             if founders_hash(db) != said.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")
@@ -90,17 +88,3 @@ class Anchoring:
                         f"{leader}{tick} is another entry at {self._core.state.me}: the journals differ; run "
                         "'bedrockish journal verify' with the files of all nodes"
                     )
-        security = self._config.security
-        if not security.encrypts:
-            return None
-        try:
-            from bedrockish_journal.verify.anchor_signatures import sign
-        except ImportError:
-            raise UnavailableError(
-                f"{self._core.state.me} cannot sign: cryptography is not installed there; pip install 'bedrockish[tls]'"
-            ) from None
-        files = security.files(self._config.node)
-        try:
-            return sign(text, Path(files.certificate).read_text(), Path(files.key).read_text())
-        except (OSError, ValueError, TypeError) as error:
-            raise UnavailableError(f"{self._core.state.me} cannot sign with {files.key}: {error}") from error

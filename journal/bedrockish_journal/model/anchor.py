@@ -1,10 +1,12 @@
-"""Anchors: the ends of a cluster's journals at a moment, signed by its nodes and kept out of the nodes' reach.
+"""Anchors: the ends of a cluster's journals at a moment, confirmed by its voters and kept out of the nodes' reach.
 
 An attacker with write access to all files of a cluster can make journals that break no law: by cutting their ends, or
-by replacing an answer and computing all hashes again. Only a record outside of the cluster reveals such an attack. An
-anchor file has one anchor per line, a JSON object: ``statement``, the signed text, and ``signatures``, by node. A
-statement names the hash of the line before it. So lines can be appended, but no line can be changed or removed from
-the middle, as in a transparency log (RFC 6962).
+by replacing an answer and computing all hashes again. Only a record outside of the cluster reveals such an attack.
+
+An anchor file has one anchor per line, a JSON object: ``statement``, a text, and ``signatures``, the voters that
+confirmed it, each with the value null; releases before 0.3.0 wrote a signature there. A statement names the hash of the
+line before it. So lines can be appended, but no line can be changed or removed from the middle, as in a transparency
+log (RFC 6962).
 """
 
 import json
@@ -17,7 +19,6 @@ from typing import Any
 from bedrockish_journal.model.errors import JournalFileError
 
 VERSION = 1
-SIGNED_AS = b"bedrockish anchor 1\n"  # signed before the statement: the signature fits no other kind of text
 FIRST = "0" * 64  # ``previous`` of the first anchor of a file
 STATEMENT_BYTES_MAX = 1 << 20
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -29,7 +30,7 @@ class AnchorError(JournalFileError):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The signed statement."""
+    """The ends of the journals, as the voters confirm them."""
 
     cluster: str  # the id of the cluster
     number: int  # the number of the anchor in its file, from 1
@@ -47,31 +48,21 @@ class Statement:
         return len(self.voters) // 2 + 1
 
     def text(self) -> str:
-        """Return the text that is signed."""
+        """Return the text that the voters confirm."""
         return json.dumps({"anchor": VERSION, **asdict(self)}, sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The signature of one node."""
-
-    certificates: str  # the node's own certificate, then the certificates between it and the authority; PEM
-    signature: str  # the signature of ``SIGNED_AS`` and the statement, in hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
     """A line of an anchor file."""
 
-    text: str  # the statement as it was signed
+    text: str  # the statement as it was confirmed
     statement: Statement  # the decoded statement
-    # Each node's signature; None for a node without a certificate, which signs nothing.
-    signatures: Mapping[str, Signature | None] = field(default_factory=dict)
+    confirmed: Mapping[str, Any] = field(default_factory=dict)  # the voters that confirmed it; see above for the values
 
     def line(self) -> str:
         """Return the line of the file, without its end."""
-        signed = {node: one and asdict(one) for node, one in sorted(self.signatures.items())}
-        return json.dumps({"statement": self.text, "signatures": signed})
+        return json.dumps({"statement": self.text, "signatures": dict(sorted(self.confirmed.items()))})
 
 
 def read_statement(text: str) -> Statement:
@@ -153,31 +144,13 @@ def _read_line(line: bytes) -> Anchor:
     said = _parsed(line.decode("utf-8"))
     if not isinstance(said, dict) or not isinstance(said.get("statement"), str):
         raise ValueError("it has no statement")
-    signatures: dict[str, Signature | None] = {}
-    packed = said.get("signatures")
-    if not isinstance(packed, dict):
-        raise ValueError("it has no signatures")
-    for node, one in packed.items():
-        signatures[node] = None if one is None else read_signature(one)
-    anchor = Anchor(said["statement"], read_statement(said["statement"]), signatures)
+    confirmed = said.get("signatures")
+    if not isinstance(confirmed, dict) or not all(one is None or isinstance(one, dict) for one in confirmed.values()):
+        raise ValueError("it does not say who confirmed it")
+    anchor = Anchor(said["statement"], read_statement(said["statement"]), confirmed)
     if anchor.line().encode() != line:  # an anchor has one spelling, so nothing can be hidden in another spelling
         raise ValueError("it is not written as anchors are")
     return anchor
-
-
-def read_signature(packed: object) -> Signature:
-    """Return the signature of its decoded JSON.
-
-    Raises:
-        ValueError: ``packed`` is malformed.
-    """
-    if not isinstance(packed, dict):
-        raise ValueError("a signature should be an object")
-    certificates, signature = packed.get("certificates"), packed.get("signature")
-    if not isinstance(certificates, str) or not isinstance(signature, str):
-        raise ValueError("a signature should have the texts 'certificates' and 'signature'")
-    bytes.fromhex(signature)
-    return Signature(certificates, signature)
 
 
 def line_hash(line: bytes) -> str:

@@ -1,16 +1,17 @@
-"""Compares journals with anchors: the entries that an anchor covers must still be there, unchanged.
+"""Reads anchors, and compares journals with them: the entries that an anchor covers must still be there, unchanged.
 
 The hash of an entry covers its whole timeline up to the entry. So if the hash at an anchored place is the same, and
 every entry continues the one before it (the law ``link``), no entry up to the place was changed, removed or added.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import apsw
 
-from bedrockish_journal.model.anchor import Anchor, Statement
+from bedrockish_journal.model.anchor import Anchor, AnchorError, Statement, parse_anchors
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
@@ -18,6 +19,7 @@ from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 from bedrockish_journal.storage.pruning import Mark, marks
 
 LAW = "anchor"
+BYTES_MAX = 256 << 20  # an hourly anchor of five nodes takes a megabyte in some three weeks
 _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 
 
@@ -29,10 +31,23 @@ class Anchored:
     places: int = 0  # the number of heads in these anchors
     # The number of heads that could not be checked, because every given file has removed their entries.
     removed: int = 0
-    # The number of anchors that a majority of the voters has signed, with certificates of the given authority; None
-    # without an authority.
-    signed: int | None = None
     findings: list[Finding] = field(default_factory=list)  # the faults
+
+
+def read_anchors(path: str | os.PathLike[str]) -> list[Anchor]:
+    """Return the anchors of a file, to which ``bedrockish anchor`` adds lines.
+
+    Raises:
+        AnchorError: the file cannot be read, or a line is not an anchor or does not continue the line before it.
+    """
+    name = os.fspath(path)
+    try:
+        if os.path.getsize(name) > BYTES_MAX:
+            raise AnchorError(name, f"{name} is longer than {BYTES_MAX >> 20} MiB; begin another file of anchors")
+        with open(name, "rb") as file:
+            return parse_anchors(file.read(), name)
+    except OSError as error:
+        raise AnchorError(name, f"the anchors in {name} cannot be read: {error.strerror}") from error
 
 
 def founders_hash(db: apsw.Connection) -> str:
@@ -50,7 +65,7 @@ def head_hash(db: apsw.Connection, leader: str, tick: int) -> bytes | None:
 
 
 def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor]) -> Anchored:
-    """Compare the files of nodes with anchors, and return the result. ``anchor_signatures`` checks the signatures.
+    """Compare the files of nodes with anchors, and return the result.
 
     Args:
         files: open files, by node.
@@ -109,10 +124,7 @@ def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Fi
 
 
 def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
-    """Yield a finding for each file whose membership has other voters than the anchor names.
-
-    An attacker with the key of one node could name this node as the only voter, so that its signature would suffice.
-    """
+    """Yield a finding for each file whose membership has other voters than the anchor names."""
     for node, known in voters.items():
         here = known.get(said.members)
         if here is not None and here != said.voters:

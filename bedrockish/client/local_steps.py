@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from bedrockish.api.requests import (
@@ -32,7 +31,6 @@ from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
     ConflictError,
-    DeadlineError,
     SqlError,
     UnavailableError,
     UnsupportedError,
@@ -49,7 +47,6 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
 APART = "the node has those of the session, and not this program's files"
-STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
 OF_THE_FILE = (UnavailableError, UnsupportedError)  # also if another thread closes the session
@@ -137,45 +134,6 @@ class LocalSteps:
         if found is None and self.transactions.is_inherited(command):
             raise ClientClosedError(INHERITED)
         return found
-
-    async def read_strictly(self, request: Request) -> list[Rows] | None:
-        """Run statements that only read in this process, and let the node certify their read set.
-
-        The read is retried after a conflict. After ``STRICT_TRIES`` conflicts it is left to the node, which reads its
-        newest rows before they are durable. But the node lacks the program's functions and attached files; a session
-        that has any retries until the timeout. Return the results; None if the node must run the statements.
-
-        Raises:
-            ConflictError: other transactions changed the rows in each try, until the timeout.
-            BedrockishError: see ``LocalTransactions.read``.
-        """
-        until, tries = time.monotonic() + request.timeout_s, 0
-        while await self._comes_here():
-            token = self._session._core.token
-            asked = replace(request, token=token)
-            stop = partial(self.transactions.stop_one, asked.command)
-            found = await self._session._in_place(self.transactions.read, asked, stop=stop)
-            if found is None:
-                return None
-            results, prepared, seen = found
-            last, left_s = replace(asked, statements=(), read_only=True, token=Token()), until - time.monotonic()
-            try:
-                await self._session._call(Step(0, last, COMMIT, encode_prepared(prepared)), max(left_s, 0.05))
-            except ConflictError:
-                tries += 1
-                if tries >= STRICT_TRIES and not self.transactions.has_own:
-                    return None
-                if time.monotonic() >= until:
-                    raise
-                await self._session._in_place(time.sleep, AGAIN_S)  # until the newer rows are durable in the file
-                continue
-            except DeadlineError:
-                raise
-            except BedrockishError:
-                return None
-            self._session._core.see(seen)
-            return [Rows(one.columns, one.rows) for one in results]
-        return None
 
     def _is_here(self) -> bool:
         """Return whether the session's calls go to the node of the file."""

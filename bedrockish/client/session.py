@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import (
     SERIALIZABLE,
-    STRICT,
     MemberChange,
     Params,
     Request,
@@ -53,7 +52,6 @@ from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_settings import LIKE, first_setting
 from bedrockish.sqltext.session_values import SessionValues, asks_values
-from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import make_temporary
 
 if TYPE_CHECKING:
@@ -65,7 +63,6 @@ WITHOUT_FILE = (
     "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
 )
 
-READING = ("SELECT", "VALUES", "WITH")
 APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
@@ -149,7 +146,7 @@ class Session(ClockCalls, QuestionCalls):
         if told is not None:
             return told
         if self.local is not None and command is None and not self._core.temporary.name:
-            found = await self._read_in_program(statements, read, timeout)
+            found = await self._read_in_program(statements, read)
             if found is not None:
                 return found[0]
         results = await self.transact(
@@ -190,7 +187,7 @@ class Session(ClockCalls, QuestionCalls):
                 return done
         elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
             pairs = [(s, None) if isinstance(s, str) else s for s in statements]
-            found = await self._read_in_program(pairs, read, timeout)
+            found = await self._read_in_program(pairs, read)
             if found is not None:
                 return found
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
@@ -279,22 +276,11 @@ class Session(ClockCalls, QuestionCalls):
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
 
-    async def _read_in_program(
-        self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None
-    ) -> list[Rows] | None:
+    async def _read_in_program(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read; return None if the node must be asked."""
         if any(isinstance(sql, str) and first_setting(sql) is not None for sql, _ in statements):
             return None
-        found = await self._read_here(statements, read)
-        level = read or self.target.read
-        if found is not None or level != STRICT or self.local_steps is None:
-            return found
-        if not all(isinstance(sql, str) and first_word(sql) in READING for sql, _ in statements):
-            return None
-        request = make_request(new_command(), statements, level, SERIALIZABLE, self._seconds(timeout_s))
-        request = replace(request, statements=with_values(request.statements, self._core.values))
-        found = await self.local_steps.read_strictly(request)
-        return None if found is None else seen(found, self._core.values)
+        return await self._read_here(statements, read)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and the file is new enough; return None otherwise."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
+from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
@@ -34,7 +34,7 @@ from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.place import NodeNeededError, Place
-from bedrockish.local.program_functions import Give, ProgramError
+from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
@@ -185,19 +185,6 @@ class LocalTransaction:
             return self._work.run(statement)
         self._work.control(control)
         return Result((), [], -1, self.lastrowid)
-
-    def read(self, statement: Statement) -> Result:
-        """Run one statement that only reads; return its result.
-
-        Raises:
-            UnsupportedError: the statement does not only read, or no read set covers its reads.
-            BedrockishError: see ``run``.
-        """
-        with self.lock, self._statement:
-            result = self._work.run(statement, read_only=True)
-            if self._session.looked_behind or self._work.scope.used:
-                raise UnsupportedError("read sets do not cover the database's own tables and clocks")
-            return result
 
     def _note(self, one: Logged) -> None:
         if self.log is None:
@@ -406,29 +393,6 @@ class LocalTransactions:
             made.end(closed())
         return made
 
-    def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
-        """Run statements that only read, as one transaction; return None if the node must run them or reject them.
-
-        Return the results, the transaction for certification by the node, and the session's token after the read.
-
-        Raises:
-            ProgramError: a function of the program has raised an error.
-            DeadlineError: the program has interrupted the read.
-        """
-        one = self.begin(request)
-        if one is None:
-            return None
-        try:
-            return [one.read(statement) for statement in request.statements], one.finish(), one.seen
-        except ProgramError:
-            raise
-        except BedrockishError as error:
-            if error.details.get("interrupted"):
-                raise
-            return None
-        finally:
-            self.forget(request.command)
-
     def statement_of(self, one: LocalTransaction) -> "_Statement":
         """Return the context manager for each statement of a transaction."""
         return _Statement(one, self._reads, self.ids.given)
@@ -486,12 +450,6 @@ class LocalTransactions:
         """Interrupt the statements that other threads run; their transactions are lost."""
         for one in list(self._open.values()):
             one.interrupt()
-
-    def stop_one(self, command: str) -> None:
-        """Interrupt the statement of one transaction, which is lost; do nothing if it has ended."""
-        found = self.find(command)
-        if found is not None:
-            found.interrupt()
 
     def close(self) -> None:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""

@@ -504,13 +504,13 @@ def test_repeated_read_leaves_a_node_that_stops(bench: Bench, monkeypatch: pytes
 LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
 
 
-@pytest.mark.parametrize("kind", ["read", "strict", "transaction"])
+@pytest.mark.parametrize("kind", ["read", "transaction"])
 def test_statement_of_a_cancelled_task_ends(node: LocalNode, db: Connection, table: str, kind: str) -> None:
     """Trio delivered the cancellation when the statement was over; by URL it comes at once."""
 
     async def count(client: bedrockish.Client) -> None:
         if kind != "transaction":
-            await client.execute(LONG, read="strict" if kind == "strict" else "session")
+            await client.execute(LONG)
             return
         async with client.transaction() as opened:
             await opened.execute(f"INSERT INTO {table} VALUES (800, 8)")

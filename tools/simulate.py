@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
-from tools.sim.shrink import shrink
+from tools.sim.shrink import Shrinker
 from tools.sim.world import LawBrokenError, World
 
 DRAWS = {"all": draw_options, "wide": draw_wide_options, "hard": draw_hard_options}
@@ -132,33 +132,14 @@ def _tell(found: Finding, runs: int) -> None:
     options = found.options
     print(f"seed {options.seed} breaks a law: {found.law}\n  {found.story}\n  {options}", flush=True)
     if runs:
-        small = shrink(options, run_seed, runs)
+        small = Shrinker(run_seed, options, runs).shrink()
         print(f"  smaller: seed {small.seed}: {small}", flush=True)
 
 
 def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> None:
-    faults = {name.removeprefix("fault "): count for name, count in sorted(total.items()) if name.startswith("fault ")}
-    if total["lost"] or total["doubled"]:
-        faults |= {"message lost": total["lost"], "message doubled": total["doubled"]}
-    print(f"transactions {total['commits']}, repeats {total['repeats']}, strict reads {total['strict reads']}")
-    print(f"commands answered {total['answers']}, did not happen {total['errors']}, unknown {total['unknown']}")
-    print("faults " + ", ".join(f"{name} {count}" for name, count in faults.items()))
-    print(f"recoveries {total['recoveries']}, adoptions {total['adoptions']}", end="")
-    print(f"; commands that came together {total['came together']}, that shared a transaction {total['joined']}")
-    members = {
-        name.removeprefix("member "): count for name, count in sorted(total.items()) if name.startswith("member ")
-    }
-    kinds = ", ".join(f"{name} {count}" for name, count in members.items())
-    print(f"membership changes {total['membership changes']}: {kinds}; timelines retired {total['timelines retired']}")
-    joined = total["joined by copy"], total["joined by replay"]
-    print(f"joined by copy {joined[0]}, by replay {joined[1]}; files lost {total['files lost']}", end="")
-    print(f", put back {total['files put back']}; turned away {total['turned away']}")
-    damage = total["rows damaged"], total["transactions doubted"], total["nodes damaged"], total["filled again"]
-    print("rows damaged {}, transactions doubted {}, nodes that found it {}, filled again {}".format(*damage))
-    print(
-        f"{total['seeds']} seeds, {failures} failed, {total['events']} events, {seconds / 3600:.3f} core-hours, "
-        f"{took:.1f} s"
-    )
+    for name, count in sorted(total.items()):
+        print(f"{count:12,}  {name}")
+    print(f"{total['seeds']} seeds, {failures} failed, {seconds / 3600:.3f} core-hours, {took:.1f} s")
 
 
 def override(text: str, parser: argparse.ArgumentParser) -> tuple[str, object]:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from bedrockish.core.describe import Printer
 from bedrockish.core.protocol.events import Received
 from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.records import Member, Membership
@@ -24,7 +25,6 @@ from tools.sim.machine import Machine
 from tools.sim.network import Network
 from tools.sim.operator import Operator
 from tools.sim.options import Options
-from tools.sim.printing import short
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SETTLE_S = 60.0  # time within which a cluster without faults must come to rest
@@ -63,6 +63,7 @@ class World:
             name: Member(name, f"{name.lower()}:4100", place < options.voters) for place, name in enumerate(names)
         }
         self.founded = self.membership = Membership(0, members, "simulated", options.level)
+        self._printer = Printer(names)
         self.machines: dict[str, Machine] = {}
         for name in names:
             self.add_machine(name, Image(self.founded), f"file of {name}")
@@ -255,7 +256,7 @@ class World:
         self.flips.says(self.machines[source], message)
         self.digest.update(data)
         if self.tell is not None:
-            self.tell(f"{self.now:10.6f} {source} -> {target} {short(message)}")
+            self.tell(f"{self.now:10.6f} {source} -> {target} {self._printer.message(message)}")
         self.network.send(source, target, data)
 
     def allows(self, name: str) -> bool:
@@ -280,7 +281,7 @@ class World:
             self.digest.update(b"r%d" % int(self.now * 1e6))
             if self.tell is None:
                 return
-            what = ("<-", event.peer, short(event.message))
+            what = ("<-", event.peer, self._printer.message(event.message))
         text = f"{self.now:10.6f} {who} " + " ".join(map(short, what))
         self.digest.update(text.encode())
         if self.tell is not None:
@@ -289,3 +290,15 @@ class World:
     def broken(self, law: str, story: str) -> None:
         """End this world because a law is broken, by raising LawBrokenError."""
         raise LawBrokenError(law, f"at {self.now:.3f} s: {story}")
+
+
+def short(value: object) -> str:
+    """Return a value as one line, without its bytes."""
+    fields = getattr(value, "__dataclass_fields__", None)
+    if isinstance(value, str | Txid):
+        return str(value)
+    if fields is None:
+        return repr(value)[:100]
+    return f"{type(value).__name__} " + " ".join(
+        f"{name}={short(getattr(value, name))}" for name in fields if name not in ("store", "access_set", "statements")
+    )

@@ -46,7 +46,6 @@ from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
-APART = "the node has those of the session, and not this program's files"
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
 OF_THE_FILE = (UnavailableError, UnsupportedError)  # also if another thread closes the session
@@ -118,15 +117,6 @@ class LocalSteps:
         else:
             found = await self._run_all(one, what.request.statements, lambda: what, timeout_s, begins=what.op == BEGIN)
         return Answered(0, Answer(encode_results(found), one.seen))
-
-    def check_apart(self) -> None:
-        """Check that no file is attached in this process: TEMP objects are at the node.
-
-        Raises:
-            UnsupportedError: one is.
-        """
-        if self.transactions.attached.has_any:
-            raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the transaction of a command if it is open in this process."""

@@ -48,7 +48,6 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
-from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_settings import LIKE, first_setting
 from bedrockish.sqltext.session_values import SessionValues, asks_values
@@ -59,11 +58,6 @@ if TYPE_CHECKING:
     from bedrockish.local.reads import LocalReads
 
 T = TypeVar("T")
-WITHOUT_FILE = (
-    "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
-)
-
-APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
 class Session(ClockCalls, QuestionCalls):
@@ -140,8 +134,6 @@ class Session(ClockCalls, QuestionCalls):
         statements = [(sql, params)]
         if self._is_plain(sql):
             return (await self._send_plain(statements, timeout, read, isolation, command, resend=resend))[0]
-        if self.local is not None and self._attaches(sql, params):
-            return Rows((), [])
         told = self._switched(sql)
         if told is not None:
             return told
@@ -238,16 +230,6 @@ class Session(ClockCalls, QuestionCalls):
         if found[1] is None and name != LIKE:
             return Rows((name,), [(int(name in values.settings),)])
         return Rows((), [])
-
-    def _attaches(self, sql: str, params: Params) -> bool:
-        """Attach or detach a file in this process if a statement says so; return whether it does."""
-        order = order_of(sql, params)
-        if order is None:
-            return False
-        if self._core.temporary.name and order.path is not None:
-            raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
-        self._file().attach(order)
-        return True
 
     async def _is_opened_for(self, texts: list[str]) -> bool:
         """Return whether statements need an open transaction: they use TEMP objects, or write at a learner's file."""
@@ -473,12 +455,6 @@ class Session(ClockCalls, QuestionCalls):
             self.local_steps.transactions.close()
         if self.local is not None:
             self.local.close()
-
-    def _file(self) -> "LocalReads":
-        """Return the object that reads the node's file in this process."""
-        if self.local is None:
-            raise UnsupportedError(WITHOUT_FILE)
-        return self.local
 
     def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
         read = read or self.target.read

@@ -127,8 +127,6 @@ class Transaction:
         options = self._options
         made = with_values(made, options.values)
         if any(map(makes_temporary, {one.sql for one in made})):
-            if self._local is not None:
-                self._local.check_apart()
             options.temporary.begin(self.command)
         found: list[Rows] | None = None
         if self._local is not None and self._is_begun and not options.temporary.asked:

@@ -12,7 +12,6 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.errors import UsageError
 from bedrockish.local import connections
-from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FileSchema
 from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import Facts, Published
@@ -30,12 +29,8 @@ class Owner(Protocol):
     ids: LeasedIds  # the row ids leased by the node
     access: Access  # the rights of the cluster's users
 
-    @property
-    def attached(self) -> Attached:
-        """The files that the session has attached."""
-
     def prepare(self, db: apsw.Connection) -> None:
-        """Register the program's functions on a connection, and attach the session's files to it."""
+        """Register the program's functions on a connection."""
 
     def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot."""
@@ -48,7 +43,6 @@ class Place:
         self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
-        self._attached = owner.attached.version
         reader = self._connect()
         try:
             reader.execute("ROLLBACK")
@@ -81,13 +75,6 @@ class Place:
     def reader(self) -> apsw.Connection:
         """The connection that holds the snapshot."""
         return self._dbs[0]
-
-    def attach(self) -> None:
-        """Attach the session's files to the workspace's connections, before a transaction begins."""
-        attached = self._owner.attached
-        if self._attached != attached.version:
-            self.workspace.tell(attached.bring)
-            self._attached = attached.version
 
     def is_of(self, facts: Facts) -> bool:
         """Return whether the workspace's files are those of the page's present generation."""

@@ -29,7 +29,6 @@ from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import BedrockishError, DeadlineError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections
-from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
@@ -101,18 +100,10 @@ class LocalTransaction:
                     self._owner.ids.take_again()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
-            if self._owner.attached.has_any:
-                raise UnsupportedError(
-                    f"the statement needs the node ({error.message}), which has none of the attached files; detach "
-                    "them before the transaction begins",
-                    sql=statement.sql,
-                ) from error
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
         except UnsupportedError as error:  # the node raises the same error, or can run the statement
-            if self._owner.attached.has_any:
-                raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
             if "no such function" in error.message or "no such collation" in error.message:
@@ -141,7 +132,7 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
-        if self._owner.has_own:
+        if self._owner.has_functions:
             return None
         try:
             with self.lock:
@@ -340,16 +331,10 @@ class LocalTransactions:
         watch_forks(self)
         wait_at_forks(self)
 
-    @property
-    def attached(self) -> Attached:
-        """The files that the session has attached."""
-        return self._reads.attached
-
     def prepare(self, db: apsw.Connection) -> None:
-        """Register the program's functions on a connection, and attach the session's files to it."""
+        """Register the program's functions on a connection."""
         for given in self._reads.given:
             given(db)
-        self.attached.bring(db)
 
     def _give(self, given: Give) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
@@ -378,7 +363,6 @@ class LocalTransactions:
             if published is None or facts is None:
                 return None
             place = self._place(published, facts)
-            place.attach()
             moment = self._snapshot(place, published, facts.durable, request)
             if moment is None:
                 self.give_back(place)
@@ -415,11 +399,6 @@ class LocalTransactions:
     def has_functions(self) -> bool:
         """Whether the program has registered functions, collations or a progress handler."""
         return bool(self._reads.given)
-
-    @property
-    def has_own(self) -> bool:
-        """Whether the session has functions or attached files, which the node does not have."""
-        return self.has_functions or self.attached.has_any
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""

@@ -15,7 +15,7 @@ from bedrockish import dbapi
 from bedrockish.api.requests import Request
 from bedrockish.api.wire import Ask
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.errors import SqlError
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
@@ -107,13 +107,6 @@ def test_tables_of_the_node_are_read_by_the_node(db: Connection, calls: list[Any
     calls.clear()
     assert db.execute(f"WITH x AS (SELECT 3) INSERT INTO {table} SELECT 3, * FROM x RETURNING a").value() == 3
     assert [type(one) for one in calls] == [Request]
-
-
-def test_snapshot_at_the_level_strict_is_refused(db: Connection, table: str) -> None:
-    with pytest.raises(UnsupportedError, match="certified by its read set"), db.snapshot():
-        pass
-    with db.snapshot(read="session"):
-        assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
 
 
 def test_trio_client_reads_strictly(node: LocalNode, db: Connection, table: str) -> None:

@@ -62,7 +62,8 @@ def main() -> None:
     extras = project["optional-dependencies"]
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
-        "spark": [*extras["spark"], *extras["audit"]],
+        "audit": extras["audit"],
+        "spark": extras["spark"],
         "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["tls"]],
         "programs": extras["programs"],
     }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark, quiet_session
+from tests.spark.session import small_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """Return a session with the data source registered."""
-    try:
-        check_pyspark()
-        check_java()
-    except SparkUnavailableError as error:
-        pytest.skip(str(error))
-    session = quiet_session("tests", cores=2, memory="1g", brief=True)
-    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session = small_session()
     yield session
     session.stop()

@@ -1,7 +1,7 @@
 """The limits that the machine sets for a process: which of them are too low for a node, and the errors of a low one."""
 
 import errno
-import resource
+import importlib
 import sys
 
 FILES_MIN = 64
@@ -14,7 +14,7 @@ _THREADS = "raise the limit of processes and threads (ulimit -u, TasksMax)"
 
 def too_low() -> str:
     """Return which limit of this process is too low for a node, and the remedy; empty if none is."""
-    files, memory = (_soft(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    files, memory = _soft("RLIMIT_NOFILE"), _soft("RLIMIT_AS")
     if files < FILES_MIN:
         return f"this process may open {files} files, and a node needs {FILES_MIN}; {_FILES}"
     if memory < MEMORY_MIN:
@@ -22,13 +22,14 @@ def too_low() -> str:
     return ""
 
 
-def _soft(limit: int) -> int:
-    found, _ = resource.getrlimit(limit)
+def _soft(limit: str) -> int:
+    resource = importlib.import_module("resource")  # Windows lacks it, where only the errors are named
+    found, _ = resource.getrlimit(getattr(resource, limit))
     return sys.maxsize if found == resource.RLIM_INFINITY else found
 
 
 def why_refused(error: BaseException) -> str:
-    """Return which limit the machine has applied when it raised an error, and the remedy; empty for other errors."""
+    """Return what the machine lacks, or which limit it has applied, when it raised an error; empty for other errors."""
     match error:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             return f"too many files are open; {_FILES}"
@@ -38,5 +39,7 @@ def why_refused(error: BaseException) -> str:
             return f"the machine gives no memory for a library; {_MEMORY}"
         case RuntimeError() if "can't start new thread" in str(error):
             return f"the machine gives no further thread; {_THREADS}"
+        case ModuleNotFoundError(name="fcntl" | "resource" as name):
+            return f"this needs Linux or macOS: Python on {sys.platform} has no module {name}"
         case _:
             return ""

@@ -19,7 +19,7 @@ sys.platform = "darwin"
 WINDOWS = """
 import os, select, sys
 del os.fork, os.register_at_fork, select.poll
-import trio
+import click, trio  # with the parts that know the real system
 sys.platform = "win32"
 sys.modules["fcntl"] = sys.modules["resource"] = None
 """
@@ -70,3 +70,13 @@ def test_file_of_a_url_is_left_aside_outside_linux(url: str) -> None:
 def test_blocking_client_names_another_way_where_there_is_no_poll() -> None:
     said = run(WINDOWS, "import bedrockish; bedrockish.connect('bedrockish://127.0.0.1:1')")
     assert said.endswith("this client needs poll(), which Python lacks on win32; use bedrockish.open_client or HTTP")
+
+
+def test_commands_by_url_name_another_way_on_windows() -> None:
+    said = run(WINDOWS, "from bedrockish.cli.main import main; main(['nodes', 'bedrockish://127.0.0.1:1'])")
+    assert said.startswith("error: this client needs poll(), which Python lacks on win32; ")
+
+
+def test_commands_that_lock_files_name_the_system_on_windows() -> None:
+    said = run(WINDOWS, "from bedrockish.cli.main import main; main(['compact', 'A.sqlite'])")
+    assert said == "error: this needs Linux or macOS: Python on win32 has no module fcntl"

@@ -47,8 +47,8 @@ SETUP = (
 """Run before each line."""
 
 _ONE_FILE = (
-    "not every node has that file; read it with `sqlite3`, and copy its rows in by `executemany`, or [import "
-    "it](import-export.md)"
+    "not every node has that file; attach it on a connection by [the path of a node's file](local.md#other-files), or "
+    "copy its rows in by INSERTs"
 )
 _DEFINITION = "a node's schema is what the cluster agreed on; change it by ALTER, DROP and CREATE"
 

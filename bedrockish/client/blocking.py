@@ -212,6 +212,24 @@ class Connection:
         """The node's file that this connection reads in this process; None for a connection without a file."""
         return self._client.local
 
+    def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Let all reads in the block use one snapshot of the node's file: ``with db.snapshot(): …``.
+
+        The block's reads do not see the block's writes. A snapshot that is not read for a minute is released, and the
+        next read raises ``ResultLostError``.
+
+        Args:
+            read: ``stale``, ``session`` or ``strict``: how new the snapshot must be; by default the value in the URL.
+            timeout: seconds to wait until the file is new enough.
+
+        Raises:
+            UnsupportedError: this connection has no node's file.
+            UnavailableError: the file was not new enough in time.
+        """
+        client = self._client
+        level = read or client.target.read
+        return client._file().snapshot(level, lambda: client._core.token, client._seconds(timeout))
+
     @property
     def in_transaction(self) -> bool:
         """Whether BEGIN has opened a transaction that neither COMMIT nor ROLLBACK has ended."""

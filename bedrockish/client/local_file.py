@@ -37,9 +37,10 @@ def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | N
     if reads is None:
         return None
     from bedrockish.client.local_steps import LocalSteps
+    from bedrockish.local import temporary
     from bedrockish.local.transactions import LocalTransactions
 
-    return LocalSteps(session, LocalTransactions(reads), reads.database)
+    return LocalSteps(session, LocalTransactions(reads, temporary.begin), reads.database)
 
 
 def open_local(target: Target) -> "LocalReads | None":

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from bedrockish.api.requests import (
@@ -23,6 +24,7 @@ from bedrockish.api.requests import (
     decode_results,
     encode_results,
 )
+from bedrockish.api.temporary import FRESH
 from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.sansio.core import INHERITED, ClientCore
@@ -31,7 +33,9 @@ from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
     ConflictError,
+    DeadlineError,
     SqlError,
+    TemporaryLostError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -46,9 +50,11 @@ from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
+APART = "the node has those of the session, and not this program's files"
+STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
-OF_THE_FILE = (UnavailableError, UnsupportedError)  # also if another thread closes the session
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # also if another thread closes the session
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -95,9 +101,11 @@ class LocalSteps:
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         session = self._session
         if not isinstance(what, Step):
-            if isinstance(what, Ask) and self.transactions.find((what.asked or {}).get("transaction", "")) is not None:
-                what = replace(what, asked={"columns": True})  # a transaction that runs here has the schema in force
-            return await session._call(what, timeout_s)
+            found = self.transactions.find((what.asked or {}).get("transaction", "")) if isinstance(what, Ask) else None
+            if found is None or not found.keeps_rows:
+                return await session._call(what, timeout_s)
+            assert isinstance(what, Ask)
+            return Told(0, await session._in_place(found.columns, what.statement))
         if what.op == ROLLBACK and self.transactions.is_inherited(what.request.command):
             return Answered(0, Answer(NOTHING, Token()))  # it goes on in the parent process
         one = self.find(what.request.command)
@@ -106,17 +114,14 @@ class LocalSteps:
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == ROLLBACK:
-            one.give_ids_back()
+            if not one.keeps_rows:  # the ids of a transaction that keeps its rows may be in use by a COMMIT under way
+                one.give_ids_back()
             self.transactions.forget(what.request.command)
             return Answered(0, Answer(NOTHING, Token()))
         if what.op == COMMIT:
             return await self._commit(one, what, timeout_s)
         assert what.op in (BEGIN, STATEMENTS)
-        if what.request.temporary:
-            found = await self._move(one, what, 0, NodeNeededError("it makes a TEMP object"), timeout_s)
-        else:
-            found = await self._run_all(one, what.request.statements, lambda: what, timeout_s, begins=what.op == BEGIN)
-        return Answered(0, Answer(encode_results(found), one.seen))
+        return await self._statements(one, what, timeout_s)
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the transaction of a command if it is open in this process."""
@@ -124,6 +129,45 @@ class LocalSteps:
         if found is None and self.transactions.is_inherited(command):
             raise ClientClosedError(INHERITED)
         return found
+
+    async def read_strictly(self, request: Request) -> list[Rows] | None:
+        """Run statements that only read in this process, and let the node certify their read set.
+
+        The read is retried after a conflict. After ``STRICT_TRIES`` conflicts it is left to the node, which reads its
+        newest rows before they are durable. But the node lacks the program's functions and attached files; a session
+        that has any retries until the timeout. Return the results; None if the node must run the statements.
+
+        Raises:
+            ConflictError: other transactions changed the rows in each try, until the timeout.
+            BedrockishError: see ``LocalTransactions.read``.
+        """
+        until, tries = time.monotonic() + request.timeout_s, 0
+        while await self._comes_here():
+            token = self._session._core.token
+            asked = replace(request, token=token)
+            stop = partial(self.transactions.stop_one, asked.command)
+            found = await self._session._in_place(self.transactions.read, asked, stop=stop)
+            if found is None:
+                return None
+            results, prepared, seen = found
+            last, left_s = replace(asked, statements=(), read_only=True, token=Token()), until - time.monotonic()
+            try:
+                await self._session._call(Step(0, last, COMMIT, encode_prepared(prepared)), max(left_s, 0.05))
+            except ConflictError:
+                tries += 1
+                if tries >= STRICT_TRIES and not self.transactions.has_own:
+                    return None
+                if time.monotonic() >= until:
+                    raise
+                await self._session._in_place(time.sleep, AGAIN_S)  # until the newer rows are durable in the file
+                continue
+            except DeadlineError:
+                raise
+            except BedrockishError:
+                return None
+            self._session._core.see(seen)
+            return [Rows(one.columns, one.rows) for one in results]
+        return None
 
     def _is_here(self) -> bool:
         """Return whether the session's calls go to the node of the file."""
@@ -168,13 +212,34 @@ class LocalSteps:
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
-        if at_node or request.temporary or not await self._comes_here():
-            return None
-        asked = replace(request, statements=(), token=core.token)
-        one = await self._session._in_place(self.transactions.begin, asked)
+        is_fresh = request.temporary.startswith(FRESH)
+        if request.temporary and (self.transactions.has_temporary(request.temporary) or (is_fresh and not at_node)):
+            if not is_fresh or await self._comes_here():
+                request = replace(request, statements=(), token=core.token)
+                await self._session._in_place(self.transactions.begin_with_temporary, request)
+            one = self.transactions.find(request.command)
+        elif at_node or request.temporary or not await self._comes_here():
+            one = None
+        else:
+            asked = replace(request, statements=(), token=core.token)
+            one = await self._session._in_place(self.transactions.begin, asked)
+        if one is None and request.temporary and self.transactions.attached.has_any:
+            raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")
         if one is not None:
             core.see(one.seen)
         return one
+
+    async def _with_temporary(self, one: LocalTransaction, request: Request) -> LocalTransaction:
+        """Return the transaction that replaces ``one``, which makes its first TEMP object."""
+        asked = replace(one.request, temporary=request.temporary, token=self._session._core.token)
+        try:
+            await self._session._in_place(self.transactions.begin_with_temporary, asked, one)
+        except BedrockishError:
+            self.transactions.forget(request.command)
+            raise
+        found = self.transactions.find(request.command)
+        assert found is not None
+        return found
 
     async def run_here(
         self, command: str, statements: tuple[Statement, ...], step: Callable[[], Step], timeout_s: float
@@ -222,6 +287,13 @@ class LocalSteps:
             return error
         self.transactions.forget(one.request.command)
         return type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
+
+    async def _statements(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered:
+        if what.request.temporary and not one.keeps_rows:
+            one = await self._with_temporary(one, what.request)
+        statements = what.request.statements
+        results = await self._run_all(one, statements, lambda: what, timeout_s, begins=what.op == BEGIN)
+        return Answered(0, Answer(encode_results(results), one.seen))
 
     async def _run_all(
         self,
@@ -297,6 +369,12 @@ class LocalSteps:
                 answer: Answered | Told = Answered(0, Answer(prepared.result, one.seen))
             else:
                 answer = await self._certify(one, what, encode_prepared(prepared), timeout_s)
+        except BaseException as error:
+            one.decide(error)
+            raise
+        else:
+            if one.keeps_rows:
+                await session._in_place(one.decide, None)
             return answer
         finally:
             self.transactions.forget(what.request.command)
@@ -307,6 +385,8 @@ class LocalSteps:
         request = Request(begun.command, (), begun.read, begun.isolation, timeout_s=what.request.timeout_s)
         step = Step(0, request, COMMIT, prepared)
         try:
+            if one.keeps_rows:
+                return await session._call(step, timeout_s)
             number = session._begin(step, timeout_s)
             try:
                 self.transactions.forget(what.request.command)  # roll back here while the node is at work

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import (
     SERIALIZABLE,
+    STRICT,
     MemberChange,
     Params,
     Request,
@@ -48,9 +49,11 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_settings import LIKE, first_setting
 from bedrockish.sqltext.session_values import SessionValues, asks_values
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import make_temporary
 
 if TYPE_CHECKING:
@@ -58,6 +61,12 @@ if TYPE_CHECKING:
     from bedrockish.local.reads import LocalReads
 
 T = TypeVar("T")
+WITHOUT_FILE = (
+    "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
+)
+
+READING = ("SELECT", "VALUES", "WITH")
+APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
 class Session(ClockCalls, QuestionCalls):
@@ -134,11 +143,13 @@ class Session(ClockCalls, QuestionCalls):
         statements = [(sql, params)]
         if self._is_plain(sql):
             return (await self._send_plain(statements, timeout, read, isolation, command, resend=resend))[0]
+        if self.local is not None and self._attaches(sql, params):
+            return Rows((), [])
         told = self._switched(sql)
         if told is not None:
             return told
         if self.local is not None and command is None and not self._core.temporary.name:
-            found = await self._read_in_program(statements, read)
+            found = await self._read_in_program(statements, read, timeout)
             if found is not None:
                 return found[0]
         results = await self.transact(
@@ -179,7 +190,7 @@ class Session(ClockCalls, QuestionCalls):
                 return done
         elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
             pairs = [(s, None) if isinstance(s, str) else s for s in statements]
-            found = await self._read_in_program(pairs, read)
+            found = await self._read_in_program(pairs, read, timeout)
             if found is not None:
                 return found
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
@@ -231,6 +242,18 @@ class Session(ClockCalls, QuestionCalls):
             return Rows((name,), [(int(name in values.settings),)])
         return Rows((), [])
 
+    def _attaches(self, sql: str, params: Params) -> bool:
+        """Attach or detach a file in this process if a statement says so; return whether it does."""
+        order = order_of(sql, params)
+        if order is None:
+            return False
+        name = self._core.temporary.name
+        is_here = self.local_steps is not None and self.local_steps.transactions.has_temporary(name)
+        if name and not is_here and order.path is not None:
+            raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
+        self._file().attach(order)
+        return True
+
     async def _is_opened_for(self, texts: list[str]) -> bool:
         """Return whether statements need an open transaction: they use TEMP objects, or write at a learner's file."""
         if self._core.temporary.name or make_temporary(texts):
@@ -258,11 +281,22 @@ class Session(ClockCalls, QuestionCalls):
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
 
-    async def _read_in_program(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
+    async def _read_in_program(
+        self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None
+    ) -> list[Rows] | None:
         """Run statements in this process if they only read; return None if the node must be asked."""
         if any(isinstance(sql, str) and first_setting(sql) is not None for sql, _ in statements):
             return None
-        return await self._read_here(statements, read)
+        found = await self._read_here(statements, read)
+        level = read or self.target.read
+        if found is not None or level != STRICT or self.local_steps is None:
+            return found
+        if not all(isinstance(sql, str) and first_word(sql) in READING for sql, _ in statements):
+            return None
+        request = make_request(new_command(), statements, level, SERIALIZABLE, self._seconds(timeout_s))
+        request = replace(request, statements=with_values(request.statements, self._core.values))
+        found = await self.local_steps.read_strictly(request)
+        return None if found is None else seen(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and the file is new enough; return None otherwise."""
@@ -455,6 +489,12 @@ class Session(ClockCalls, QuestionCalls):
             self.local_steps.transactions.close()
         if self.local is not None:
             self.local.close()
+
+    def _file(self) -> "LocalReads":
+        """Return the object that reads the node's file in this process."""
+        if self.local is None:
+            raise UnsupportedError(WITHOUT_FILE)
+        return self.local
 
     def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
         read = read or self.target.read

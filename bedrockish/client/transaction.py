@@ -157,7 +157,7 @@ class Transaction:
             if not self._is_begun:
                 return None
         one = local.find(self.command)
-        if one is None:
+        if one is None or one.keeps_rows:
             return None
         try:
             result = local.run_at_once(one, statement)

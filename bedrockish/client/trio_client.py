@@ -33,8 +33,7 @@ class Client(Driver, Session):
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process, in a thread if they take longer than ``AT_ONCE_S``; see ``Session``."""
-        local, level, token = self.local, read or self.target.read, self._core.token
-        assert local is not None
+        local, level, token = self._file(), read or self.target.read, self._core.token
         statements = self.as_written(statements)
         try:
             return self.take_read(local.read_at_once(statements, level, token, AT_ONCE_S))
@@ -42,6 +41,17 @@ class Client(Driver, Session):
             left = threading.Event()
             found = await _in_thread(lambda: local.read_until(statements, level, token, left.is_set), left.set)
             return self.take_read(found)
+
+    @asynccontextmanager
+    async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:
+        """Let all reads in the block use one snapshot of the node's file. See ``blocking.Connection.snapshot``."""
+        local, seconds = self._file(), self._seconds(timeout)
+        level = read or self.target.read
+        await trio.to_thread.run_sync(local.pin, level, lambda: self._core.token, seconds)
+        try:
+            yield
+        finally:
+            local.unpin()
 
     def _close(self) -> None:
         super()._close()

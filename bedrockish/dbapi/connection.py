@@ -5,7 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -265,6 +265,17 @@ class Connection:
             OperationalError: no node answers.
         """
         self._run(lambda session: self._link.ping(timeout=session.timeout_s))
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Let all reads in the block use one snapshot of the node's file: ``with connection.snapshot(): …``.
+
+        Only statements outside of transactions use the snapshot. The block's reads do not see the block's writes.
+
+        Raises:
+            NotSupportedError: the connection has no node's file.
+            OperationalError: the file was not new enough for the session in time.
+        """
+        return self._run(lambda session: self._link.snapshot(read=session.read, timeout=session.timeout_s))
 
     # -- the whole, or a piece ------------------------------------------------------------------------------------
 

@@ -6,15 +6,19 @@ from typing import Protocol
 import apsw
 
 from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.errors import UsageError
 from bedrockish.local import connections
+from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FileSchema
 from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import Facts, Published
+
+TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 
 
 class NodeNeededError(UsageError):
@@ -29,8 +33,12 @@ class Owner(Protocol):
     ids: LeasedIds  # the row ids leased by the node
     access: Access  # the rights of the cluster's users
 
+    @property
+    def attached(self) -> Attached:
+        """The files that the session has attached."""
+
     def prepare(self, db: apsw.Connection) -> None:
-        """Register the program's functions on a connection."""
+        """Register the program's functions on a connection, and attach the session's files to it."""
 
     def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot."""
@@ -39,10 +47,12 @@ class Owner(Protocol):
 class Place:
     """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
 
-    def __init__(self, owner: Owner, published: Published, facts: Facts) -> None:
+    def __init__(self, owner: Owner, published: Published, facts: Facts, *, has_temporary: bool = False) -> None:
+        self.held: TemporaryWorkspace | None = None
         self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
+        self._attached = owner.attached.version
         reader = self._connect()
         try:
             reader.execute("ROLLBACK")
@@ -52,7 +62,9 @@ class Place:
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
             beside = Beside(self._reader, owner.prepare, self._wal, owner.ids, Limits(), locks, schema, owner.access)
-            self.workspace = Workspace(beside)
+            if has_temporary:
+                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
+            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
             self.workspace.scope.locks = None  # rows are locked at the node
             self.workspace.scope.tick = needs_node
         except BaseException:
@@ -76,9 +88,21 @@ class Place:
         """The connection that holds the snapshot."""
         return self._dbs[0]
 
+    def attach(self) -> None:
+        """Attach the session's files to the workspace's connections, before a transaction begins."""
+        attached = self._owner.attached
+        if self._attached != attached.version:
+            self.workspace.tell(attached.bring)
+            self._attached = attached.version
+
     def is_of(self, facts: Facts) -> bool:
         """Return whether the workspace's files are those of the page's present generation."""
         return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the workspace's connections have failed."""
+        return self.workspace.is_broken
 
     def close(self) -> None:
         """Close the files."""

@@ -6,23 +6,36 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
-from bedrockish.api.requests import SESSION, STALE, Params, Rows, Token
+from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
 from bedrockish.common.forks import FORKING, stand_still, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.storage.moment_row import FileMoment
-from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, ForbiddenError, SqlError
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    DeadlineError,
+    ForbiddenError,
+    ResultLostError,
+    SqlError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from bedrockish.local import connections
+from bedrockish.local.attached import Attached
 from bedrockish.local.page import SILENT_NS, Facts, Published, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
 from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Reader, seen_by
+from bedrockish.sqltext.attach import Order
 
 IDLE_S = 0.1  # a snapshot that is not read for so long is released
 _FOREVER = float("inf")
@@ -57,6 +70,7 @@ class LocalReads:
         # Called twice in ``IDLE_S``, by the thread that releases snapshots.
         self.on_tick: Callable[[], None] = lambda: None
         self.given: list[Give] = []  # registrations of the program's functions
+        self.attached = Attached()  # the files that the session has attached
         self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
         self._until = _FOREVER  # when the running read ends without a result
@@ -101,6 +115,7 @@ class LocalReads:
     def _prepare(self, db: apsw.Connection) -> None:
         for given in self.given:
             given(db)
+        self.attached.bring(db)
         _KEEPER.add(self)  # again in each forked child, which does not have the thread
 
     def give(self, given: Give) -> None:
@@ -119,6 +134,26 @@ class LocalReads:
                 reader.forget_texts()
             self.given.append(given)
         self.on_given(given)
+
+    def attach(self, order: Order) -> None:
+        """Attach a file read-only, or detach it, on all connections of the session.
+
+        Raises:
+            UsageError: a block holds a snapshot.
+            SqlError: the name is taken or unknown, or the file cannot be read.
+        """
+        with self.lock:
+            if self._snapshots.pins:
+                raise UsageError("files are attached and detached outside of a snapshot; leave its block first")
+            self.attached.note(order)
+            try:
+                for reader in self._snapshots.readers:
+                    reader.end()
+                    self.attached.bring(reader.db)
+                    reader.forget_texts()
+            except apsw.Error as error:
+                self.attached.forget(order.name)
+                raise SqlError(f"unable to open database: {order.path}: {error}") from error
 
     def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
@@ -210,11 +245,12 @@ class LocalReads:
 
         Raises:
             TimeoutError: the statements have run for ``budget_s`` without ending.
+            ResultLostError: the snapshot of a ``snapshot`` block was released.
             ForbiddenError: the user lacks the right.
             DeadlineError: the program has interrupted the read.
         """
         snapshots = self._snapshots
-        if level not in (SESSION, STALE):
+        if not snapshots.pins and level not in (SESSION, STALE):
             return None
         with self.lock:
             if FORKING:
@@ -232,14 +268,15 @@ class LocalReads:
                     if rows is None:
                         return None
                     found.append(rows)
-            except (ForbiddenError, ProgramError):
+            except (ResultLostError, ForbiddenError, ProgramError):
                 raise
             except apsw.InterruptError as error:
                 if self._is_late():
                     raise TimeoutError from error
                 raise self._interrupted() from None  # the program did so, by another thread or its progress handler
-            except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError):
-                return None  # the node raises the same error, or can run the statement
+            except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
+                self._leave_to_node(statements, error)
+                return None
             finally:
                 self._until, self._is_running, self.ending = _FOREVER, False, None
                 if snapshots.is_closed:
@@ -252,17 +289,30 @@ class LocalReads:
         """Return the session's token after a read; note the read for ``read_again``; release its snapshot if due."""
         moment, snapshots = reader.moment, self._snapshots
         assert moment is not None
-        if snapshots.is_log_ending:
+        if snapshots.is_log_ending and not snapshots.pins:
             snapshots.end()
         if moment is not self._told[0] or token is not self._told[1]:
             self._told = moment, token, seen_by(moment, token)
-        if self._told[2] is token and not (self.user or snapshots.is_log_ending or self.given):
+        if self._told[2] is token and not (snapshots.pins or self.user or snapshots.is_log_ending or self.given):
             published = snapshots.published
             assert published is not None
             if published.says(published.said):
                 until = published.facts().heartbeat + SILENT_NS
                 self._known = _Known(reader, moment, published.said, until, level, token)
         return self._told[2]
+
+    def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
+        """Leave a failed read to the node; raise its error in a ``snapshot`` block, where the node cannot answer.
+
+        The node would raise the same error as with a URL, but from another snapshot than the block's.
+        """
+        if not self._snapshots.pins:
+            return
+        if isinstance(error, apsw.Error):
+            raise translate(error, "; ".join(sql for sql, _ in statements)) from error
+        if isinstance(error, BedrockishError):
+            raise error
+        raise SqlError(f"the statement cannot be run: {error}") from error
 
     def _run(self, reader: Reader, sql: str, params: Params) -> Rows | None:
         piece = reader.permitted(sql, self.user) if self.user else reader.piece(sql, is_limited=False)
@@ -293,6 +343,46 @@ class LocalReads:
 
     def _is_late(self) -> bool:
         return self._is_left() or (self._until != _FOREVER and time.monotonic() > self._until)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def snapshot(self, level: str, token: Callable[[], Token], timeout_s: float) -> Iterator[None]:
+        """Let all reads in the block use one snapshot.
+
+        Raises:
+            UnavailableError: no durable snapshot that is new enough for the session was there in time.
+            UnsupportedError: the level is strict.
+        """
+        self.pin(level, token, timeout_s)
+        try:
+            yield
+        finally:
+            self.unpin()
+
+    def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
+        """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
+        if level == STRICT:
+            raise UnsupportedError(
+                "a strict read is certified by its read set, which is unknown when a snapshot is taken; "
+                'pass snapshot(read="session"), or read in a transaction at the level strict'
+            )
+        until = time.monotonic() + timeout_s
+        while True:
+            with self.lock:
+                if self._snapshots.pin(token(), level):
+                    self._known = None
+                    return
+            if time.monotonic() > until:
+                raise UnavailableError(
+                    f"{self.database} does not have the session's commits within {timeout_s:g} s; try again"
+                )
+            time.sleep(0.001)
+
+    def unpin(self) -> None:
+        """Let later reads use newer snapshots, after the last block has ended."""
+        with self.lock:
+            self._snapshots.unpin()
 
     def after_fork(self) -> None:
         """Leave the connections to the parent; the child's next read opens the file again."""

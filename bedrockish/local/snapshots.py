@@ -17,7 +17,7 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
-from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError
 from bedrockish.local import connections
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
 from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
@@ -27,6 +27,7 @@ from bedrockish_journal.model.vector import covers
 TEXTS_MAX = 2_000  # compiled texts that are remembered
 AGAIN_S = 0.1  # between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
+PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for so long is released as well
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
@@ -71,7 +72,7 @@ class Reader:
         return None if piece is None or piece.whole_schema or piece.settings else piece
 
     def forget_texts(self) -> None:
-        """Drop the compiled statements, because functions have changed."""
+        """Drop the compiled statements, because functions or attached files have changed."""
         self._texts.clear()
         self._limited.clear()
 
@@ -134,13 +135,14 @@ class FileSnapshots:
 
     Args:
         database: the absolute path of the node's file.
-        prepare: registers the program's functions on a new connection.
+        prepare: registers the program's functions on a new connection, and attaches the session's files to it.
         is_late: returns whether to interrupt the running statement.
 
     Attributes:
         published: the node's page; None before the file was opened.
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
+        pins: the ``snapshot`` blocks that the program is in.
         is_read: whether there was a read since the last ``release_idle``.
         is_log_ending: whether to release the snapshot after each read, because it keeps the log from starting over.
         is_closed: whether the session is closed.
@@ -151,8 +153,10 @@ class FileSnapshots:
         self.published: Published | None = None
         self.readers: list[Reader] = []
         self.cluster_id: Callable[[], str] = str  # the empty text
+        self.pins = 0
         self.is_read = self.is_log_ending = self.is_closed = False
-        self._try_at = 0.0
+        self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
+        self._pinned_at = self._try_at = 0.0
 
     # -- the file --------------------------------------------------------------------------------------------------
 
@@ -227,6 +231,7 @@ class FileSnapshots:
         readers, self.readers = self.readers, []
         for reader in readers:
             reader.close()
+        self._is_lost = self.pins > 0
         self._try_at = 0.0
 
     def close(self) -> None:
@@ -240,6 +245,7 @@ class FileSnapshots:
         """Leave the connections to the parent of a fork without closing them; the next read opens the file again."""
         connections.abandon(self.readers)
         self.readers = []
+        self._is_lost = self.pins > 0
         self._try_at = 0.0
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -251,8 +257,11 @@ class FileSnapshots:
             wait_s: how long to wait until a snapshot is durable, if no older one is held.
 
         Raises:
+            ResultLostError: the snapshot of a ``snapshot`` block was released.
             BedrockishError: see ``_open``.
         """
+        if self._is_lost:
+            raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
         if self.is_closed or (not self.readers and not self._open()):
             return None
         published = self.published
@@ -260,10 +269,14 @@ class FileSnapshots:
         facts = published.facts()
         if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
             self._leave()  # the node has stopped, repairs its tables, or has exchanged its file
+            if self.pins:
+                raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
             if facts.why_not or not self._open():
                 return None
             return self.newest(token, level, wait_s)
         self.is_read = True
+        if self.pins:
+            return self._pinned()
         self.is_log_ending = bool(facts.is_log_ending)
         first = self.readers[0]
         if first.moment is None or first.moment.batch < facts.durable:
@@ -273,6 +286,14 @@ class FileSnapshots:
             return None
         if level != STALE and not may_see(moment, token):
             return None
+        return first
+
+    def _pinned(self) -> Reader:
+        first = self.readers[0]
+        self._pinned_at = time.monotonic()
+        if first.moment is None:
+            self._is_lost = True
+            raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; take another one")
         return first
 
     def _move_on(self, facts: Facts) -> Reader:
@@ -296,6 +317,23 @@ class FileSnapshots:
             self.readers.reverse()
         return first
 
+    def pin(self, token: Token, level: str) -> bool:
+        """Hold the newest snapshot, or the one that is held, until ``unpin``; return whether there is one.
+
+        The errors are those of ``newest``.
+        """
+        if not self.pins and self.newest(token, level) is None:
+            return False
+        self.pins += 1
+        self._pinned_at = time.monotonic()
+        self._is_lost = False
+        return True
+
+    def unpin(self) -> None:
+        """Let later reads use newer snapshots, after the last block has ended."""
+        self.pins -= 1
+        self._is_lost = self._is_lost and self.pins > 0
+
     def end(self) -> None:
         """Release the snapshots."""
         for reader in self.readers:
@@ -305,7 +343,9 @@ class FileSnapshots:
         """Release the snapshots, unless a program has read them since the last call."""
         if not self.readers:
             return
-        if self.is_read and self._is_served():
+        if self.pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
+            return
+        if self.is_read and not self.pins and self._is_served():
             self.is_read = False
             return
         self.end()

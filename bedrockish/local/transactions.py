@@ -11,29 +11,40 @@ result as here, the transaction continues at the node; otherwise it fails with a
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import apsw
 
-from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement
+from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result, Statement, Token
+from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.workspace import Work
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.engine.storage.overlay_vfs import Moment
-from bedrockish.errors import BedrockishError, DeadlineError, SqlError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import (
+    BedrockishError,
+    DeadlineError,
+    SqlError,
+    TemporaryLostError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from bedrockish.local import connections
+from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import Given, IdsNeededError, LeasedIds
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.place import NodeNeededError, Place
-from bedrockish.local.program_functions import Give
+from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
@@ -61,6 +72,8 @@ class Logged:
 class LocalTransaction:
     """One open transaction of this process. One thread at a time uses it."""
 
+    keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
+
     def __init__(self, owner: "LocalTransactions", place: Place, request: Request, moment: FileMoment) -> None:
         # ``request``: its BEGIN.
         self._owner, self._place, self.request = owner, place, request
@@ -73,9 +86,22 @@ class LocalTransaction:
         self._ended: BedrockishError | None = None
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = owner.statement_of(self)
-        serializable = request.isolation == SERIALIZABLE
-        self._session = Session(serializable, request.command, request.user, base_clock=moment.clock)
-        self._work = place.workspace.open_work(self._session)
+        self._moment = moment
+        self._session: Session
+        self._work: Work
+        session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
+        self._open(session, moment)
+
+    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
+        """Open the overlay on the workspace's snapshot."""
+        self._session, self._work = session, self._place.workspace.open_work(session)
+
+    def work_at(self, moment: FileMoment) -> Session | None:
+        """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
+        return self._session if self._moment.batch == moment.batch else None
+
+    def decide(self, error: BaseException | None) -> None:
+        """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -100,10 +126,18 @@ class LocalTransaction:
                     self._owner.ids.take_again()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
+            if self._owner.attached.has_any:
+                raise UnsupportedError(
+                    f"the statement needs the node ({error.message}), which has none of the attached files; detach "
+                    "them before the transaction begins",
+                    sql=statement.sql,
+                ) from error
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
         except UnsupportedError as error:  # the node raises the same error, or can run the statement
+            if self._owner.attached.has_any:
+                raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
             if "no such function" in error.message or "no such collation" in error.message:
@@ -132,7 +166,7 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
-        if self._owner.has_functions:
+        if self.keeps_rows or self._owner.has_own:
             return None
         try:
             with self.lock:
@@ -157,6 +191,8 @@ class LocalTransaction:
         Raises:
             BedrockishError: as ``run``.
         """
+        if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
+            return [], len(statements)
         given = self._owner.ids.given
         with self.lock, self._statement:
             self._check_goes_on()
@@ -177,6 +213,19 @@ class LocalTransaction:
         self._work.control(control)
         return Result((), [], -1, self.lastrowid)
 
+    def read(self, statement: Statement) -> Result:
+        """Run one statement that only reads; return its result.
+
+        Raises:
+            UnsupportedError: the statement does not only read, or no read set covers its reads.
+            BedrockishError: see ``run``.
+        """
+        with self.lock, self._statement:
+            result = self._work.run(statement, read_only=True)
+            if self._session.looked_behind or self._work.scope.used:
+                raise UnsupportedError("read sets do not cover the database's own tables and clocks")
+            return result
+
     def _note(self, one: Logged) -> None:
         if self.log is None:
             return
@@ -190,6 +239,10 @@ class LocalTransaction:
     def is_over(self) -> bool:
         """Whether SQLite itself has rolled the transaction back because of a statement."""
         return self._session.over
+
+    def columns(self, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result. Only transactions with TEMP objects, a subclass, implement it."""
+        raise NotImplementedError
 
     def finish(self) -> Prepared:
         """Return the transaction for certification by the node. After an error the transaction is still open.
@@ -221,12 +274,15 @@ class LocalTransaction:
                 if self._statement.is_running:
                     self.stop(error)
                 else:
-                    self._owner.give_back(self._place)
+                    self._leave()
 
     def leave_ended(self) -> None:
         """Return the workspace if the transaction was ended during the statement that is now over."""
         if self._ended is not None:
-            self._owner.give_back(self._place)
+            self._leave()
+
+    def _leave(self) -> None:
+        self._owner.give_back(self._place)
 
     def abandon(self) -> None:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
@@ -309,18 +365,24 @@ def _is_for_node(sql: str) -> bool:
     return first_word(without_settings(sql)) == "EXPLAIN"
 
 
+BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]
+
+
 class LocalTransactions:
     """The open transactions of one session of a program.
 
     Args:
         reads: the session's reads, which hold the file and its page.
+        begin_with: begins a transaction with TEMP objects.
     """
 
-    def __init__(self, reads: LocalReads) -> None:
-        self._reads = reads
+    def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
+        self._reads, self._begin_with = reads, begin_with
         self._lock = threading.Lock()
         self._beginning = threading.RLock()  # held by the thread that opens a connection or takes a snapshot
         self._idle: list[Place] = []
+        self._temporary: Place | None = None
+        self._temporary_name = ""
         self._schema: FileSchema | None = None
         self.access = Access()
         self.ids = LeasedIds()  # the row ids leased by the node
@@ -331,10 +393,16 @@ class LocalTransactions:
         watch_forks(self)
         wait_at_forks(self)
 
+    @property
+    def attached(self) -> Attached:
+        """The files that the session has attached."""
+        return self._reads.attached
+
     def prepare(self, db: apsw.Connection) -> None:
-        """Register the program's functions on a connection."""
+        """Register the program's functions on a connection, and attach the session's files to it."""
         for given in self._reads.given:
             given(db)
+        self.attached.bring(db)
 
     def _give(self, given: Give) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
@@ -342,6 +410,8 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
+        if self._temporary is not None:
+            self._temporary.workspace.tell(given)
         for one in list(self._open.values()):
             one.give(given)
 
@@ -352,7 +422,10 @@ class LocalTransactions:
         if self.is_closed:
             return None
         with self._beginning:
-            return self._begin(request)
+            made = self._begin(request)
+        if self.is_closed:
+            self._lose_at_close()
+        return made
 
     def _begin(self, request: Request) -> LocalTransaction | None:
         if FORKING:
@@ -363,6 +436,7 @@ class LocalTransactions:
             if published is None or facts is None:
                 return None
             place = self._place(published, facts)
+            place.attach()
             moment = self._snapshot(place, published, facts.durable, request)
             if moment is None:
                 self.give_back(place)
@@ -376,6 +450,29 @@ class LocalTransactions:
         if self.is_closed:  # by another thread, which has not seen this transaction among the open ones
             made.end(closed())
         return made
+
+    def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
+        """Run statements that only read, as one transaction; return None if the node must run them or reject them.
+
+        Return the results, the transaction for certification by the node, and the session's token after the read.
+
+        Raises:
+            ProgramError: a function of the program has raised an error.
+            DeadlineError: the program has interrupted the read.
+        """
+        one = self.begin(request)
+        if one is None:
+            return None
+        try:
+            return [one.read(statement) for statement in request.statements], one.finish(), one.seen
+        except ProgramError:
+            raise
+        except BedrockishError as error:
+            if error.details.get("interrupted"):
+                raise
+            return None
+        finally:
+            self.forget(request.command)
 
     def statement_of(self, one: LocalTransaction) -> "_Statement":
         """Return the context manager for each statement of a transaction."""
@@ -399,6 +496,71 @@ class LocalTransactions:
     def has_functions(self) -> bool:
         """Whether the program has registered functions, collations or a progress handler."""
         return bool(self._reads.given)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the session has functions or attached files, which the node does not have."""
+        return self.has_functions or self.attached.has_any
+
+    def has_temporary(self, name: str) -> bool:
+        """Return whether this process holds the TEMP objects of this name."""
+        return self._temporary is not None and self._temporary_name == name.removeprefix(FRESH)
+
+    def begin_with_temporary(self, request: Request, before: LocalTransaction | None = None) -> bool:
+        """Begin a transaction that uses the session's TEMP objects; return False if they must be made at the node.
+
+        Args:
+            request: its BEGIN.
+            before: the same transaction, if it began before the session had TEMP objects.
+
+        Raises:
+            TemporaryLostError: the TEMP objects are gone.
+            UnavailableError: the file was not new enough for the session in time.
+            ConflictError: see ``temporary.WithTemporary``.
+        """
+        try:
+            with self._beginning:
+                return self._begin_with_temporary(replace(request, user=self._reads.user), before)
+        finally:
+            if self.is_closed:
+                self._lose_at_close()
+
+    def _begin_with_temporary(self, request: Request, before: LocalTransaction | None) -> bool:
+        published, facts = (None, None) if self.is_closed else self._serving()
+        place = self._temporary if self.has_temporary(request.temporary) else None
+        if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
+            self.lose_temporary()
+            raise TemporaryLostError(
+                "the TEMP objects of the session are gone: the node has stopped, or has exchanged its file, or their "
+                "connection has failed; it did not happen: make them again"
+            )
+        if published is None or facts is None:
+            return False
+        if place is None:
+            self.lose_temporary()
+            place = self._temporary = Place(self, published, facts, has_temporary=True)
+            self._temporary_name = request.temporary.removeprefix(FRESH)
+        assert place.held is not None
+        if place.held.transaction is not None:
+            raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
+        place.attach()
+        moment = self._snapshot(place, published, facts.durable, request)
+        if moment is None:
+            place.workspace.end()
+            raise UnavailableError(f"{published.database} does not have the session's commits; try again")
+        made = self._begin_with(self, place, request, moment, before)
+        if before is not None:
+            before.end()
+        self._open[request.command] = made
+        if self.is_closed:
+            made.end(closed())
+        return True
+
+    def lose_temporary(self) -> None:
+        """Drop the TEMP objects of the session."""
+        place, self._temporary = self._temporary, None
+        if place is not None:
+            self._close(place)
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""
@@ -430,6 +592,12 @@ class LocalTransactions:
         for one in list(self._open.values()):
             one.interrupt()
 
+    def stop_one(self, command: str) -> None:
+        """Interrupt the statement of one transaction, which is lost; do nothing if it has ended."""
+        found = self.find(command)
+        if found is not None:
+            found.interrupt()
+
     def close(self) -> None:
         """End all transactions, also those in which another thread runs a statement, and close their connections."""
         self.is_closed = True
@@ -440,6 +608,15 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
+        self._lose_at_close()
+
+    def _lose_at_close(self) -> None:
+        """Drop the TEMP objects of a closed session; a thread that is beginning a transaction with them does so."""
+        if self._beginning.acquire(blocking=False):
+            try:
+                self.lose_temporary()
+            finally:
+                self._beginning.release()
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -554,10 +731,10 @@ class LocalTransactions:
 
     def after_fork(self) -> None:
         """Leave the transactions to the parent, without closing its connections."""
-        connections.abandon((self._idle, self._open))
+        connections.abandon((self._idle, self._open, self._temporary))
         self._inherited |= self._open.keys()
         for one in self._open.values():
             one.abandon()
         self.ids.forget_leases()  # the parent gives these ids to its rows
-        self._idle, self._open = [], {}
+        self._idle, self._open, self._temporary = [], {}, None
         self._lock, self._beginning = threading.Lock(), threading.RLock()

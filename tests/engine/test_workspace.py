@@ -340,14 +340,16 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
     assert len(node.tables()["pet"]) == 3
 
 
-def test_work_leaves_the_schema_alone(node: TestNode, workspace: Workspace) -> None:
+def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, workspace: Workspace) -> None:
     def action(desk: Work) -> Any:
+        with pytest.raises(UnsupportedError, match="may only read"):
+            desk.run(Statement("DELETE FROM person"), read_only=True)
         for text in ("CREATE TABLE x(y)", "BEGIN", "COMMIT", "PRAGMA user_version = 3"):
             with pytest.raises(UnsupportedError):
                 desk.run(Statement(text))
         with pytest.raises(SqlError):
             desk.run(Statement("SELEC"))
-        return desk.run(Statement("SELECT 1")).rows
+        return desk.run(Statement("SELECT 1"), read_only=True).rows
 
     begin(node, workspace)
     told, prepared = work(workspace, action)

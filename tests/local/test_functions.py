@@ -160,8 +160,9 @@ def test_window_function_of_the_program_works_in_reads_and_writes(db: Any, table
 LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 3000000) SELECT count(*) FROM n"
 
 
-def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str) -> None:
-    with closing(dbapi.connect(node.database)) as mine:
+@pytest.mark.parametrize("level", ["session", "strict"])
+def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str, level: str) -> None:
+    with closing(dbapi.connect(f"bedrockish:///?local={node.database}&read={level}")) as mine:
         asked, ticks = list[int](), itertools.count()
         mine.set_progress_handler(lambda: asked.append(1), 1_000)
         # on a busy machine no snapshot may be durable in time, and then the node executes the statement
@@ -185,7 +186,7 @@ def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str)
         assert mine.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)
 
 
-@pytest.mark.parametrize("begin", ["", "BEGIN"])
+@pytest.mark.parametrize("begin", ["", "BEGIN", "CREATE TEMP TABLE own(a)"])
 def test_handler_that_closes_its_connection_ends_the_statement(
     node: LocalNode, table: str, db: Any, begin: str
 ) -> None:

@@ -37,10 +37,12 @@ def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
     opened.rollback()
 
 
-@pytest.mark.parametrize("kind", ["read", "transaction"])
+@pytest.mark.parametrize("kind", ["read", "transaction", "temporary"])
 def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str, kind: str) -> None:
     """A read held ``close`` until it was over; a transaction ran on without its session, and kept the file open."""
     mine = dbapi.connect(node.database, isolation_level=None)
+    if kind == "temporary":
+        mine.execute("CREATE TEMP TABLE own(a)")
     if kind != "read":
         mine.execute("BEGIN")
     failures: list[BaseException] = []
@@ -150,11 +152,26 @@ def test_transaction_that_begins_while_its_session_is_closed_ends(
     assert failures == [bedrockish.ClientClosedError]
 
 
-def test_begin_of_a_transaction_on_a_closed_page_is_told_as_closed(
+def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_ends(
     node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``close`` closed the connections that the thread was using, which raised an AttributeError."""
+    closing = bedrockish.connect(node.database)
+    closing.execute("CREATE TEMP TABLE t(a)")
+    mine = here(closing)
+    failures = close_while_it_begins(closing, "SELECT count(*) FROM t", monkeypatch)
+    assert failures == [bedrockish.ClientClosedError]
+    assert mine._temporary is None, "the file was left open"
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_begin_of_a_transaction_on_a_closed_page_is_told_as_closed(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
     """The program was told to start the node of the file."""
     closing = bedrockish.connect(node.database)
+    if is_temporary:
+        closing.execute("CREATE TEMP TABLE t(a)")
     serving = LocalTransactions._serving
 
     def close_first(transactions: LocalTransactions) -> Any:

@@ -24,7 +24,7 @@ import bedrockish
 from bedrockish import dbapi
 from bedrockish.api.requests import Token
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections, page, snapshots
 from bedrockish.local.page import READING, REFUSING, SERVING, Page
 from bedrockish.local.reads import LocalReads
@@ -171,7 +171,19 @@ def test_stale_read_keeps_the_session_token(bench: Bench) -> None:
     assert found[1].clock >= 99
 
 
-def test_snapshot_that_no_read_uses_is_released(bench: Bench) -> None:
+def test_several_statements_see_one_moment(bench: Bench) -> None:
+    bench.write("INSERT INTO t VALUES (1)")
+    bench.engine.sync()
+    with bench.reads.snapshot("session", Token, 1.0):
+        assert bench.rows() == [(1,)]
+        bench.write("INSERT INTO t VALUES (2)")
+        bench.engine.sync()
+        assert bench.rows() == [(1,)]
+        assert bench.rows("strict") == [(1,)], "the block has chosen its moment"
+    assert bench.rows() == [(1,), (2,)]
+
+
+def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot holds up checkpoints: within a tenth of a second after the last read the whole WAL can be copied."""
     assert bench.rows() == []
     assert bench.reads._snapshots.readers[0].moment is not None
@@ -182,6 +194,11 @@ def test_snapshot_that_no_read_uses_is_released(bench: Bench) -> None:
     bench.engine.sync()
     frames, copied = bench.engine.checkpoint()
     assert frames == copied > 0
+    monkeypatch.setattr(snapshots, "PINNED_S", 0.2)
+    with bench.reads.snapshot("session", Token, 1.0):
+        time.sleep(0.6)
+        with pytest.raises(ResultLostError, match="was released"):
+            bench.rows()
     assert bench.rows() == [(1,)]
 
 
@@ -210,21 +227,25 @@ def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
     """The node withdraws its page, another file takes the place, and the next page names that file."""
     bench.write("INSERT INTO t VALUES (1)")
     bench.engine.sync()
-    assert bench.rows() == [(1,)]
-    bench.engine.close()
-    (tmp_path / "A.sqlite").rename(tmp_path / "old.sqlite")
-    for suffix in ("-wal", "-shm"):
-        (tmp_path / f"A.sqlite{suffix}").unlink(missing_ok=True)
-    assert bench.rows() is None
-    again = TestNode(tmp_path / "A.sqlite")
-    again.run("CREATE TABLE t(a)")
-    again.run("INSERT INTO t VALUES ('new')")
-    again.engine.flush()
-    again.engine.sync()
-    fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batches)
-    again.engine.publication.begin(fresh, again.engine.batches, again.engine.schema_version)
-    fresh.beat(SERVING, 0)
-    time.sleep(snapshots.AGAIN_S)
+    with bench.reads.snapshot("session", Token, 1.0):
+        assert bench.rows() == [(1,)]
+        bench.engine.close()
+        (tmp_path / "A.sqlite").rename(tmp_path / "old.sqlite")
+        for suffix in ("-wal", "-shm"):
+            (tmp_path / f"A.sqlite{suffix}").unlink(missing_ok=True)
+        with pytest.raises(ResultLostError):
+            bench.rows()
+        again = TestNode(tmp_path / "A.sqlite")
+        again.run("CREATE TABLE t(a)")
+        again.run("INSERT INTO t VALUES ('new')")
+        again.engine.flush()
+        again.engine.sync()
+        fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batches)
+        again.engine.publication.begin(fresh, again.engine.batches, again.engine.schema_version)
+        fresh.beat(SERVING, 0)
+        time.sleep(snapshots.AGAIN_S)
+        with pytest.raises(ResultLostError):
+            bench.rows()
     assert bench.rows() == [("new",)]
     again.engine.close()
 
@@ -378,6 +399,8 @@ def test_settings_of_the_session_hold_for_reads_here(db: Connection, alone: Loca
         db.execute("PRAGMA case_sensitive_like = 1")
         db.execute(f"SELECT 1 FROM {table}", read="strict")
         assert was_read_here(db, texts[0])
+        with db.snapshot():
+            assert db.execute(texts[0]).rows == []
         assert cursor.execute(texts[0]).fetchall() == [(1,)]
         with db.stream(texts[0]) as rows:
             assert list(rows) == []
@@ -393,15 +416,18 @@ def test_changed_schema_is_seen(db: Connection, alone: LocalCluster, table: str)
     assert was_read_here(db, select)
 
 
-def test_open_transaction_reads_one_moment(db: Connection, alone: LocalCluster, table: str) -> None:
+def test_snapshot_block_sees_one_moment(db: Connection, table: str) -> None:
     count = f"SELECT count(*) FROM {table}"
-    with db.transaction() as tx:
-        assert tx.execute(count).value() == 100
-        with bedrockish.connect(alone.url()) as other:
-            other.execute(f"INSERT INTO {table} VALUES (1000, 1)")
-            db.token = other.token
-        assert tx.execute(count).value() == 100
+    with db.snapshot():
+        assert db.execute(count).value() == 100
+        db.execute(f"INSERT INTO {table} VALUES (1000, 1)")
+        assert db.execute(count).value() == 100
     assert db.execute(count).value() == 101
+
+
+def test_snapshot_needs_a_file(alone: LocalCluster) -> None:
+    with bedrockish.connect(alone.url()) as db, pytest.raises(UnsupportedError, match="local=PATH"):
+        db.snapshot()
 
 
 def test_dbapi_reads_here(db: Connection, node: LocalNode, table: str) -> None:
@@ -415,6 +441,8 @@ def test_dbapi_reads_here(db: Connection, node: LocalNode, table: str) -> None:
         mine.execute(f"INSERT INTO {table} VALUES (4000, 1)")
         assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (101,), "its open transaction's own row"
         mine.rollback()
+        with mine.snapshot():
+            assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (100,)
     mine.close()
 
 
@@ -476,13 +504,13 @@ def test_repeated_read_leaves_a_node_that_stops(bench: Bench, monkeypatch: pytes
 LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
 
 
-@pytest.mark.parametrize("kind", ["read", "transaction"])
+@pytest.mark.parametrize("kind", ["read", "strict", "transaction"])
 def test_statement_of_a_cancelled_task_ends(node: LocalNode, db: Connection, table: str, kind: str) -> None:
     """Trio delivered the cancellation when the statement was over; by URL it comes at once."""
 
     async def count(client: bedrockish.Client) -> None:
         if kind != "transaction":
-            await client.execute(LONG)
+            await client.execute(LONG, read="strict" if kind == "strict" else "session")
             return
         async with client.transaction() as opened:
             await opened.execute(f"INSERT INTO {table} VALUES (800, 8)")
@@ -538,6 +566,9 @@ def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> 
                 assert (await client.execute(many, (-1,))).value() == 10_000_000
                 nursery.cancel_scope.cancel()
             assert ticks, "a read that takes long goes on in a thread"
+            async with client.snapshot():
+                await client.execute(f"INSERT INTO {table} VALUES (5000, 1)")
+                assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
 
     trio.run(work)
 

@@ -1,5 +1,7 @@
-"""Strict reads of a session with a node's file, which the node executes; only functions of the program run in it."""
+"""Strict reads of a node's file: executed in the program, certified by the node with one call."""
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +15,11 @@ import trio
 import bedrockish
 from bedrockish import dbapi
 from bedrockish.api.requests import Request
-from bedrockish.api.wire import Ask
+from bedrockish.api.wire import COMMIT, Ask, Step
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import SqlError
+from bedrockish.client.sansio.effects import Send
+from bedrockish.errors import BedrockishError, ConflictError, SqlError, UnavailableError, UnsupportedError
+from bedrockish.local.prepared import decode_prepared
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
@@ -42,13 +46,38 @@ def calls(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def test_strict_read_is_one_request_to_the_node(db: Connection, calls: list[Any], table: str) -> None:
+def test_node_certifies_keys_of_the_programs_reads(db: Connection, calls: list[Any], table: str) -> None:
     assert db.execute(f"SELECT a FROM {table} WHERE id = ?", (2,)).rows == [(20,)]
-    assert [type(one) for one in calls] == [Request]
+    assert [(type(one), one.op, one.request.statements) for one in calls] == [(Step, COMMIT, ())]
+    prepared = decode_prepared(calls[0].prepared)
+    assert prepared.readonly
+    assert len(prepared.access_set.read_points) == 1
     calls.clear()
     first, second = db.transact([f"SELECT count(*) FROM {table}", f"WITH x AS (SELECT 5) SELECT * FROM x, {table}"])
     assert (first.value(), second.columns, len(second)) == (2, ("5", "id", "a"), 2)
-    assert len(calls) == 1, "several statements are read together"
+    assert len(calls) == 1, "several statements are certified together"
+
+
+def test_overtaken_read_is_run_again(db: Connection, calls: list[Any], alone: LocalCluster, table: str) -> None:
+    steps = db._client.local_steps
+    assert steps is not None
+    plain, done = steps.transactions.read, list[int]()
+    with bedrockish.connect(alone.url()) as other:
+
+        def overtaken(request: Request) -> Any:
+            found = plain(request)
+            if not done:
+                done.append(1)
+                other.execute(f"UPDATE {table} SET a = a + 1 WHERE id = 1")
+            return found
+
+        steps.transactions.read = overtaken  # type: ignore[method-assign]
+        assert db.execute(f"SELECT a FROM {table} WHERE id = 1").value() == 11
+        assert [one.op for one in calls] == [COMMIT, COMMIT]
+        calls.clear()
+        done.clear()
+        assert db.execute(f"SELECT a FROM {table} WHERE id = 2").value() == 20
+        assert len(calls) == 1, "the row that was changed is another one"
 
 
 def test_row_of_another_node_is_seen_as_soon_as_it_is_acknowledged(tmp_path: Path) -> None:
@@ -109,6 +138,39 @@ def test_tables_of_the_node_are_read_by_the_node(db: Connection, calls: list[Any
     assert [type(one) for one in calls] == [Request]
 
 
+def test_lost_node_leaves_no_entry_for_a_read(db: Connection, calls: list[Any], table: str) -> None:
+    """A COMMIT whose answer is lost is settled by an empty entry. A read has nothing to settle."""
+    places = [db.execute(f"INSERT INTO {table} VALUES ({number}, 0)").place for number in (7, 8)]
+    before = places[-1]
+    calls.clear()
+    links = db._client._links
+    plain, dropped = db._client._perform, list[int]()
+
+    def perform(effects: list[Any]) -> None:
+        plain(effects)
+        if calls and isinstance(calls[-1], Step) and not dropped and any(isinstance(one, Send) for one in effects):
+            dropped.append(1)
+            for link in links.values():
+                with socket.socket(fileno=os.dup(link.fileno())) as cut:
+                    cut.shutdown(socket.SHUT_RDWR)
+
+    db._client._perform = perform  # type: ignore[method-assign]
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 4
+    assert dropped
+    assert db._client._core.has_only_read(calls[0].request.command)
+    after = db.execute(f"INSERT INTO {table} VALUES (9, 0)").place
+    assert before is not None
+    assert after is not None
+    assert after[1] == before[1] + 1, "nothing was led in between"
+
+
+def test_snapshot_at_the_level_strict_is_refused(db: Connection, table: str) -> None:
+    with pytest.raises(UnsupportedError, match="certified by its read set"), db.snapshot():
+        pass
+    with db.snapshot(read="session"):
+        assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
 def test_trio_client_reads_strictly(node: LocalNode, db: Connection, table: str) -> None:
     async def read() -> None:
         async with bedrockish.open_client(node.database) as client:
@@ -116,3 +178,14 @@ def test_trio_client_reads_strictly(node: LocalNode, db: Connection, table: str)
                 assert (await client.execute(f"SELECT a FROM {table} WHERE id = 1", read="strict")).value() == 10
 
     trio.run(read)
+
+
+def test_interrupted_read_ends(db: Connection, table: str) -> None:
+    timer = threading.Timer(0.3, db.interrupt)
+    timer.start()
+    long = f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n, {table}"
+    with pytest.raises(BedrockishError) as error:
+        db.execute(long)
+    assert error.value.details["interrupted"]
+    assert not isinstance(error.value, ConflictError | UnavailableError) or error.value.code == "deadline"
+    timer.join()

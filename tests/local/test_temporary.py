@@ -1,12 +1,23 @@
-"""TEMP objects of a session with a node's file: they are at the node, like those of a session with a URL."""
+"""TEMP objects of a session with a node's file: they are in the program's process, and rows of others are certified."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 import bedrockish
+from bedrockish import dbapi
+from bedrockish.api.wire import COMMIT, Step
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import ConflictError, ConstraintError, SqlError
+from bedrockish.errors import (
+    ConflictError,
+    ConstraintError,
+    OutcomeUnknownError,
+    SqlError,
+    TemporaryLostError,
+    UnsupportedError,
+)
 from tests.local.conftest import here
 from tools.cluster import LocalCluster, LocalNode
 
@@ -20,17 +31,37 @@ def db(node: LocalNode, table: str) -> Iterator[Connection]:
         assert not here(made).has_any
 
 
-def test_session_with_a_file_has_temporary_objects(db: Connection, alone: LocalCluster, table: str) -> None:
+def calls_of(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    made: list[Any] = []
+    plain = db._client._call
+
+    async def noted(what: Any, timeout_s: float) -> Any:
+        made.append(what)
+        return await plain(what, timeout_s)
+
+    monkeypatch.setattr(db._client, "_call", noted)
+    return made
+
+
+def test_temporary_objects_are_in_this_process(
+    db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = calls_of(db, monkeypatch)
     db.execute("CREATE TEMP TABLE mine(id INTEGER PRIMARY KEY, a)")
     db.execute(f"INSERT INTO mine SELECT * FROM {table}")
     db.execute(f"CREATE TEMP VIEW both AS SELECT t.id, t.a, m.a AS was FROM {table} t JOIN mine m USING (id)")
     db.execute("CREATE TEMP TABLE log(what)")
     db.execute(f"CREATE TEMP TRIGGER noted AFTER UPDATE ON {table} BEGIN INSERT INTO log VALUES (new.a); END")
+    assert not calls, "the node hears of nothing"
     db.execute(f"UPDATE {table} SET a = 11 WHERE id = 1")
+    assert [(type(one), one.op) for one in calls] == [(Step, COMMIT)]
     assert db.execute("SELECT * FROM both ORDER BY id").rows == [(1, 11, 10), (2, 20, 20)]
     assert db.execute("SELECT what FROM log").rows == [(11,)]
     with bedrockish.connect(alone.url()) as other:
         assert other.execute(f"SELECT a FROM {table} WHERE id = 1", read="strict").value() == 11
+        other.execute(f"UPDATE {table} SET a = 12 WHERE id = 1")
+        db.token = other.token
+        assert db.execute("SELECT a, was FROM both WHERE id = 1").rows == [(12, 10)]
         with pytest.raises(SqlError, match="no such table: mine"):
             other.execute("SELECT * FROM mine")
 
@@ -54,11 +85,23 @@ def test_rollback_and_savepoints_restore_temporary_rows(db: Connection, table: s
     assert db.execute("SELECT a FROM mine").rows == [(1,)]
 
 
+def test_lost_transaction_takes_its_temporary_rows_back(db: Connection, alone: LocalCluster, table: str) -> None:
+    db.execute("CREATE TEMP TABLE mine(a)")
+    with bedrockish.connect(alone.url()) as other:
+        opened = db.begin()
+        opened.execute(f"INSERT INTO mine SELECT a FROM {table} WHERE id = 1")
+        opened.execute(f"UPDATE {table} SET a = 0 WHERE id = 2")
+        other.execute(f"UPDATE {table} SET a = 5 WHERE id = 1")
+        with pytest.raises(ConflictError):
+            opened.commit()
+    assert db.execute("SELECT count(*) FROM mine").value() == 0
+
+
 @pytest.mark.parametrize("is_overtaken", [False, True])
 def test_transaction_goes_on_after_its_first_temporary_object(
     db: Connection, alone: LocalCluster, table: str, *, is_overtaken: bool
 ) -> None:
-    """The transaction moves to the node, if its statements have the same results there."""
+    """The transaction goes on in the session's workspace, at its own moment, or as if it had begun there."""
     with bedrockish.connect(alone.url()) as other:
         opened = db.begin()
         assert opened.execute(f"SELECT a FROM {table} WHERE id = 1").value() == 10
@@ -68,7 +111,7 @@ def test_transaction_goes_on_after_its_first_temporary_object(
         if is_overtaken:
             other.execute(f"UPDATE {table} SET a = 9 WHERE id = 1")
             db.token = other.token
-            with pytest.raises(ConflictError, match="was moved to the node"):
+            with pytest.raises(ConflictError, match="create the TEMP object first"):
                 opened.execute("CREATE TEMP TABLE mine(a)")
             opened.rollback()
             return
@@ -78,6 +121,80 @@ def test_transaction_goes_on_after_its_first_temporary_object(
         opened.commit()
         assert other.execute(f"SELECT a FROM {table} WHERE id = 2", read="strict").value() == 21
     assert db.execute("SELECT count(*) FROM mine").value() == 2
+
+
+def test_functions_and_attached_files_work_beside_temporary_objects(node: LocalNode, table: str, tmp_path: Any) -> None:
+    import sqlite3
+
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as made:
+        made.execute("CREATE TABLE x(id INTEGER PRIMARY KEY, word)")
+        made.execute("INSERT INTO x VALUES (1, 'one')")
+        made.commit()
+    with closing(dbapi.connect(node.database)) as mine:
+        mine.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, word)")
+        mine.execute("CREATE TEMP TABLE short(id, word)")
+        mine.create_function("loud", 1, str.upper)
+        mine.execute("ATTACH ? AS other", (str(tmp_path / "other.sqlite"),))
+        mine.execute("INSERT INTO short SELECT id, loud(word) FROM other.x")
+        mine.execute(f"INSERT INTO {table} SELECT * FROM short")
+        mine.commit()
+        assert mine.execute(f"SELECT * FROM {table}").fetchall() == [(1, "ONE")]
+        mine.execute("DETACH other")
+        assert mine.execute("SELECT word FROM short").fetchall() == [("ONE",)]
+        described = mine.execute("SELECT id AS x, word FROM short WHERE 0").description or ()
+        assert [one[0] for one in described] == ["x", "word"]
+
+
+def test_statements_that_need_the_node_are_refused_by_name(db: Connection, table: str) -> None:
+    db.execute("CREATE TEMP TABLE mine(a)")
+    opened = db.begin()
+    for sql, why in {
+        "SELECT cluster_clock()": r"needs the node .* run it on another connection",
+        f"CREATE TABLE {table}x(a)": "cannot change the schema of the database",
+        f"CREATE TEMP TABLE {table}(a)": "the database has an object of this name",
+    }.items():
+        with pytest.raises(UnsupportedError, match=why):
+            opened.execute(sql)
+    opened.rollback()
+    db.execute(f"CREATE TABLE {table}y(a)")
+    assert db.execute(f"SELECT count(*) FROM {table}y, mine").value() == 0
+
+
+def test_unknown_outcome_ends_the_temporary_objects(
+    db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows may belong to a committed transaction or to another one."""
+    db.execute("CREATE TEMP TABLE mine(a)")
+    opened = db.begin()
+    opened.execute("INSERT INTO mine VALUES (1)")
+    opened.execute(f"UPDATE {table} SET a = 0")
+
+    async def lost(_what: Any, _timeout_s: float) -> Any:
+        raise OutcomeUnknownError("the answer was lost", command="x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(db._client, "_call", lost)
+        with pytest.raises(OutcomeUnknownError):
+            opened.commit()
+    with pytest.raises(TemporaryLostError):
+        db.execute("SELECT * FROM mine")
+    db.execute("CREATE TEMP TABLE mine(a)")
+    assert db.execute("SELECT count(*) FROM mine").value() == 0
+
+
+def test_temporary_objects_end_with_the_node_process() -> None:
+    with bedrockish.node() as node, node.connect() as db:
+        db.execute("CREATE TABLE t(a)")
+        db.execute("CREATE TEMP TABLE mine(a)")
+        temporary = here(db)._temporary
+        assert temporary is not None
+        before = temporary.facts
+        temporary.facts = before._replace(generation=before.generation + 1)  # as after its restart
+        with pytest.raises(TemporaryLostError, match="make them again"):
+            db.execute("SELECT * FROM mine")
+        with pytest.raises(SqlError, match="no such table"):
+            db.execute("SELECT * FROM mine")
+        db.execute("CREATE TEMP TABLE mine(a)")
 
 
 @pytest.mark.parametrize("way", ["path", "URL"])

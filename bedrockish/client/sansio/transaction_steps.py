@@ -57,7 +57,7 @@ def giving_up(what: What) -> wire.Step | None:
 
 def is_harmless(what: wire.Step) -> bool:
     """Return whether a step cannot commit anything."""
-    return what.op not in (wire.COMMIT, wire.SETTLE)
+    return what.op not in (wire.COMMIT, wire.SETTLE) or what.request.read_only
 
 
 def settling(what: wire.Step) -> wire.Step:

@@ -105,6 +105,13 @@ class Session:
     lent: bool = False
     ended: bool = False  # whether it is no longer needed
 
+    def follow(self, other: "Session") -> None:
+        """Take over the state of another record of the same transaction, which is not used any more."""
+        self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
+        self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
+        self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
+        self.looked_behind, self.reads_system = other.looked_behind, other.reads_system
+
     def looks(self, piece: Piece) -> None:
         """Note which tables without keys a statement reads."""
         self.looked_behind = self.looked_behind or piece.looks_behind

@@ -69,11 +69,14 @@ class TemporaryTransaction(OverlayTransaction):
         held: the session's workspace; no other transaction may be open on it.
         session: the open transaction, which may have run statements on the writing connection.
         tick: gives values of the node's clock.
+        like: an earlier record of the same transaction, whose state it takes over; or None.
     """
 
-    def __init__(self, held: TemporaryWorkspace, session: Session, tick: Callable[[], int]) -> None:
+    def __init__(
+        self, held: TemporaryWorkspace, session: Session, tick: Callable[[], int], like: Session | None = None
+    ) -> None:
         super().__init__(held.workspace, session, tick)
-        self._held = held
+        self._held, self._like = held, like
         held.transaction = self
         self._defined = False
 
@@ -89,6 +92,18 @@ class TemporaryTransaction(OverlayTransaction):
         if self._defined and self._work is not None:
             self._work.executor.forget_texts()
         workspace.end()
+
+    def open(self) -> None:
+        """Repeat the changes that the transaction made on the writing connection, before it had TEMP objects.
+
+        Raises:
+            ConflictError: its rows no longer fit.
+            TemporaryLostError: the database now has an object with the name of a TEMP object.
+            BedrockishError: the file cannot be read, or the error that ``stop`` was given.
+        """
+        if self._like is not None:
+            self.session.follow(self._like)
+        super().open()
 
     def _check(self, work: Work) -> None:
         work.interactive.no_schema = OF_SCHEMA

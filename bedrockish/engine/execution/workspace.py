@@ -33,7 +33,7 @@ from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
@@ -425,7 +425,7 @@ class Work:
             writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
         )
 
-    def run(self, statement: Statement) -> Result:
+    def run(self, statement: Statement, *, read_only: bool = False) -> Result:
         """Run a text; return the result of its last statement.
 
         Raises:
@@ -438,10 +438,10 @@ class Work:
             raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
         known = interactive.single(session, statement)
         if known is not None:
-            return self._run_piece(*known)
+            return self._run_piece(*known, read_only=read_only)
         last: Result | None = None
         for piece, params in interactive.pieces(session, statement):
-            last = self._run_piece(piece, params)
+            last = self._run_piece(piece, params, read_only=read_only)
         assert last is not None
         return last
 
@@ -471,8 +471,10 @@ class Work:
         if error is not None:
             raise error
 
-    def _run_piece(self, piece: Piece, params: tuple[Any, ...]) -> Result:
+    def _run_piece(self, piece: Piece, params: tuple[Any, ...], *, read_only: bool) -> Result:
         session = self.session
+        if read_only and piece.kind != READ:
+            raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
         session.looks(piece)
         if session.wrote:
             self._writer.executor.reader = None  # the other connection does not see what this one has written

@@ -99,7 +99,8 @@ _REFUSED = {
     apsw.SQLITE_TRANSACTION: _BEGIN,
     apsw.SQLITE_SAVEPOINT: _BEGIN,
     apsw.SQLITE_ATTACH: (
-        "ATTACH: other files are not replicated; read that file with sqlite3, and copy its rows in with executemany()"
+        "ATTACH: other files are not replicated; read them on a connection by the path of a node's file, outside of "
+        "a transaction, or copy the rows in with INSERTs"
     ),
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
     **dict.fromkeys(_TEMP, _TEMPORARY),
@@ -471,7 +472,7 @@ class Guard:
             if name in _CATALOGUE and name != "sqlite_sequence":
                 return None
             if database not in (None, "main", "temp"):
-                return f"{database} is another database; a cluster has one, main"
+                return f"{database} was attached to be read; write to it in a program of its own"
             seen.writes.add(first)
             seen.named.add(first if action != apsw.SQLITE_INSERT else f"-{first}")
             if is_ours(name) or (name.startswith("sqlite_") and not seen.analyzes and not seen.actions & _DDL):

@@ -459,7 +459,7 @@ KINDS = (
         "wal_held",
         "a reader keeps an old snapshot, and the write-ahead log grows",
         "end the program that the text names, or resume it: a stopped one (SIGSTOP) keeps its snapshot, and so does "
-        "one that reads for long in one transaction",
+        "one that reads for long in one transaction or db.snapshot()",
         _wal_held,
         after_s=5.0,
     ),

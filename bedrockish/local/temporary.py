@@ -1,0 +1,158 @@
+"""Open transactions of a session with TEMP objects, in the program's process.
+
+The session keeps one workspace, whose connection has the TEMP tables, views and triggers. All transactions of the
+session run there, by the same code as a node's sessions with TEMP objects.
+"""
+
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import Request, Result, Statement
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.temporary import TemporaryTransaction
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError, UnsupportedError
+from bedrockish.local.place import NodeNeededError, Place, needs_node
+from bedrockish.local.program_functions import Give
+from bedrockish.local.transactions import RESULT_BYTES, LocalTransaction, LocalTransactions
+from bedrockish.sqltext.transaction_control import control_of
+
+
+class WithTemporary(LocalTransaction):
+    """One open transaction of a session with TEMP objects.
+
+    Raises:
+        TemporaryLostError: the database now has an object with the name of a TEMP object.
+        ConflictError: a statement of ``before`` has another result on this snapshot.
+    """
+
+    keeps_rows = True
+
+    def __init__(
+        self,
+        owner: LocalTransactions,  # the session's transactions
+        place: Place,  # the session's workspace
+        request: Request,  # its BEGIN
+        moment: FileMoment,  # the moment of the snapshot that the workspace holds
+        before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
+    ) -> None:
+        self._like = None if before is None else before.work_at(moment)
+        super().__init__(owner, place, request, moment)
+        self.log = None
+        if before is not None and self._like is None:
+            try:
+                self._run_again(before)
+            except BaseException:
+                self.end()
+                raise
+
+    def _open(self, session: Session, moment: FileMoment) -> None:
+        held = self._place.held
+        assert held is not None
+        self._running = running = TemporaryTransaction(held, session, needs_node, self._like)
+        self._session = session
+        self._session.base, self._session.schema = dict(moment.vector), moment.schema
+        self._session.base_clock = moment.clock
+        try:
+            running.open()
+        except BedrockishError:
+            running.close()
+            raise
+        self._work = running.work
+
+    def _run_again(self, before: LocalTransaction) -> None:
+        """Repeat the statements of ``before``; raise ``ConflictError`` if a result differs."""
+        same = before.log is not None
+        for logged in before.log or ():
+            told, failure = None, ""
+            try:
+                told = self.run(logged.statement)
+            except BedrockishError as error:
+                failure = error.message
+            same = same and told == logged.told and failure == logged.failure
+        if not same:
+            raise ConflictError(
+                "the transaction has created its first TEMP object, and another one has changed rows that it had read; "
+                "it did not happen: run it again, or create the TEMP object first"
+            )
+
+    def run(self, statement: Statement) -> Result:
+        """Run one statement in this process and return its result; the node lacks the session's TEMP objects.
+
+        Raises:
+            UnsupportedError: the statement needs the node.
+            BedrockishError: see ``LocalTransaction``.
+        """
+        control = control_of(statement.sql, statement.params)
+        try:
+            with self.lock, self._statement:
+                self._check_goes_on()
+                if control is None:
+                    result = self._running.run(statement, RESULT_BYTES)[0]
+                    self._check_level()
+                    return result
+                self._running.control(control)
+                return Result((), [], -1, self.lastrowid)
+        except (NodeNeededError, ClockNeededError) as error:
+            raise UnsupportedError(
+                f"the statement needs the node ({error.message}), which has no TEMP objects of this program; run it on "
+                "another connection",
+                sql=statement.sql,
+            ) from error
+
+    def columns(self, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, with their declared types, without running the statement.
+
+        Raises:
+            SqlError: SQLite does not accept the statement.
+        """
+        with self.lock:
+            return self._running.columns(statement)
+
+    def finish(self) -> Prepared:
+        """Return the transaction for certification by the node; the rows of TEMP tables stay here until ``decide``."""
+        with self.lock, self._statement:
+            self._check_goes_on()
+            self._owner.check_generation(self._place.facts)
+            return self._running.finish()
+
+    def decide(self, error: BaseException | None) -> None:
+        """Keep the changes of TEMP tables if COMMIT succeeded; roll them back if it failed.
+
+        If its outcome is unknown, drop all TEMP objects of the session.
+        """
+        with self.lock:
+            if error is None:
+                self._running.keep()
+            is_known = error is None or (
+                isinstance(error, BedrockishError) and not isinstance(error, OutcomeUnknownError)
+            )
+            self._running.close(is_lost=not is_known)
+
+    def _leave(self) -> None:
+        """Roll the transaction back; keep the session's workspace."""
+        try:
+            self._running.close()
+        except apsw.Error:
+            self._place.workspace.is_broken = True
+
+    def give(self, given: Give) -> None:
+        """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""
+
+
+def begin(
+    owner: LocalTransactions, place: Place, request: Request, moment: FileMoment, before: LocalTransaction | None
+) -> WithTemporary:
+    """Begin a transaction in the workspace that has the TEMP objects of its session.
+
+    Raises:
+        BedrockishError: see ``WithTemporary``; after a ``TemporaryLostError`` the TEMP objects are gone.
+    """
+    try:
+        return WithTemporary(owner, place, request, moment, before)
+    except TemporaryLostError:
+        owner.lose_temporary()
+        raise

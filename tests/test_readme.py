@@ -113,7 +113,7 @@ def test_configuration_and_example_work(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_short_demo_keeps_its_promises(tmp_path: Path) -> None:
-    """The demo keeps every promise, with a node killed and started again, in a few seconds and without the audit."""
+    """The demo keeps every promise, with a node killed and started again, in a few seconds and without Spark."""
     place = str(tmp_path / "demo")
     done = run(
         sys.executable, "-m", "tools.demonstration.cluster", "--seconds", "5", "--no-audit", "--dir", place, limit_s=150
@@ -124,8 +124,9 @@ def test_short_demo_keeps_its_promises(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.spark
 def test_full_demo_keeps_its_promises(tmp_path: Path) -> None:
-    """The demo as people see it, with the audit."""
+    """The demo as people see it, with the audit in Spark."""
     done = run(sys.executable, "-m", "tools.demonstration.cluster", "--dir", str(tmp_path / "demo"), limit_s=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "promises kept" in done.stdout

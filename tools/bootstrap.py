@@ -59,16 +59,21 @@ def read_lock() -> dict[str, list[str]]:
 
 
 def wanted_groups(program: str, arguments: list[str]) -> list[str]:
-    """Return the groups to install: the tests check the types of all code, and the demo audits."""
+    """Return the groups to install: the tests check the types of all code, and the demo needs Spark only for its
+    audit.
+    """
+    java, found = find_java()
     helping = "--help" in arguments or "-h" in arguments
     if program == "test":
-        java, found = find_java()
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
-        return ["runtime", "audit", "spark", "dev", "programs"]
+        return ["runtime", "spark", "dev", "programs"]
     if program in ("bench", "simulate") or "--no-audit" in arguments or helping:
         return ["runtime"]
-    return ["runtime", "audit"]
+    if java is None:
+        say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")
+        return ["runtime"]
+    return ["runtime", "spark"]
 
 
 def works(python: Path) -> bool:

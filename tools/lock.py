@@ -62,8 +62,7 @@ def main() -> None:
     extras = project["optional-dependencies"]
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
-        "audit": extras["audit"],
-        "spark": extras["spark"],
+        "spark": [*extras["spark"], *extras["audit"]],
         "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["tls"]],
         "programs": extras["programs"],
     }

@@ -1,4 +1,4 @@
-"""``bedrockish audit``: check the journals of all nodes against the laws that they must obey, with DuckDB.
+"""``bedrockish audit``: check the journals of all nodes against the laws that they must obey, with DuckDB or Spark.
 
 ``bedrockish journal verify`` walks through the files and needs no further package. The audit queries all journals
 together, also for conflicts, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong; 3: the
@@ -23,6 +23,7 @@ from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.laws import BY_NAME
+from bedrockish_journal.spark.session import check_java, check_pyspark
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.tables import began_with_tables, copy_now, index_faults
@@ -31,6 +32,7 @@ STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
     from bedrockish_journal.audit.report import Counts
 
+DUCKDB, SPARK = "duckdb", "spark"
 BAR = 30  # characters of the progress bar
 
 
@@ -42,6 +44,13 @@ BAR = 30  # characters of the progress bar
 )
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
 @anchor_option
+@click.option(
+    "--engine",
+    type=click.Choice([DUCKDB, SPARK]),
+    default=DUCKDB,
+    show_default=True,
+    help="The engine that checks the journals: DuckDB on this machine, or Spark.",
+)
 @click.option(
     "--memory", default="1GB", show_default=True, help="The memory that DuckDB may use; further data go to disk."
 )
@@ -60,16 +69,21 @@ def audit(
     strict: bool,
     replayed: bool,
     anchor: Path | None,
+    engine: str,
     memory: str,
     limit: int,
 ) -> None:
     """Audit journals: one file of each node, or its URL, or exports. The nodes may be running."""
     try:
         report = Report(strict, as_json)
-        _check_packages(memory)
+        _check_engine(engine, memory)
         nodes = _nodes(list(files), replayed, anchor is not None)
         anchored = compare_with_anchors([*nodes.values()], anchor)
-        _audit(report, list(files), limit, memory)
+        if engine == SPARK:
+            check_pyspark()
+            check_java()
+            report.line("starting Spark…")
+        _audit(report, list(files), limit, engine, memory)
         if replayed:
             report.add("tables", BY_NAME["tables"].brief, *_replay(nodes, limit))
             report.unseen.pop("tables", None)
@@ -151,8 +165,8 @@ def _as_finding(one: Finding) -> dict[str, Any]:
 
 def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a check of every path."""
-    from bedrockish_journal.audit.inputs import find_inputs  # needs pyarrow, which is there by now
     from bedrockish_journal.spark.source.feeds import is_url
+    from bedrockish_journal.spark.source.inputs import find_inputs  # needs pyarrow, which is there by now
 
     found = find_inputs(paths)
     for path in filter(is_url, paths):
@@ -168,23 +182,31 @@ def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
     return found.files
 
 
-def _check_packages(memory: str) -> None:
-    """Check the size of the memory, and that the packages are installed, before anything is read."""
-    for name in ("duckdb", "pyarrow"):
+def _check_engine(engine: str, memory: str) -> None:
+    """Check that the packages of an engine are installed, before anything is read."""
+    for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
         if importlib.util.find_spec(name) is None:
+            extra = "spark" if engine == SPARK else "audit"
             raise JournalError(
-                f"{name} is not installed; pip install 'bedrockish[audit]', or walk through the files with "
+                f"{name} is not installed; pip install 'bedrockish[{extra}]', or walk through the files with "
                 "'bedrockish journal verify', which needs nothing besides"
             )
     if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?B)", memory):
         raise JournalError(f"--memory {memory} is not a size; write it as 500MB or 2GB")
 
 
-def _audit(report: Report, paths: list[str], limit: int, memory: str) -> None:
-    from bedrockish_journal.audit.duck import run_audits  # both need pyarrow, which is there by now
-    from bedrockish_journal.audit.report import Counts, Outcome
+def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: str) -> None:
+    from bedrockish_journal.audit.report import Counts, Outcome  # needs pyarrow, which is there by now
 
-    for told in run_audits(paths, limit, memory, _progress):
+    if engine == SPARK:
+        from bedrockish_journal.audit import on_spark
+
+        answers = on_spark.run_audits(paths, limit)
+    else:
+        from bedrockish_journal.audit import duck
+
+        answers = duck.run_audits(paths, limit, memory, _progress)
+    for told in answers:
         if isinstance(told, Counts):
             write_over()
             report.count(told)

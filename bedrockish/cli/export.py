@@ -1,6 +1,5 @@
 """``bedrockish export-journal``: journals as Parquet, from files or running nodes. Needs pyarrow, not Java."""
 
-import importlib.util
 import json
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import click
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import target_of
-from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.spark.session import check_installed
 
 if TYPE_CHECKING:
     from bedrockish_journal.spark.export.export import Progress
@@ -26,8 +25,7 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     Each source is a node's file or the URL of a running node. Only new commits are written. It may be stopped or killed
     at any moment, and run again.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise JournalError("pyarrow is not installed; pip install 'bedrockish[spark]'")
+    check_installed("pyarrow")
     from bedrockish_journal.spark.export.export import export  # both need pyarrow, which was checked before
     from bedrockish_journal.spark.source.feeds import is_url, open_feed
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.session import small_session
+from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """Return a session with the data source registered."""
-    session = small_session()
+    try:
+        check_pyspark()
+        check_java()
+    except SparkUnavailableError as error:
+        pytest.skip(str(error))
+    session = quiet_session("tests", cores=2, memory="1g", brief=True)
+    session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()

@@ -6,12 +6,12 @@
 import sys
 
 from bedrockish_journal.spark import parquet_batches
-from tests.spark.session import small_session
+from bedrockish_journal.spark.session import quiet_session
 
 
 def main() -> None:
     path, out, checkpoint, most = sys.argv[1:5]
-    spark = small_session()
+    spark = quiet_session("streamer", cores=2, memory="512m", brief=True)
     source = spark.readStream.format("bedrockish").option("max_commits", most).load(path)
     sink = source.writeStream.foreachBatch(parquet_batches(out)).option("checkpointLocation", checkpoint)
     if sys.argv[5:] == ["once"]:

@@ -10,6 +10,7 @@ from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.inputs import ENTRY_BYTES, find_inputs
 from tests.cluster.story import ready
 from tests.spark.worlds import honest, touching
 from tools.cluster import LocalCluster, local_cluster
@@ -57,6 +58,8 @@ async def write_and_audit(cluster: LocalCluster) -> list[int]:
             assert list(unseen) == ["columns", "tables", "anchor"]
             assert unseen["columns"] == "bedrockish_joined in the file of A, C"
             entries.append(count)
+        size = await trio.to_thread.run_sync(lambda: find_inputs(paths[:1]).size)
+        assert size >= entries[-1] // 4 * ENTRY_BYTES, "a third of the entries are of this node, which has no file here"
         nursery.cancel_scope.cancel()
     return entries
 

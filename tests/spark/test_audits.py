@@ -8,15 +8,23 @@ from pathlib import Path
 import apsw
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
+from bedrockish_journal.audit import on_spark
 from bedrockish_journal.audit.duck import run_audits
+from bedrockish_journal.audit.on_spark import ask_spark
 from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES
 from bedrockish_journal.audit.report import Finding, Outcome
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.inputs import find_inputs
+from tests.journal.anchoring import anchored, hold
+from tests.journal.tampering import SEEN, UNANCHORED, UNSEEN, make, tampered
 from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, touching
+
+PANDAS = "ignore:PySpark does not yet fully support pandas"  # a warning of every run, which ``quiet_session`` hides
 
 
 def audit(paths: list[Path], *laws: str) -> list[Finding]:
@@ -34,8 +42,72 @@ def spoil(path: Path, sql: str, *bindings: object) -> None:
     db.close()
 
 
+def both(spark: SparkSession, paths: list[Path]) -> list[Finding]:
+    """Return the findings, which must be equal by DuckDB and by Spark."""
+    found = audit(paths)
+    told = ask_spark(spark, find_inputs([str(path) for path in paths]), 50)
+    by_spark = [one for law in told if isinstance(law, Outcome) for one in law.findings]
+    assert sorted(by_spark, key=repr) == sorted(found, key=repr)
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings(PANDAS)
+def test_honest_journals_are_silent_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    world = honest()
+    assert any(draft.adopted_from for draft in world.drafts.values())
+    assert len(world.drafts) > 200
+    assert both(spark, world.write(tmp_path)) == []
+
+
 def test_honest_journals_are_silent(tmp_path: Path) -> None:
     assert audit(honest().write(tmp_path)) == []
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings(PANDAS)
+@pytest.mark.parametrize("is_tiny", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_spark_and_duckdb_find_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tiny: bool
+) -> None:
+    """The journal has all kinds of faults at once, and both engines report the same findings, to the letter."""
+    if not is_tiny:
+        monkeypatch.setattr(on_spark, "TINY_BYTES", 0)
+    world = honest(90)
+    for tick, (forge, _) in enumerate(FORGERIES, start=6):
+        world.change(("B", tick), forge)
+    world.change(("C", 5), lambda draft: replace(draft, base={**draft.base, "A": 1}))
+    world.change(("C", 7), lambda draft: replace(draft, access_set=touching("x07")))
+    world.change(("A", 9), lambda draft: replace(draft, joined=(world.drafts["A", 8].command,)))
+    (adopted,) = [draft for draft in world.drafts.values() if draft.adopted_from]
+    world.change(adopted.place, lambda draft: replace(draft, changes=b"\x82\x80\x80"))
+    paths = world.write(tmp_path)
+    spoil(paths[1], "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
+    spoil(paths[1], "DELETE FROM bedrockish_joined WHERE seq > 9")
+    spoil(paths[2], "UPDATE bedrockish_journal SET body = x'00' WHERE leader = 'A' AND tick = 6")
+    spoil(paths[2], "UPDATE bedrockish_journal SET repeat = 1, command = 'x' WHERE leader = 'A' AND tick = 11")
+    spoil(paths[2], "UPDATE bedrockish_journal SET hash = zeroblob(32) WHERE leader = 'B' AND tick = 12")
+    spoil(paths[0], "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick > 20")
+    found = {one.check for one in both(spark, paths)}
+    assert found >= {"bytes", "columns", "density", "hash", "causality", "closure", "quorum", "txid", "command"}
+    assert found >= {"writes", "fork", "lost", "conflict"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings(PANDAS)
+@pytest.mark.parametrize("what", [*SEEN, *UNSEEN])
+def test_spark_finds_each_tampering_as_duckdb_does(spark: SparkSession, tmp_path: Path, what: str) -> None:
+    (tmp_path / "tampered").mkdir()
+    law, deed = SEEN[what] if what in SEEN else ("", UNSEEN[what])
+    sound = make(tmp_path / "sound")
+    anchors = anchored(sorted(sound.glob("*.db")))
+    with tampered(sound, tmp_path / "tampered", deed) as paths:
+        found = {one.check for one in both(spark, paths)}
+        assert law in found if law in QUERIES else not found
+        if what in UNSEEN:
+            assert bool(hold(paths, anchors).findings) == (what not in UNANCHORED)
 
 
 def test_an_export_is_audited_like_the_files(tmp_path: Path) -> None:

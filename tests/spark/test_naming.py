@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from bedrockish.cli.audit import _about, _readable
-from bedrockish_journal.audit.inputs import find_inputs
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import FAULT
 from bedrockish_journal.audit.report import Finding
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.inputs import find_inputs
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import World, honest, key
 

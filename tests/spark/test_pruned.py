@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bedrockish.cli.audit import Report, _replay
@@ -18,7 +19,7 @@ from bedrockish_journal.spark.source.options import OPTIONS, Options
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage import pruning
-from tests.spark.test_audits import audit, spoil
+from tests.spark.test_audits import PANDAS, audit, both, spoil
 from tests.spark.test_reader import read
 from tests.spark.test_stream import stream
 from tests.spark.worlds import honest, touching
@@ -125,6 +126,13 @@ def test_report_names_the_unjudged_part(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_honest_journals_without_their_beginning_are_silent(paths: list[Path]) -> None:
     assert audit(paths) == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings(PANDAS)
+def test_spark_finds_no_fault_in_pruned_journals(spark: SparkSession, paths: list[Path]) -> None:
+    assert both(spark, paths) == []
 
 
 def test_one_file_without_its_beginning_is_silent(paths: list[Path]) -> None:

@@ -20,6 +20,7 @@ from bedrockish.transfer.load_database import load
 from tools.cluster import DemoError, LocalCluster, LocalNode, clean_environment, local_cluster
 from tools.demonstration.check import Check, check_cluster, check_files, print_checks
 from tools.demonstration.work import Work, open_accounts
+from tools.java import find_java
 
 ROOT = Path(__file__).resolve().parents[2]
 DATABASE = ROOT / "tools" / "data" / "timezones.sqlite"
@@ -139,14 +140,17 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:
-    """Verify the journals, and audit them if that is wanted."""
+    """Verify the journals, and audit them in Spark if that is wanted and possible."""
     console.print("[bold]5.[/] bedrockish journal verify")
     checks = [run_command(console, "the journals verify", ["journal", "verify", *files])]
-    if wanted:
-        console.print("[bold]6.[/] bedrockish audit: the same files against all laws, by SQL")
-        checks.append(run_command(console, "the audit finds nothing", ["audit", *files]))
+    java, found = find_java()
+    if not wanted:
+        console.print("[bold]6.[/] the audit in Spark was not wanted")
+    elif java is None:
+        console.print(f"[bold]6.[/] [yellow]the audit in Spark is left out:[/] {found}; Java 17 or newer is needed")
     else:
-        console.print("[bold]6.[/] the audit was not wanted")
+        console.print("[bold]6.[/] bedrockish audit: the same files in Apache Spark")
+        checks.append(run_command(console, "the audit in Spark finds nothing", ["audit", "--engine", "spark", *files]))
     return checks
 
 
@@ -181,7 +185,7 @@ def perform(console: Console, database: Path, directory: Path, seconds: float, s
 @click.argument("database", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=DATABASE)
 @click.option("--seconds", type=click.FloatRange(3, 3600), default=30.0, show_default=True, help="How long to write.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="Where the files go.")
-@click.option("--no-audit", is_flag=True, help="Leave out the audit.")
+@click.option("--no-audit", is_flag=True, help="Leave out the audit in Spark.")
 @click.option("--seed", type=int, help="Repeat the transfers that the writers of an earlier run drew.")
 def main(database: Path, seconds: float, directory: Path | None, no_audit: bool, seed: int | None) -> None:
     """Replicate DATABASE over three nodes on this machine, write at all of them, kill one, and check everything.

@@ -9,14 +9,14 @@ import duckdb
 import pyarrow as pa
 
 from bedrockish_journal.audit.facts import FACTS, HELD
-from bedrockish_journal.audit.inputs import find_inputs
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import Progress, Reader
 from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen, counted, finding
-from bedrockish_journal.audit.views import views
+from bedrockish_journal.audit.views import DUCKDB, views
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.spark.source.inputs import find_inputs
 
 MEMORY = "1GB"
 
@@ -74,7 +74,7 @@ def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
         db.register("part", table)
         db.execute(f"CREATE TABLE {name} AS SELECT * FROM part")
     db.unregister("part")
-    for view in views():
+    for view in views(DUCKDB):
         db.execute(f"CREATE {'TABLE' if view.kept else 'VIEW'} {view.name} AS {view.sql}")
     db.commit()
 
@@ -86,5 +86,5 @@ def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> Counts:
 
 
 def _ask(db: duckdb.DuckDBPyConnection, law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:
-    rows = db.execute(question(law, limit)).fetchall()
+    rows = db.execute(question(law, DUCKDB.names, limit)).fetchall()
     return [finding(law, row) for row in rows], counted(rows)

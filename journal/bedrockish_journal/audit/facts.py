@@ -5,7 +5,7 @@ others only the hash is computed. The engine gets two Arrow tables: ``held`` has
 entries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -116,3 +116,10 @@ def batch(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def facts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the facts of batches of (own, cut, label, body). Spark's workers run this function."""
+    for one in batches:
+        columns = (one.column(name).to_pylist() for name in ("own", "cut", "label", "body"))
+        yield batch(FACTS, [fact(*row) for row in zip(*columns, strict=True)])

@@ -1,6 +1,6 @@
 """Names the subject of a finding for a user of the database: the transaction, the table and the row.
 
-Audits find places in timelines. For the findings that are printed, the entry at the place is looked up.
+Audits find places in timelines. For the findings that are printed, the entry at the place is looked up, without Spark.
 An entry that was altered or removed is looked up in the journals of other nodes as well.
 """
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from bedrockish_journal.audit.inputs import Inputs
 from bedrockish_journal.audit.report import Finding
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.feeds import Feed, open_feed
+from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import Wanted
 
 MOST = 100  # findings of an audit that are looked up

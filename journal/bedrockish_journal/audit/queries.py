@@ -1,6 +1,6 @@
 """Each law as SQL queries that find its violations: one row for each finding, with the columns in ``COLUMNS``.
 
-``bedrockish_journal.audit.views`` has the tables.
+The SQL is the same for every engine; ``bedrockish_journal.audit.views`` has the tables and the engines' differences.
 """
 
 FAULT, INFORMATION = "fault", "information"
@@ -422,16 +422,16 @@ QUERIES: dict[str, list[str]] = {
 }
 
 
-def question(law: str, limit: int) -> str:
+def question(law: str, names: str, limit: int) -> str:
     """Return the query for the first findings of a law, each with the number of all findings of each level.
 
     Args:
+        names: the SQL that joins the nodes with an equal finding into one text (``Dialect.names``).
         limit: the greatest number of findings.
     """
     every = " UNION ALL ".join(QUERIES[law])
-    nodes = "array_to_string(list_sort(list(DISTINCT node)), ', ')"  # all nodes with an equal finding
     merged = (
-        f"SELECT level, leader, tick, txid, obj, text, {nodes} AS node FROM ({every}) AS f "
+        f"SELECT level, leader, tick, txid, obj, text, {names.format('node')} AS node FROM ({every}) AS f "
         "GROUP BY level, leader, tick, txid, obj, text"
     )
     counts = ", ".join(

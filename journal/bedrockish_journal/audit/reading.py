@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row, own_hash
-from bedrockish_journal.audit.inputs import Inputs
 from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import Feed, is_url, open_feed
+from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.row import Stored

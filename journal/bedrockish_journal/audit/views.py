@@ -1,9 +1,38 @@
-"""The tables that the laws query, derived from ``held`` and ``facts`` in the SQL of DuckDB.
+"""The tables that the laws query, derived from ``held`` and ``facts`` in SQL that both DuckDB and Spark understand.
 
-``eid`` is the id of a distinct entry, and ``tid`` that of a transaction, in the order of clock and origin.
+The few expressions that differ are in ``Dialect``, such as ``eid``, the id of a distinct entry.
 """
 
 from typing import NamedTuple
+
+
+class Dialect(NamedTuple):
+    """The SQL expressions in which the two engines differ."""
+
+    eid: str  # the id of a distinct entry
+    no_eid: str  # NULL with the type of ``eid``
+    number: str  # the number of a transaction, in the order of clock and origin
+    each: str  # the function that turns an array into rows
+    series: str  # the function that returns an array of the integers between two, both included
+    names: str  # the distinct names in a group, sorted, separated by commas
+
+
+DUCKDB = Dialect(
+    "rowid",
+    "CAST(NULL AS BIGINT)",
+    "row_number() OVER (ORDER BY clock, origin)",
+    "unnest",
+    "generate_series",
+    "array_to_string(list_sort(list(DISTINCT {0})), ', ')",
+)
+SPARK = Dialect(
+    "concat(substring(own, 1, 16), unhex(lpad(hex(cut), 16, '0')))",
+    "CAST(NULL AS BINARY)",
+    "concat(lpad(CAST(clock AS STRING), 19, '0'), ' ', origin)",
+    "explode",
+    "sequence",
+    "array_join(array_sort(collect_set({0})), ', ')",
+)
 
 
 class View(NamedTuple):
@@ -19,12 +48,14 @@ UP_TO = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 BEFORE = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
 
 
-def _each(name: str, column: str, fields: str) -> View:
+def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
     chosen = ", ".join(f"u.{field} AS {field}" for field in fields.split())
-    return View(name, f"SELECT eid, {chosen} FROM (SELECT eid, unnest({column}) AS u FROM fact) AS x", kept=True)
+    return View(
+        name, f"SELECT eid, {chosen} FROM (SELECT eid, {dialect.each}({column}) AS u FROM fact) AS x", kept=True
+    )
 
 
-def views() -> list[View]:
+def views(dialect: Dialect) -> list[View]:
     """Return the derived tables; each uses only tables before it.
 
     The given tables are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and the other records of each
@@ -36,7 +67,7 @@ def views() -> list[View]:
     a journal; ``own_end(node, tick, level)``, the end of each node's own timeline, read after everything else.
     """
     return [
-        View("fact", "SELECT rowid AS eid, * FROM facts"),
+        View("fact", f"SELECT {dialect.eid} AS eid, * FROM facts"),
         View(
             "entry",
             "SELECT eid, own, cut, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, kind, "
@@ -49,15 +80,19 @@ def views() -> list[View]:
             "SELECT h.*, e.eid, e.malformed FROM held h JOIN entry e ON e.own = h.own AND e.cut = h.cut",
             kept=True,
         ),
-        _each("dep", "deps", "leader tick"),
-        _each("approval", "approvals", "leader tick"),
-        _each("point", "points", "obj writes"),
-        _each("span", "ranges", "low high writes"),
-        _each("made", "members", "member voter"),
-        _each("left_at", "retired", "leader tick"),
-        _each("gave_up", "gave_up", "clock origin"),
-        _each("need_of", "needs", "user role"),
-        View("joined", "SELECT eid, u AS command FROM (SELECT eid, unnest(commands) AS u FROM fact) AS x", kept=True),
+        _each("dep", "deps", "leader tick", dialect),
+        _each("approval", "approvals", "leader tick", dialect),
+        _each("point", "points", "obj writes", dialect),
+        _each("span", "ranges", "low high writes", dialect),
+        _each("made", "members", "member voter", dialect),
+        _each("left_at", "retired", "leader tick", dialect),
+        _each("gave_up", "gave_up", "clock origin", dialect),
+        _each("need_of", "needs", "user role", dialect),
+        View(
+            "joined",
+            f"SELECT eid, u AS command FROM (SELECT eid, {dialect.each}(commands) AS u FROM fact) AS x",
+            kept=True,
+        ),
         View("place", "SELECT DISTINCT leader, tick, eid FROM stored WHERE malformed IS NULL", kept=True),
         View("leaders", "SELECT DISTINCT leader FROM held"),
         *_memberships(),
@@ -79,8 +114,8 @@ def views() -> list[View]:
         ),
         _grid("saw", "dep", 0),
         _grid("gave", "approval", -1),
-        *_snapshots(),
-        *_transactions(),
+        *_snapshots(dialect),
+        *_transactions(dialect),
     ]
 
 
@@ -123,7 +158,7 @@ def _grid(name: str, table: str, absent: int) -> View:
     )
 
 
-def _snapshots() -> list[View]:
+def _snapshots(dialect: Dialect) -> list[View]:
     """Return the tables of the ticks that each entry had to have seen, and of the schema version for its clock."""
     return [
         # Transactions with several labels are left out, since an entry may have seen either label.
@@ -136,7 +171,7 @@ def _snapshots() -> list[View]:
             "due",
             "SELECT eid, leader, upto FROM (SELECT eid, leader, "
             f"max(tick) OVER (PARTITION BY leader ORDER BY clock, asks {UP_TO}) AS upto "
-            f"FROM (SELECT CAST(NULL AS BIGINT) AS eid, leader, tick, clock, 0 AS asks FROM single UNION ALL "
+            f"FROM (SELECT {dialect.no_eid} AS eid, leader, tick, clock, 0 AS asks FROM single UNION ALL "
             "SELECT e.eid, l.leader, CAST(NULL AS BIGINT) AS tick, e.safe AS clock, 1 AS asks FROM good e "
             "CROSS JOIN leaders l) AS x) AS y WHERE eid IS NOT NULL AND upto IS NOT NULL",
         ),
@@ -149,9 +184,8 @@ def _snapshots() -> list[View]:
             "version_due",
             "SELECT eid, ran_on, version + made AS version FROM (SELECT eid, ran_on, "
             f"sum(makes) OVER (ORDER BY clock, asks {UP_TO}) AS made "
-            "FROM (SELECT CAST(NULL AS BIGINT) AS eid, CAST(NULL AS BIGINT) AS ran_on, activates AS clock, "
-            "1 AS makes, 0 AS asks FROM schemas UNION ALL "
-            "SELECT eid, ran_on, clock, 0 AS makes, 1 AS asks FROM good) AS x) AS y "
+            f"FROM (SELECT {dialect.no_eid} AS eid, CAST(NULL AS BIGINT) AS ran_on, activates AS clock, 1 AS makes, "
+            "0 AS asks FROM schemas UNION ALL SELECT eid, ran_on, clock, 0 AS makes, 1 AS asks FROM good) AS x) AS y "
             "CROSS JOIN first_schema WHERE eid IS NOT NULL AND many > 0 AND activates > 0",
         ),
         View(
@@ -162,7 +196,7 @@ def _snapshots() -> list[View]:
     ]
 
 
-def _transactions() -> list[View]:
+def _transactions(dialect: Dialect) -> list[View]:
     """Return the tables of the transactions of all files together, which the law ``conflict`` queries."""
     return [
         # Where a label of an adopted transaction was removed from every journal, its readers are unknown.
@@ -174,8 +208,8 @@ def _transactions() -> list[View]:
         ),
         View(
             "txn",
-            "SELECT row_number() OVER (ORDER BY clock, origin) AS tid, clock, origin, txid, eid, kind FROM "
-            "(SELECT clock, origin, min(txid) AS txid, min(eid) AS eid, min(kind) AS kind FROM good WHERE clock > "
+            f"SELECT {dialect.number} AS tid, clock, origin, txid, eid, kind FROM (SELECT clock, origin, "
+            "min(txid) AS txid, min(eid) AS eid, min(kind) AS kind FROM good WHERE clock > "
             "(SELECT clock FROM horizon) GROUP BY clock, origin) AS x",
             kept=True,
         ),
@@ -203,7 +237,7 @@ def _transactions() -> list[View]:
             "SELECT tid AS later, wrote AS earlier, obj FROM turn WHERE wrote IS NOT NULL UNION ALL "
             "SELECT writes_next, tid, obj FROM turn WHERE NOT writes AND writes_next IS NOT NULL",
         ),
-        *_ranges(),
+        *_ranges(dialect),
         View(
             "met",
             "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
@@ -219,7 +253,7 @@ def _transactions() -> list[View]:
     ]
 
 
-def _ranges() -> list[View]:
+def _ranges(dialect: Dialect) -> list[View]:
     """Return the tables of ranges that overlap, which are compared only between concurrent transactions.
 
     The concurrent transactions of each are the ticks of each timeline that it had not seen, which are few.
@@ -248,7 +282,7 @@ def _ranges() -> list[View]:
         ),
         View(
             "apart",
-            "SELECT leader, tid, wide, unnest(generate_series(had + 1, upto)) AS tick FROM unseen "
+            f"SELECT leader, tid, wide, {dialect.each}({dialect.series}(had + 1, upto)) AS tick FROM unseen "
             "WHERE had IS NOT NULL AND upto > had AND (wide OR wide_upto > had)",
         ),
         View(

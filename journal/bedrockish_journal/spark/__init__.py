@@ -1,8 +1,8 @@
-"""The journal in Spark: data source, stream and exports.
+"""The journal in Spark: data source, stream, exports and audits.
 
 ``register(spark)`` makes ``spark.read.format("bedrockish")`` known, ``parquet_batches`` writes a stream. The rest is in
-the modules ``source`` and ``export``. Importing this package needs neither pyspark nor Java, so that a missing one can
-be reported in plain words.
+the modules ``source``, ``export`` and ``session``. Importing this package needs neither pyspark nor Java, so
+that a missing one can be reported in plain words.
 """
 
 import os

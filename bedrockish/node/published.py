@@ -1,5 +1,6 @@
 """A node's interface for programs of its machine: the page next to its file, and the socket."""
 
+import errno
 import logging
 import os
 import socket
@@ -96,7 +97,8 @@ def open_socket(database: str) -> socket.socket | None:
     try:
         return local_socket.listen(path, SOCKET_MODE)
     except OSError as error:  # such as a file system without sockets
-        logger.warning("programs of this machine cannot use %s: %s", path, error.strerror or error)
+        remedy = "; give the database a shorter name" if error.errno == errno.ENAMETOOLONG else ""
+        logger.warning("programs of this machine cannot use %s: %s%s", path, error.strerror or error, remedy)
         return None
 
 

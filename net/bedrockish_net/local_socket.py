@@ -3,12 +3,14 @@
 A path may be too long for the system's socket address; then a descriptor stands for its folder.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 PATH_BYTES_MAX = 100  # the address has 108 bytes, some of which the system may need
+NAME_BYTES_MAX = 80  # the rest is for the folder
 
 
 def is_path(host: str) -> bool:
@@ -18,11 +20,17 @@ def is_path(host: str) -> bool:
 
 @contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """Yield a path for the same file that fits into a socket address; it is valid inside the block."""
+    """Yield a path for the same file that fits into a socket address; it is valid inside the block.
+
+    Raises:
+        OSError: the folder cannot be opened, or the name alone is too long.
+    """
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield path
         return
     folder, name = os.path.split(path)
+    if len(os.fsencode(name)) > NAME_BYTES_MAX:
+        raise OSError(errno.ENAMETOOLONG, f"the name of a Unix socket has at most {NAME_BYTES_MAX} bytes", path)
     descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"

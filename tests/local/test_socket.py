@@ -20,6 +20,7 @@ from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
 from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, UnavailableError
 from bedrockish.local.page import Published, page_path, socket_path
+from bedrockish.node.published import open_socket
 from bedrockish_net import handshake
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
@@ -148,6 +149,16 @@ def test_long_path_fits(tmp_path: Path) -> None:
             return True
 
         assert trio.run(ask)
+
+
+def test_name_too_long_for_a_socket_is_told_with_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fits = open_socket(str(tmp_path / ("x" * 75)))
+    assert fits is not None
+    fits.close()
+    assert open_socket(str(tmp_path / ("x" * 76))) is None
+    assert caplog.messages[0].endswith(
+        "the name of a Unix socket has at most 80 bytes; give the database a shorter name"
+    )
 
 
 def test_ended_node_leaves_a_page_that_says_so(tmp_path: Path) -> None:

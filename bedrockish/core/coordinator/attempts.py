@@ -55,7 +55,7 @@ class Attempt:
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Only requests that were merely batched make a group, whose size is halved after a reject (``Together``).
+        # Only requests that were merely batched make a group, which is divided after a reject (``Together``).
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -315,7 +315,9 @@ class Attempts:
         # A conflict of one command has rejected the whole group, so the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
-        for inflight in (*in_flight[:1], *alone):  # the reject does not say which command conflicted
+        # The reject does not say which command conflicted.
+        heads = self.together.divide([*in_flight[:1], *alone]) if alone else in_flight[:1]
+        for inflight in heads:
             inflight.is_free = False
             if not is_hasty and self._takes_turns(attempt, inflight, is_beaten=winner is not None):
                 leader = attempt.winner if winner is None else winner.txid.leader

@@ -316,7 +316,7 @@ class Coordinator:
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
                 if prepared.joined:  # a commit since then may concern any of the requests that share the transaction
-                    self._goes_alone(inflight, prepared)
+                    self._is_divided(inflight, prepared)
                     return self._take_up(inflight)
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
@@ -432,7 +432,7 @@ class Coordinator:
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were batched with it have not happened, and go on without it.
-            if self._goes_alone(inflight, prepared):
+            if self._is_divided(inflight, prepared):
                 return self._take_up(inflight)
             return self._happened(inflight, happened)
         # The transaction's own clock decides: below the activation, it belongs on the old schema and goes on.
@@ -450,7 +450,7 @@ class Coordinator:
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:
             return self._attempt(inflight, prepared, clock, activates)
-        return self._take_up(inflight) if self._goes_alone(inflight, prepared) else obstacle
+        return self._take_up(inflight) if self._is_divided(inflight, prepared) else obstacle
 
     def _write_refused(self) -> BedrockishError:
         """Return the error for a write at a node that may not lead."""
@@ -467,14 +467,12 @@ class Coordinator:
         inflight.kept = None
         return Pause(1)  # the command's commit may not be applied yet
 
-    def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
-        """Unblock the commands that were only batched with the command of a transaction that is blocked.
-
-        Return whether the request has to be executed again because its transaction contains rows of those commands.
-        """
-        again = bool(prepared.joined)
-        # The execution contains the rows of all these commands, so it has to be repeated if one of them goes on alone.
-        if not self.together.part(inflight) or not again:
+    def _is_divided(self, inflight: InFlight, prepared: Prepared) -> bool:
+        """Divide the group whose transaction is blocked; return whether its first request has to be executed again."""
+        if not prepared.joined:
+            self.together.part(inflight)
+            return False
+        if not self.together.halve(inflight):
             return False
         self.together.shrink()
         return True

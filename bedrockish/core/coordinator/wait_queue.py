@@ -345,9 +345,9 @@ class Together:
     A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive while
     the node is busy are executed one on top of the other, and led as one transaction. The busier a node is, the larger
     its groups are; at a quiet node each command has its own transaction. The commands of a group are unrelated, so no
-    command should wait, or be rejected, because of another one: when a group is blocked, each command goes on alone.
-    The size of groups adapts like TCP's window: it halves when a group is rejected, and grows by one with each commit
-    that met no conflict.
+    command should wait long, or be rejected often, because of another one: a group that meets a conflict is divided.
+    The size of groups adapts like TCP's window: it shrinks by a quarter when a group meets a conflict, and grows by one
+    with each commit that met none.
 
     Args:
         ready: takes the requests that can go on, each with the requests behind it.
@@ -363,14 +363,11 @@ class Together:
         """Execute requests that arrived together, in groups."""
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
-            first, *others = group
             # The driver only groups requests that write; whether a single request writes is known after its execution.
-            first.writes = bool(others)
-            for other in others:
-                other.writes, other.is_free = True, True
-                other.move(Stage.WAITING)
-            first.behind.extend(other.number for other in others)
-            self._ready.add(first)
+            for one in group:
+                one.writes = one.is_free = len(group) > 1
+            self._lead(group)
+            self._ready.add(group[0])
 
     def goes_first(self, inflight: InFlight) -> None:
         """Note that the first request of a group is executed; the group waits for it only while it is executed."""
@@ -378,16 +375,50 @@ class Together:
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
-    def part(self, inflight: InFlight) -> bool:
-        """Let each request of the group behind a request go on alone; return whether there were any."""
+    def part(self, inflight: InFlight) -> None:
+        """Let the group behind a request go on without it."""
+        if self.leading.pop(inflight.number, None) is not None:
+            free = self._take_free(inflight)
+            if free:
+                self._lead(free)
+                self._ready.add(free[0])
+
+    def halve(self, inflight: InFlight) -> bool:
+        """Divide a group whose first request is to be executed again; return whether there was a group."""
         if self.leading.pop(inflight.number, None) is None:
             return False
-        free = [other for other in self._behind(inflight) if other.is_free]
-        inflight.behind = deque(other.number for other in self._behind(inflight) if not other.is_free)
-        for one in free:
-            one.is_free = False
-            self._ready.add(one)
-        return bool(free)
+        first, *second = self.divide([inflight, *self._take_free(inflight)])
+        assert first is inflight, "the first half keeps its first request"
+        for head in second:
+            self._ready.add(head)
+        return bool(second)
+
+    def divide(self, group: list[InFlight]) -> list[InFlight]:
+        """Make two groups of one that has met a conflict; return the first request of each.
+
+        The conflict belongs to one command, and it is not known to which. Divided again and again, a group of n
+        commands needs about log n further transactions, and n if each command went on alone.
+        """
+        half = (len(group) + 1) // 2
+        halves = [part for part in (group[:half], group[half:]) if part]
+        for part in halves:
+            self._lead(part)
+        return [part[0] for part in halves]
+
+    def _lead(self, group: list[InFlight]) -> None:
+        """Let the requests of a group wait behind its first request."""
+        first, *others = group
+        first.is_free = False
+        for other in others:
+            if other.stage is not Stage.WAITING:
+                other.move(Stage.WAITING)
+        first.behind.extend(other.number for other in others)
+
+    def _take_free(self, inflight: InFlight) -> list[InFlight]:
+        """Remove and return the requests behind a request that were only batched with it."""
+        behind = self._behind(inflight)
+        inflight.behind = deque(other.number for other in behind if not other.is_free)
+        return [other for other in behind if other.is_free]
 
     def settle(self) -> None:
         """Dissolve the groups whose first request has to wait."""
@@ -404,8 +435,8 @@ class Together:
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """Halve the next group, because a group was rejected, here or by other nodes."""
-        self.size = max(1, self.size // 2)
+        """Make the next group smaller, because a group was rejected, here or by other nodes."""
+        self.size = max(1, self.size * 3 // 4)
 
     def _behind(self, inflight: InFlight) -> list[InFlight]:
         found = (self._in_flight.get(number) for number in inflight.behind)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from bedrockish.cli.options import json_option, load_plugins, plugins_option
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import LocalPath, UrlCommand
@@ -96,8 +97,8 @@ def follow_cluster(url: str, directory: Path, every: float, keep: float | None, 
     "--younger-than", callback=duration, metavar="AGE", help="Fail if the backup is older than this: 25h, 7d."
 )
 @click.option("--proven", is_flag=True, help="Fail if the tables could not be compared with a journal.")
-@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@plugins_option
+@json_option
 @click.pass_context
 def verify_backup(
     context: click.Context,
@@ -115,7 +116,6 @@ def verify_backup(
     applied to that snapshot, and the result is compared with the next snapshot. Each fault is printed on a line; any
     fault gives status 1. TMPDIR needs twice the size of the file or snapshot.
     """
-    from bedrockish.cli.journal import load_plugins
     from bedrockish_journal.verify.drill_directory import DirectoryDrill
 
     found = _drill(file, older, load_plugins(plugins))

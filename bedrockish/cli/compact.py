@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from bedrockish.cli.journal import load_plugins
+from bedrockish.cli.options import load_plugins, plugins_option
 from bedrockish.engine.storage.compact import compact
 
 
 @click.command("compact")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+@plugins_option
 def compact_file(file: Path, plugins: tuple[str, ...]) -> None:
     """Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.
 

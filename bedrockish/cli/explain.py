@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bedrockish.cli.options import console, json_option
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
 from bedrockish.client.blocking import connect
@@ -18,7 +18,7 @@ from bedrockish.errors import UsageError
 @click.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="[URL] SQL")
 @click.option("-p", "--param", "params", multiple=True, help="A parameter: a JSON value, or else a text. In order.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) -> None:
     """Print the keys that SQL would read and write at the node at URL (by default that of BEDROCKISH_URL).
 
@@ -35,10 +35,10 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
     if as_json:
         click.echo(to_json(found))
         return
-    console = Console(soft_wrap=True)
+    out = console()
     for one in found:
-        console.print(Text(visible(one["sql"]), style="bold"))
-        console.print(_table(one))
+        out.print(Text(visible(one["sql"]), style="bold"))
+        out.print(_table(one))
 
 
 def _value(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -11,11 +10,11 @@ from typing import Any
 
 import apsw
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bedrockish.cli.anchor import anchor_option, compare_with_anchors, in_words
+from bedrockish.cli.options import console, load_plugins, plugins_option
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.upkeep import hold, prune
 from bedrockish.cli.url import UrlGroup
@@ -30,7 +29,7 @@ from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import open_readonly, reading, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
-from bedrockish_journal.verify.replay import JOURNAL, ORDERS, Prepare, digest, replay
+from bedrockish_journal.verify.replay import JOURNAL, ORDERS, digest, replay
 from bedrockish_journal.verify.tables import compare_with_journal, why_not_whole
 from bedrockish_journal.verify.verify import Verification, known_nodes, verify
 
@@ -174,7 +173,7 @@ def _short(text: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--tables", is_flag=True, help="Also replay each journal, and compare the result with the tables.")
 @anchor_option
-@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for --tables.")
+@plugins_option
 @click.pass_context
 def verify_files(
     context: click.Context,
@@ -238,8 +237,7 @@ def _progress(node: str, entries: int) -> None:
 
 def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None, anchored: Anchored | None) -> None:
     write_over()
-    # Without a terminal the output goes to a program, which needs whole lines.
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 400)
+    out = console()
     table = Table(box=None, header_style="bold")
     for title in ("node", "file", "entries", "adopted", "second labels", "applied"):
         table.add_column(title, overflow="fold")
@@ -248,22 +246,22 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
         vector = {node: counts.applied.get(node, 0) for node in nodes}
         cells = (counts.entries, counts.adopted, counts.repeats, format_vector(vector, nodes))
         table.add_row(escape(counts.node), escape(counts.path), *(escape(str(cell)) for cell in cells))
-    console.print(table)
+    out.print(table)
     for counts in report.counts:
         if counts.removed:
             begins = ", ".join(f"{who}{tick}" for who, tick in counts.removed.items())
-            console.print(f"{counts.node} has removed up to {begins}", markup=False, highlight=False)
+            out.print(f"{counts.node} has removed up to {begins}", markup=False, highlight=False)
     for node, spans in report.lacks.items():
         behind = ", ".join(f"{who}{first}" + (f" to {who}{last}" if last > first else "") for who, first, last in spans)
-        console.print(f"{node} lacks {behind}", markup=False, highlight=False)
+        out.print(f"{node} lacks {behind}", markup=False, highlight=False)
     for finding in report.findings:
-        console.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
+        out.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
     _print_tables(compared)
     if anchored is not None:
         click.echo(in_words(anchored))
     unseen = {name: what for name, what in report.unseen.items() if compared is None or name != "tables"}
     told = ", ".join(f"{name} ({what})" for name, what in unseen.items())
-    console.print(f"not looked at: {told}", markup=False, highlight=False)
+    out.print(f"not looked at: {told}", markup=False, highlight=False)
     if report.holds:
         entries = sum(counts.entries for counts in report.counts)
         click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
@@ -287,7 +285,7 @@ def moment_option(name: str) -> Callable[[Any], Any]:
 @moment_option("--until")
 @click.option("--order", type=click.Choice(ORDERS), default=JOURNAL, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random order.")
-@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+@plugins_option
 def replay_files(
     files: tuple[Path, ...], target: Path, until: Moment | None, order: str, seed: int, plugins: tuple[str, ...]
 ) -> None:
@@ -299,17 +297,6 @@ def replay_files(
         + (f"; {report.later} later entries left out" if until is not None else "")
     )
     click.echo(f"{report.digest}  {report.target}")
-
-
-def load_plugins(names: tuple[str, ...]) -> Prepare:
-    """Return a function that registers the functions and collations of plugins with a connection.
-
-    Raises:
-        ConfigError: a plugin cannot be loaded.
-    """
-    from bedrockish.node.plugins import Plugins
-
-    return Plugins(names).prepare
 
 
 @journal.command("digest")

@@ -8,15 +8,13 @@ import trio
 
 from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, VOID, MemberChange, Rows
 from bedrockish.api.url import parse_address
-from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
+from bedrockish.cli.options import mode_option
+from bedrockish.cli.output import BOX, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, UsageError
 
-mode_option = click.option(
-    "--mode", type=click.Choice(MODES), help="How to print the members; by default a box, in a pipe plain."
-)
 force_option = click.option(
     "--force",
     is_flag=True,

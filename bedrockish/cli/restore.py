@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from bedrockish.cli.journal import FILE, load_plugins, moment_option
+from bedrockish.cli.journal import FILE, moment_option
+from bedrockish.cli.options import load_plugins, plugins_option
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.url import LocalPath
 from bedrockish_journal.model.moment import Moment, time_text
@@ -25,7 +26,7 @@ from bedrockish_journal.verify.restore import restore as restore_files
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
 @moment_option("--at")
 @click.option("--journal", "journals", type=FILE, multiple=True, help="A younger backup or file of a node; repeatable.")
-@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+@plugins_option
 def restore(
     backup: Path, target: Path, until: Moment | None, journals: tuple[Path, ...], plugins: tuple[str, ...]
 ) -> None:

@@ -8,7 +8,7 @@ import trio
 
 from bedrockish.api.requests import Rows
 from bedrockish.cli.member import show
-from bedrockish.cli.output import MODES
+from bedrockish.cli.options import mode_option, node_option
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand
 from bedrockish.errors import UsageError
@@ -17,12 +17,6 @@ ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
 COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
 BY = COLUMNS[:7]
 OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # of an open transaction
-
-
-only_option = click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
-mode_option = click.option(
-    "--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain."
-)
 
 
 @click.command(cls=UrlCommand)
@@ -36,7 +30,7 @@ mode_option = click.option(
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The number of statements to print."
 )
-@only_option
+@node_option
 @click.option("--reset", is_flag=True, help="Reset the statistics afterwards; needs the role admin.")
 @mode_option
 def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
@@ -57,7 +51,7 @@ def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mod
 
 @click.command(cls=UrlCommand)
 @click.option("--end", metavar="COMMAND", help="End this transaction at --node; needs the role admin.")
-@only_option
+@node_option
 @mode_option
 def transactions(url: str, end: str | None, only: str | None, mode: str | None) -> None:
     """Print the open transactions of clients, those between BEGIN and COMMIT, or end one.

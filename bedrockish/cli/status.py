@@ -10,17 +10,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bedrockish.cli.safe_text import is_terminal, visible
+from bedrockish.cli.options import WIDE, console, json_option
+from bedrockish.cli.safe_text import visible
 from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import URL_VARIABLE
 
 TIMEOUT_S = 5.0
-WIDE = 10_000  # characters: more than any table has
 
 
 @click.command()
 @click.argument("url", required=False, envvar=URL_VARIABLE)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def status(url: str | None, as_json: bool) -> None:
     """Print the status of the node at URL, its troubles first. URL is by default that of BEDROCKISH_URL.
 
@@ -38,15 +38,15 @@ def status(url: str | None, as_json: bool) -> None:
 
 def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
     """Print the status of a node: its troubles, its facts, the members, and the transactions in doubt."""
-    console = _console(out)
+    printed = console(out)
     troubles = found.get("troubles")
     for one in troubles if isinstance(troubles, list) else ():
-        console.print(Text(f"TROUBLE {visible(str(one['code']))}: {visible(str(one['text']))}", style="bold red"))
-        console.print(Text(f"  to do: {visible(str(one['do']))}\n"))
+        printed.print(Text(f"TROUBLE {visible(str(one['code']))}: {visible(str(one['text']))}", style="bold red"))
+        printed.print(Text(f"  to do: {visible(str(one['do']))}\n"))
     nodes, doubts = found.get("nodes"), found.get("in_doubt")
     if troubles == [] and isinstance(nodes, dict):
         answer = sum(bool(one.get("up")) for one in nodes.values())
-        console.print(Text(f"Nothing is wrong: {answer} of {len(nodes)} nodes answer.\n", style="bold green"))
+        printed.print(Text(f"Nothing is wrong: {answer} of {len(nodes)} nodes answer.\n", style="bold green"))
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -56,19 +56,19 @@ def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
         apart = name in ("nodes", "in_doubt", "troubles") and isinstance(value, dict | list)
         if not apart:
             table.add_row(Text(visible(name)), Text(_text(value)))
-    console.print(table)
+    printed.print(table)
     if isinstance(nodes, dict):
-        console.print("\nmembers", style="bold")
-        _print_facts(console, "node", nodes)
+        printed.print("\nmembers", style="bold")
+        _print_facts(printed, "node", nodes)
     if isinstance(doubts, list):
-        console.print("\ntransactions in doubt" + ("" if doubts else ": none"), style="bold")
+        printed.print("\ntransactions in doubt" + ("" if doubts else ": none"), style="bold")
         if doubts:
-            _print_facts(console, "", {str(number): fact for number, fact in enumerate(doubts, 1)})
+            _print_facts(printed, "", {str(number): fact for number, fact in enumerate(doubts, 1)})
 
 
 @click.command()
 @click.argument("url", required=False, envvar=URL_VARIABLE)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def nodes(url: str | None, as_json: bool) -> None:
     """Print the members of the cluster, as the node at URL knows them."""
     with connect(url) as connection:
@@ -76,15 +76,10 @@ def nodes(url: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
     else:
-        _print_facts(_console(), "node", found)
+        _print_facts(console(), "node", found)
 
 
-def _console(out: TextIO | None = None) -> Console:
-    """Return the console: lines are folded on a terminal, and unlimited in a pipe."""
-    return Console(file=out, soft_wrap=True, width=WIDE) if not is_terminal(out) else Console(file=out)
-
-
-def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
+def _print_facts(out: Console, head: str, found: dict[str, Any]) -> None:
     """Print a table, with a row for each item and a column for each fact; print lists if the table is too wide."""
     facts = [fact if isinstance(fact, dict) else {"": fact} for fact in found.values()]
     titles = list(dict.fromkeys(str(title) for fact in facts for title in fact))
@@ -93,18 +88,18 @@ def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
         table.add_column(Text(visible(title)), overflow="fold")
     for name, fact in zip(found, facts, strict=True):
         table.add_row(Text(visible(str(name))), *(Text(_text(fact.get(title, ""))) for title in titles))
-    wide = Measurement.get(console, console.options.update(max_width=WIDE), table).maximum
-    if console.soft_wrap or wide <= console.width:
-        console.print(table)
+    wide = Measurement.get(out, out.options.update(max_width=WIDE), table).maximum
+    if out.soft_wrap or wide <= out.width:
+        out.print(table)
         return
     for name, fact in zip(found, facts, strict=True):
-        console.print(Text(visible(f"{head} {name}".strip()), style="bold"))
+        out.print(Text(visible(f"{head} {name}".strip()), style="bold"))
         table = Table(box=None, show_header=False)
         table.add_column()
         table.add_column(overflow="fold")
         for title in titles:
             table.add_row(Text(f"  {visible(title)}"), Text(_text(fact.get(title, ""))))
-        console.print(table)
+        out.print(table)
 
 
 def to_json(value: Any) -> str:

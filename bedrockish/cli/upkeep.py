@@ -6,18 +6,16 @@ from typing import Any
 
 import click
 import trio
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bedrockish.cli.safe_text import is_terminal
+from bedrockish.cli.options import console, node_option
 from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
 TIMEOUT_S = 60.0
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-WIDE = 10_000  # characters: more than any table has; a program reads whole lines
 MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 
 
@@ -79,7 +77,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     metavar="SIZE",
     help="Remove the oldest entries of a journal larger than this: 500MB, 2GB.",
 )
-@click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
+@node_option
 @click.option(
     "--force",
     is_flag=True,
@@ -157,6 +155,6 @@ def _report(
         if "unreachable" in told:
             click.echo(f"{node}: {told['unreachable']}", err=True)
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in (node, *cells(told))))
-    Console(soft_wrap=True, width=None if is_terminal(None) else WIDE).print(table)
+    console().print(table)
     if any("unreachable" in told for told in found.values()):
         raise SystemExit(3)

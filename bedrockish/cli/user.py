@@ -5,7 +5,7 @@ import trio
 
 from bedrockish.api.requests import USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.cli.member import change_members, show
-from bedrockish.cli.output import MODES
+from bedrockish.cli.options import mode_option
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import UrlCommand, UrlGroup
@@ -15,9 +15,6 @@ from bedrockish_journal.model.membership import ROLES
 
 USERS = "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1"
 
-mode_option = click.option(
-    "--mode", type=click.Choice(MODES), help="How to print the users; by default a box, in a pipe plain."
-)
 force_option = click.option("--force", is_flag=True, help="Make the change even if it leaves no admin.")
 table_option = click.option("--table", default="", help="For this table only: reader or writer.")
 role_argument = click.argument("role", type=click.Choice(ROLES))

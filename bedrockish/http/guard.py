@@ -151,7 +151,7 @@ class Guard:
             with suppress(AuthenticationError) if not given.startswith(PREFIX) else nullcontext():
                 return await self._admission.admit_bearer(given, request.address)
         if self._admission.gate.users and scheme.lower() == "basic":
-            return await self._admission.admit_login(read_login(headers), request.address)
+            return await self._admission.admit_login(_login(given), request.address)
         ways = [
             *(["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []),
             *(
@@ -161,11 +161,6 @@ class Guard:
             ),
         ]
         raise AuthenticationError(f"send the header {' or '.join(ways)}")
-
-
-def read_login(headers: Headers) -> tuple[str, str]:
-    """Return the user and the password of a request; empty texts if it has none."""
-    return _login(headers.get("authorization", "").partition(" ")[2].strip())
 
 
 def _login(given: str) -> tuple[str, str]:

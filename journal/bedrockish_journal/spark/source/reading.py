@@ -63,8 +63,10 @@ def parts(options: Options, table: Table) -> list[Part]:
     return found
 
 
-def read_part(part: Part, options: Options, table: Table, columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part as Arrow batches.
+def read_part(
+    part: Part, options: Options, table: Table, columns: dict[str, str], *, whole: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part as Arrow batches; with ``whole``, each tick of the part must exist.
 
     Raises:
         JournalPrunedError: entries were removed from the journal after the read was planned.
@@ -72,7 +74,7 @@ def read_part(part: Part, options: Options, table: Table, columns: dict[str, str
     """
     with open_feed(part.path, options.access) as feed:
         check_same(feed.context, part.node, part.cluster)
-        yield from batches(feed, table, part.spans, options, columns, before=part.before)
+        yield from batches(feed, table, part.spans, options, columns, before=part.before, whole=whole)
 
 
 def batches(

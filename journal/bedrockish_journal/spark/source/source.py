@@ -5,7 +5,6 @@ query runs; running the query again plans it again.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -14,17 +13,10 @@ from pyspark.sql.types import StructType
 
 from bedrockish_journal.spark.source.columns import ddl
 from bedrockish_journal.spark.source.options import Options, check_columns
-from bedrockish_journal.spark.source.reading import Part, parts, read_part
-from bedrockish_journal.spark.source.stream import BedrockishStreamReader
+from bedrockish_journal.spark.source.reading import parts, read_part
+from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Piece
 from bedrockish_journal.spark.source.tables import Table
 from bedrockish_journal.spark.source.typed_rows import table_of
-
-
-@dataclass
-class Piece(InputPartition):
-    """The input of one task; None for an empty read, because Spark needs at least one task."""
-
-    part: Part | None
 
 
 class BedrockishSource(DataSource):

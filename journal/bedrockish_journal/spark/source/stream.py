@@ -19,10 +19,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bedrockish_journal.model.errors import FileMissingError, JournalError
 from bedrockish_journal.model.plain_names import folded
-from bedrockish_journal.spark.source.feeds import Feed, check_same, expand, nodes_of, open_feed, shown
+from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed, shown
 from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
-from bedrockish_journal.spark.source.plans import Span, advance, bounds, cut, safe_prefix, spans_between
-from bedrockish_journal.spark.source.reading import batches
+from bedrockish_journal.spark.source.plans import advance, bounds, cut, safe_prefix, spans_between
+from bedrockish_journal.spark.source.reading import Part, read_part
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
@@ -31,14 +31,10 @@ CLUSTER, TABLE = "cluster:", "table:"  # before an id and a name in an offset; n
 
 
 @dataclass
-class Range(InputPartition):
-    """The input of one task: ranges of ticks that all existed when the batch was planned."""
+class Piece(InputPartition):
+    """The input of one task; None for an empty read, because Spark needs at least one task."""
 
-    path: str
-    spans: tuple[Span, ...]
-    before: bool
-    node: str
-    cluster: str
+    part: Part | None
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -194,7 +190,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
                     group = tuple(span for span in group if span[0] in leaders)
-                pieces.append(Range(files[node], group, first, node, self._cluster))
+                pieces.append(Piece(Part(files[node], group, first, node, self._cluster)))
                 first = False
         return pieces
 
@@ -205,11 +201,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalPrunedError: the file no longer has the entries of the task.
             JournalError: the file was replaced or cannot be read, or an entry cannot be decoded.
         """
-        assert isinstance(partition, Range)
-        wanted = (self.table, partition.spans, self.options, self.columns)
-        with self._open(partition.path) as feed:
-            check_same(feed.context, partition.node, partition.cluster)
-            yield from batches(feed, *wanted, before=partition.before, whole=True)
+        assert isinstance(partition, Piece)
+        assert partition.part is not None
+        yield from read_part(partition.part, self.options, self.table, self.columns, whole=True)
 
     def _files(self) -> dict[str, str]:
         clusters: dict[str, str] = {}

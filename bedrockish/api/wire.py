@@ -13,8 +13,8 @@ no call has, is about the link itself. Unknown fields are ignored, unknown opera
     {"id": 7, "op": "commit" | "settle", "for": "ann", …}     from a learner, for that user's program
     {"id": 7, "op": "settle", "digest": bytes, …}         like "execute", with the digest of the command's request
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
-    {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
-    {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
+    {"id": 7, "op": "status" | "nodes" | "ping"}          {"id": 7, "op": "join" | "snapshot"}
+    {"id": 7, "op": "chunk", "offset": 0}
     {"id": 7, "op": "explain" | "upkeep", …}
 
     {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
@@ -49,13 +49,13 @@ from bedrockish.sqltext.known_texts import KEPT_MAX, KEPT_TEXT_MAX
 from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
-EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
+EXECUTE, MEMBER, STATUS, NODES, PING = "execute", "member", "status", "nodes", "ping"
 JOIN, SNAPSHOT, CHUNK, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 BEGUN = "begun"  # a key in the details of an error: the transaction was begun, and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EXPLAIN, UPKEEP)
-OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
@@ -92,14 +92,6 @@ class Step:
 
 
 @value
-class AskOutcome:
-    """Ask for the outcome of a command."""
-
-    id: int
-    command: str
-
-
-@value
 class Ask:
     """Ask a node about itself, a statement, or an operator's task.
 
@@ -122,7 +114,7 @@ class AskChunk:
     offset: int
 
 
-Call = Execute | Step | AskOutcome | Ask | AskChunk
+Call = Execute | Step | Ask | AskChunk
 
 
 @value
@@ -186,8 +178,6 @@ def encode_call(call: Call) -> bytes:
             return encode_request(number, EXECUTE, request, attempt_of(request))
         case Step(number, request, op, prepared, owner):
             return encode_request(number, op, request, attempt_of(request), prepared, owner)
-        case AskOutcome(number, command):
-            packed = {"id": number, "op": OUTCOME, "command": command}
         case Ask(number, op, statement, asked):
             packed = {"id": number, "op": op} | ({} if asked is None else {"asked": dict(asked)})
             if statement is not None:
@@ -237,8 +227,6 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
             return Step(number, request, op, prepared, owner)
         if op == MEMBER:
             return Execute(number, _decode_change(packed, user))
-        if op == OUTCOME:
-            return AskOutcome(number, _command(packed))
         if op == EXPLAIN:
             asked = packed.get("asked")
             asked = _read_explained(asked) if isinstance(asked, Mapping) else None

@@ -288,15 +288,10 @@ class Connection:
                     raise
 
     settle = blocking("_client", Session.settle)
-    outcome = blocking("_client", Session.outcome)
     status = blocking("_client", Session.status)
     nodes = blocking("_client", Session.nodes)
     explain = blocking("_client", Session.explain)
     columns = blocking("_client", Session.columns)
-    schema_history = blocking("_client", Session.schema_history)
-    cluster_clock = blocking("_client", Session.cluster_clock)
-    transaction_clock = blocking("_client", Session.transaction_clock)
-    safe_clock = blocking("_client", Session.safe_clock)
     hold = blocking("_client", Session.hold)
     ping = blocking("_client", Session.ping)
 

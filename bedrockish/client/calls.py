@@ -1,12 +1,20 @@
 """The call interface of a client: the methods of a driver, with or without an event loop, that a session uses."""
 
-from bedrockish.api.requests import Params, Rows
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from bedrockish.api.url import Address
 from bedrockish.api.wire import Answered, Told
+from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
+
+T = TypeVar("T")
 
 
 class Calls:
     """The methods of a driver and of a session that the parts of the session use."""
+
+    _core: ClientCore
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         """Make a call, and wait for its answer."""
@@ -30,8 +38,10 @@ class Calls:
         """Return the timeout of a call: the given one, or the session's if None."""
         raise NotImplementedError
 
-    async def execute(
-        self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
-    ) -> Rows:
-        """Run one statement."""
+    def leave_node(self, towards: Sequence[Address] = ()) -> None:
+        """Move to another node, if there is one; to one of ``towards``, if any are given."""
+        raise NotImplementedError
+
+    async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
+        """Run a method that takes as long as a statement; ``stop`` ends the statement of a cancelled call."""
         raise NotImplementedError

@@ -13,7 +13,8 @@ from bedrockish.errors import UnavailableError, UnsupportedError
 from bedrockish.local.page import socket_path
 
 if TYPE_CHECKING:
-    from bedrockish.client.local_steps import Calls, LocalSteps
+    from bedrockish.client.calls import Calls
+    from bedrockish.client.local_steps import LocalSteps
     from bedrockish.local.reads import LocalReads
 
 SUFFIXES = (".sqlite", ".sqlite3", ".db")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
 
 from bedrockish.api.requests import (
     NOTHING,
@@ -27,7 +26,8 @@ from bedrockish.api.requests import (
 from bedrockish.api.temporary import FRESH
 from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
-from bedrockish.client.sansio.core import INHERITED, ClientCore
+from bedrockish.client.calls import Calls
+from bedrockish.client.sansio.core import INHERITED
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import (
     BedrockishError,
@@ -49,30 +49,12 @@ from bedrockish.local.transactions import LocalTransaction, LocalTransactions, L
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
-T = TypeVar("T")
 APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
 OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # also if another thread closes the session
 TOGETHER = 100  # statements repeated at the node in one round trip
-
-
-class Calls(Protocol):
-    """The session that owns the transactions."""
-
-    _core: ClientCore
-
-    def leave_node(self, towards: Sequence[Address] = ()) -> None:
-        """Move to another node, to one of ``towards`` if any are given."""
-
-    async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
-    def _begin(self, what: What, timeout_s: float) -> int: ...
-    async def _wait(self, number: int) -> Answered | Told: ...
-    def _cancel(self, number: int) -> None: ...
-    async def _in_place(
-        self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None
-    ) -> T: ...
 
 
 class LocalSteps:

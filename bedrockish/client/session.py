@@ -1,6 +1,6 @@
 """The calls of a client, shared by both drivers: the trio loop, and the thread that makes the call."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,30 +12,32 @@ from bedrockish.api.requests import (
     Params,
     Request,
     Rows,
+    Statement,
     Token,
+    check_params,
     check_timeout,
     open_token,
     rows_of,
     seal_token,
 )
 from bedrockish.api.url import Target
-from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
-from bedrockish.client.admin_calls import ClockCalls
+from bedrockish.api.wire import EXPLAIN, NODES, PING, SETTLE, STATUS, UPKEEP, Answered, Ask, Step, Told
+from bedrockish.client.calls import Calls
 from bedrockish.client.cursor import RowStream, streaming
-from bedrockish.client.questions import QuestionCalls
 from bedrockish.client.request_builder import (
     Statements,
     check_modes,
+    columns_of,
     command_rows,
     is_plain,
     make_request,
+    map_of,
     new_command,
     seen,
     texts_of,
     with_settings_of,
     with_values,
 )
-from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import settled
 from bedrockish.client.transaction import Call, Farewell, Options, Transaction, run_transaction, shielded, transaction
 from bedrockish.errors import (
@@ -69,14 +71,12 @@ READING = ("SELECT", "VALUES", "WITH")
 APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
-class Session(ClockCalls, QuestionCalls):
+class Session(Calls):
     """The calls of a session with a cluster. A subclass adds the driver, which sends them and receives the answers."""
 
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
     local_steps: "LocalSteps | None" = None  # runs open transactions on that file
-    _core: ClientCore
-
     _farewell: Farewell = staticmethod(shielded)
 
     def _now(self) -> float:
@@ -501,16 +501,69 @@ class Session(ClockCalls, QuestionCalls):
         check_modes(read, isolation)
         return Options(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
 
-    async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
-        """Return the results of a committed command; None if the node that was asked does not know it (yet).
-
-        To be certain, send the command again under its id: a command is applied at most once.
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the connected node's report on itself and the cluster.
 
         Raises:
             BedrockishError: no node could be asked.
         """
-        reply = await self._call(AskOutcome(0, command), self._seconds(timeout))
-        return rows_of(reply.answer) if isinstance(reply, Answered) else None
+        return map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
+
+    async def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the members of the cluster as the connected node knows them.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
+
+    async def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return the read and write sets that a text's statements would have at the node; change nothing.
+
+        Raises:
+            BedrockishError: a statement cannot run, or no node could be asked.
+        """
+        what = Ask(0, EXPLAIN, statement=Statement(sql, check_params(params)))
+        reply = await self._call(what, self._seconds(timeout))
+        assert isinstance(reply, Told)
+        return list(reply.value)
+
+    async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
+        """Return name and declared type of each column that a statement returns, without running it.
+
+        The type of an expression is None.
+
+        Raises:
+            BedrockishError: SQLite does not accept the statement, or no node could be asked.
+        """
+        what = Ask(0, EXPLAIN, statement=Statement(sql), asked={"columns": True})
+        return columns_of(await self._call(what, self._seconds(timeout)))
+
+    async def hold(
+        self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Keep the journal's entries after a cursor of the feed at all nodes for a named reader, or release them.
+
+        Args:
+            name: name of the reader; a later call with the same name moves its cursor.
+            after: the cursor; None keeps the whole journal.
+            release: the reader no longer needs the journal.
+            timeout: seconds.
+
+        Raises:
+            UsageError: the journal after the cursor was removed, or the text is not a cursor.
+            BedrockishError: no node could be asked.
+        """
+        asked = {"do": "hold", "name": name, "after": after, "release": release}
+        return map_of(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
+
+    async def upkeep(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+        """Send an operator's command to the connected node: see ``bedrockish clock`` and ``bedrockish journal prune``.
+
+        Raises:
+            BedrockishError: the node refuses the command, or no node could be asked.
+        """
+        return map_of(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Wait for an answer of any node; raise a BedrockishError if none answers."""

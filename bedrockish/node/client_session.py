@@ -71,13 +71,6 @@ class Submits(Protocol):
             BedrockishError: the text cannot run.
         """
 
-    async def outcome(self, command: str, user: str) -> Answer | None:
-        """Return the answer of a command that happened; None if this node does not know it.
-
-        Raises:
-            BedrockishError: the node cannot answer now.
-        """
-
 
 class Transacts(Protocol):
     """A session's interface to interactive transactions."""
@@ -466,15 +459,10 @@ def _what(call: wire.Call) -> str:
     return str(getattr(call, "op", type(call).__name__.lower()))
 
 
-async def _reply(
-    node: Submits, loan: Loan, call: wire.Execute | wire.AskOutcome | wire.AskChunk | wire.Ask, user: str
-) -> wire.Reply:
+async def _reply(node: Submits, loan: Loan, call: wire.Execute | wire.AskChunk | wire.Ask, user: str) -> wire.Reply:
     match call:
         case wire.Execute(number, request):
             return wire.Answered(number, await node.submit(request))
-        case wire.AskOutcome(number, command):
-            answer = await node.outcome(command, user)
-            return wire.Told(number, None) if answer is None else wire.Answered(number, answer)
         case wire.AskChunk(number, offset):
             return wire.Told(number, await loan.chunk(offset))
         case wire.Ask(number, op, statement, asked):

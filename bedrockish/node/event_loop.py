@@ -44,7 +44,6 @@ from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.peer_output import PeerOutput
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import Publisher
-from bedrockish.node.recalling import outcome_of
 from bedrockish.node.reports import Reports
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
@@ -263,10 +262,6 @@ class Runtime:
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]
-
-    async def outcome(self, command: str, user: str = "") -> Answer | None:
-        """Return the answer of a command that happened; None if this node does not know of it."""
-        return await self.faults.stopping("an outcome", outcome_of(self.engine, self.durable, command, user))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only."""

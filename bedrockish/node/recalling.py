@@ -5,8 +5,7 @@ from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import ForgottenError, VoidedError
-from bedrockish.node.scheduling.durability import Durable
-from bedrockish.node.transactions.command_ids import check_owner, check_removed, check_request, is_settled, settled
+from bedrockish.node.transactions.command_ids import check_removed, check_request
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge
@@ -49,35 +48,6 @@ def find_command(engine: Engine, request: Request) -> Entry | None:
         if removed is not None:
             check_removed(engine.access, removed, request)
         raise
-
-
-async def outcome_of(engine: Engine, durable: Durable, command: str, user: str) -> Answer | None:
-    """Return the answer of a command for a user; None if the command did not happen as far as this node knows.
-
-    Args:
-        command: the id of the command.
-        user: the user that asks; empty where none is required.
-
-    Raises:
-        CommandIdError: the command is another user's, or was settled before it happened.
-        BedrockishError: as ``recall``.
-    """
-    if engine.is_away:
-        await durable()
-    try:
-        entry = engine.journal.find_command(command)
-    except ForgottenError:
-        removed = engine.journal.removed_command(command)
-        if removed is not None:
-            check_owner(engine.access, removed[0], command, user)
-        raise
-    await durable()
-    if entry is None:
-        return None
-    check_owner(engine.access, entry.transaction.user_of(command), command, user)
-    if is_settled(entry, command):
-        raise settled(command)
-    return recall(engine, entry, command, Token())
 
 
 def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> Answer | Decided:

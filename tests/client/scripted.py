@@ -53,9 +53,6 @@ class ScriptedNode:
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         return [{"sql": statement.sql, "kind": "read", "ids": False, "reads": ["table t: 1"], "writes": []}]
 
-    async def outcome(self, command: str, user: str) -> Answer | None:
-        return self.known.get(command)
-
     async def serve(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:

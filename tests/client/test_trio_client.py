@@ -217,16 +217,11 @@ async def test_token_is_carried_merged_and_handed_on() -> None:
     assert [dict(r.token.vector) for r in node.requests] == [{}, {"A": 1}, {"A": 2}]
 
 
-async def test_client_returns_status_nodes_and_outcome() -> None:
+async def test_client_returns_status_and_nodes() -> None:
     node = ScriptedNode()
     async with running(node) as url, open_client(url) as client:
         assert (await client.status())["node"] == "A"
         assert list(await client.nodes()) == ["A"]
-        assert await client.outcome("c1") is None
-        await client.execute(WRITE, command="c1")
-        known = await client.outcome("c1")
-        assert known is not None
-        assert known[0].value() == 1
 
 
 async def test_parameters_that_sqlite_cannot_store_are_refused_before_anything_is_sent() -> None:

@@ -99,8 +99,8 @@ async def explain(client: Client) -> None:
     await client.explain("SELECT sum(n) FROM t NOT INDEXED", timeout=5)
 
 
-async def ask_for_the_outcome(client: Client) -> None:
-    await client.outcome(command(3), timeout=5)
+async def settle(client: Client) -> None:
+    await client.settle(command(3), timeout=5)
 
 
 async def scrub(client: Client) -> None:
@@ -126,7 +126,7 @@ async def stream(client: Client) -> None:
     ("name", "ask"),
     [
         ("t_v", read_by_the_index),
-        ("bedrockish_journal_command", ask_for_the_outcome),
+        ("bedrockish_journal_command", settle),
         ("t", scrub),
         pytest.param("t", explain, marks=pytest.mark.slow),
         pytest.param("t", repair, marks=pytest.mark.slow),

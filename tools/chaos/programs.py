@@ -152,11 +152,6 @@ class Program:
         """Return whether a command has happened; if not, it never will."""
         return bool(await self.ask("settle", command, timeout=timeout, doubt=True))
 
-    async def outcome(self, command: str, *, timeout: float) -> list[Rows] | None:  # noqa: ASYNC109
-        """Return the results of a command that happened."""
-        found: list[Rows] | None = await self.ask("outcome", command, timeout=timeout, doubt=True)
-        return found
-
     def end(self) -> None:
         """End the process."""
         self.send(signal.SIGKILL)

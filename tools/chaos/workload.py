@@ -182,7 +182,7 @@ class Workload:
                 rows = await client.transact(statements, read=read, timeout=CALL_S, command=command)
             except OutcomeUnknownError as error:
                 if way == "settle":
-                    return await self._settle(client, steps, command)
+                    return await self._settle(client, steps, command, statements)
                 if way == "leave":
                     return self._failed("unknown", steps, command, error)
                 way, lost = "leave", True
@@ -216,13 +216,24 @@ class Workload:
             return self._failed("fail", seen, "in conversation", error)
         else:
             return "ok", seen, f"{_place(done)} {transaction.command} in conversation"
-        return await self._settle(client, steps, transaction.command, seen)
+        return await self._settle(client, steps, transaction.command, seen=seen)
 
-    async def _settle(self, client: Caller, steps: list[Step], command: str, seen: list[Step] | None = None) -> Answer:
-        """Settle a command: return whether it has happened; if not, it never will."""
+    async def _settle(
+        self,
+        client: Caller,
+        steps: list[Step],
+        command: str,
+        statements: list[tuple[str, list[str | int]]] | None = None,
+        seen: list[Step] | None = None,
+    ) -> Answer:
+        """Settle a command: return whether it has happened; if not, it never will.
+
+        One of a request is then sent again, for its answer.
+        """
         try:
             happened = await client.settle(command, timeout=CALL_S)
-            if happened and seen is None and (rows := await client.outcome(command, timeout=CALL_S)) is not None:
+            if happened and statements is not None:
+                rows = await client.transact(statements, read="session", timeout=CALL_S, command=command)
                 seen = _all_seen(steps, rows)
         except BedrockishError as error:
             return self._failed("unknown", steps, command, error)

@@ -558,7 +558,7 @@ class ClientCore:
             case wire.Step():
                 attempt = self._attempt(call, what.request, now)
                 return wire.encode_request(number, what.op, what.request, attempt, what.prepared, what.owner)
-            case wire.AskOutcome() | wire.Ask():
+            case wire.Ask():
                 return wire.encode_call(replace(what, id=number))
             case _:
                 assert_never(what)

@@ -14,7 +14,7 @@ from bedrockish.api import wire
 from bedrockish.api.requests import NOTHING, OPEN, Request, digest_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
-What = Request | wire.AskOutcome | wire.Ask | wire.Step
+What = Request | wire.Ask | wire.Step
 
 
 def name_of(what: What) -> str | None:

@@ -206,6 +206,8 @@ class LocalSteps:
             asked = replace(request, statements=(), token=core.token)
             one = await self._session._in_place(self.transactions.begin, asked)
         if one is None and request.temporary and self.transactions.attached.has_any:
+            if is_fresh:
+                core.temporary.name = ""  # else the session's later statements would ask for these objects, too
             raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")
         if one is not None:
             core.see(one.seen)

@@ -118,10 +118,12 @@ def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
         async def nowhere() -> bool:
             return False
 
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
         monkeypatch.setattr(steps, "_comes_here", nowhere)
         db.execute("ATTACH ? AS other", [str(other)])
         with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
             db.execute("CREATE TEMP TABLE short(a)")
+        db.execute("INSERT INTO t VALUES (1, 'one')")  # the session goes on
         db.execute("DETACH other")
         db.execute("CREATE TEMP TABLE short(a)")
         with pytest.raises(UnsupportedError, match=r"ATTACH: .*; attach the file on a connection of its own"):

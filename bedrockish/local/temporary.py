@@ -30,6 +30,7 @@ class WithTemporary(LocalTransaction):
     """
 
     keeps_rows = True
+    _running: TemporaryTransaction
 
     def __init__(
         self,
@@ -61,7 +62,6 @@ class WithTemporary(LocalTransaction):
         except BedrockishError:
             running.close()
             raise
-        self._work = running.work
 
     def _run_again(self, before: LocalTransaction) -> None:
         """Repeat the statements of ``before``; raise ``ConflictError`` if a result differs."""

@@ -22,7 +22,7 @@ from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.workspace import Work
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.rights import Access
@@ -88,13 +88,14 @@ class LocalTransaction:
         self._statement = owner.statement_of(self)
         self._moment = moment
         self._session: Session
-        self._work: Work
+        self._running: OverlayTransaction
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
         self._open(session, moment)
 
     def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         """Open the overlay on the workspace's snapshot."""
-        self._session, self._work = session, self._place.workspace.open_work(session)
+        self._session, self._running = session, OverlayTransaction(self._place.workspace, session)
+        self._running.start()
 
     def work_at(self, moment: FileMoment) -> Session | None:
         """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
@@ -175,7 +176,7 @@ class LocalTransaction:
                 if self._ended is not None:
                     return None
                 self._owner.ids.given.ids.clear()
-                result = self._work.interactive.run_again(self._session, sql, values, RESULT_BYTES)
+                result = self._running.interactive.run_again(self._session, sql, values, RESULT_BYTES)
         except UsageError as error:
             self._note(Logged(Statement(sql, values), None, error.message))
             raise
@@ -196,7 +197,7 @@ class LocalTransaction:
         given = self._owner.ids.given
         with self.lock, self._statement:
             self._check_goes_on()
-            found, alone = self._work.run_alike(statements, first)
+            found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._owner.ids.take_again()
                 alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
@@ -207,10 +208,10 @@ class LocalTransaction:
     def _run(self, statement: Statement) -> Result:
         control = control_of(statement.sql, statement.params)
         if control is None:
-            if _is_for_node(statement.sql) or self._work.interactive.is_schema(statement):
+            if _is_for_node(statement.sql) or self._running.interactive.is_schema(statement):
                 raise NodeNeededError("the schema changes at the node")
-            return self._work.run(statement)
-        self._work.control(control)
+            return self._running.run(statement, RESULT_BYTES)[0]
+        self._running.control(control)
         return Result((), [], -1, self.lastrowid)
 
     def read(self, statement: Statement) -> Result:
@@ -221,8 +222,8 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         with self.lock, self._statement:
-            result = self._work.run(statement, read_only=True)
-            if self._session.looked_behind or self._work.scope.used:
+            result = self._running.run(statement, RESULT_BYTES, read_only=True)[0]
+            if self._session.looked_behind or self._running.scope.used:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 
@@ -254,7 +255,7 @@ class LocalTransaction:
         with self.lock, self._statement:
             self._check_goes_on()
             self._owner.check_generation(self._place.facts)
-            return self._work.finish()
+            return self._running.finish()
 
     def give_ids_back(self) -> None:
         """Return the transaction's ids to the leases, because it is rolled back."""
@@ -307,7 +308,7 @@ class LocalTransaction:
         with self.lock:
             if self._ended is None:
                 given(self._place.reader)
-                given(self._work.db)
+                given(self._running.db)
 
     def interrupt(self) -> None:
         """Interrupt the statement that another thread runs; the transaction is lost."""

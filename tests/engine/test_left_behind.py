@@ -10,8 +10,9 @@ from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution.cursor import Batches, compile_read
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.errors import ConstraintError, DeadlineError, TooLargeError, UnsupportedError
@@ -131,16 +132,13 @@ def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
             raise StoppedError
         end(interrupter)
 
-    def select(work: Work) -> None:
-        work.run(
-            Statement(
-                "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT zeroblob(100000) FROM n", ()
-            )
-        )
+    select = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT zeroblob(100000) FROM n"
 
     def in_thread() -> None:
         try:
-            select(place.open_work(Session(True, "it")))
+            work = OverlayTransaction(place, Session(True, "it"))
+            work.start()
+            work.run(Statement(select, ()), 1 << 30)
         except BaseException as error:
             found.append(error)
 

@@ -4,6 +4,7 @@ import pytest
 
 from bedrockish.api.requests import Request, Statement
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import ConstraintError
 from tests.engine.nodes import TestNode
@@ -61,8 +62,9 @@ def test_open_transaction_tells_whether_it_reads_tables_of_the_cluster(filled: T
     workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
 
     try:
-        work = workspace.open_work(Session(True, "c"))
-        work.run(Statement(sql))
+        work = OverlayTransaction(workspace, Session(True, "c"))
+        work.start()
+        work.run(Statement(sql), 1 << 20)
         assert work.finish().reads_system == READS[sql]
         workspace.leave_work()
     finally:

@@ -13,9 +13,10 @@ import pytest
 
 from bedrockish.api.requests import Statement, decode_results
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import (
     BedrockishError,
@@ -205,9 +206,12 @@ def test_loop_can_stop_a_workspace(node: TestNode, workspace: Workspace) -> None
     workspace.end()
 
 
-@pytest.mark.parametrize("method", ["enter", "finish", "control"])
+@pytest.mark.parametrize(
+    ("action", "owner", "method"),
+    [("run", OverlayTransaction, "enter"), ("finish", Interactive, "finish"), ("control", OverlayTransaction, "enter")],
+)
 def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
-    node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, method: str
+    node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, action: str, owner: type, method: str
 ) -> None:
     """An interrupt between the statements of an open transaction was an internal error of the node."""
     running = OverlayTransaction(workspace, Session(True, "command", ""), lambda: 1)
@@ -220,13 +224,13 @@ def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
         workspace.stop(DeadlineError("enough"))
         raise apsw.InterruptError("interrupted")
 
-    monkeypatch.setattr(Work, method, interrupted)
+    monkeypatch.setattr(owner, method, interrupted)
     actions: dict[str, Callable[[], Any]] = {
-        "enter": lambda: running.run(Statement("SELECT 1", ()), 1 << 20),
+        "run": lambda: running.run(Statement("SELECT 1", ()), 1 << 20),
         "finish": running.finish,
         "control": lambda: running.control(Control(SAVEPOINT, "p")),
     }
-    assert in_thread(actions[method]) == (DeadlineError, "enough")
+    assert in_thread(actions[action]) == (DeadlineError, "enough")
     monkeypatch.undo()
     workspace.leave_work()
     workspace.end()
@@ -303,32 +307,38 @@ def test_ids_that_were_given_in_a_worker_are_not_given_again(tmp_path: Path) -> 
     node.engine.close()
 
 
-def work(workspace: Workspace, action: Callable[[Work], Any]) -> tuple[Any, Any]:
+def run(desk: OverlayTransaction, sql: str, room: int = 1 << 20, *, read_only: bool = False) -> list[Any]:
+    """Run a statement, and return its rows."""
+    return desk.run(Statement(sql), room, read_only=read_only)[0].rows
+
+
+def work(workspace: Workspace, action: Callable[[OverlayTransaction], Any]) -> tuple[Any, Any]:
     told: list[Any] = []
 
-    def run() -> Prepared:
-        desk = workspace.open_work(Session(True, "c"))
+    def act() -> Prepared:
+        desk = OverlayTransaction(workspace, Session(True, "c"))
+        desk.start()
         try:
             told.append(action(desk))
             return desk.finish()
         finally:
             workspace.leave_work()
 
-    prepared = in_thread(run)
+    prepared = in_thread(act)
     return (told[0] if told else None), prepared
 
 
 def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, workspace: Workspace) -> None:
-    def action(desk: Work) -> Any:
-        first = desk.run(Statement("SELECT count(*) FROM person")).rows
-        desk.run(Statement("INSERT INTO person VALUES (10, 'Kim', 3)"))
+    def action(desk: OverlayTransaction) -> Any:
+        first = run(desk, "SELECT count(*) FROM person")
+        run(desk, "INSERT INTO person VALUES (10, 'Kim', 3)")
         with pytest.raises(ConstraintError):
-            desk.run(Statement("INSERT INTO person VALUES (11, 'KIM', 3)"))
+            run(desk, "INSERT INTO person VALUES (11, 'KIM', 3)")
         desk.control(Control(SAVEPOINT, "s"))
-        desk.run(Statement("DELETE FROM person"))
-        gone = desk.run(Statement("SELECT count(*) FROM person")).rows
+        run(desk, "DELETE FROM person")
+        gone = run(desk, "SELECT count(*) FROM person")
         desk.control(Control(ROLLBACK_TO, "s"))
-        return first, gone, desk.run(Statement("SELECT count(*) FROM person")).rows
+        return first, gone, run(desk, "SELECT count(*) FROM person")
 
     begin(node, workspace)
     told, prepared = work(workspace, action)
@@ -341,15 +351,15 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
 
 
 def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, workspace: Workspace) -> None:
-    def action(desk: Work) -> Any:
+    def action(desk: OverlayTransaction) -> Any:
         with pytest.raises(UnsupportedError, match="may only read"):
-            desk.run(Statement("DELETE FROM person"), read_only=True)
+            run(desk, "DELETE FROM person", read_only=True)
         for text in ("CREATE TABLE x(y)", "BEGIN", "COMMIT", "PRAGMA user_version = 3"):
             with pytest.raises(UnsupportedError):
-                desk.run(Statement(text))
+                run(desk, text)
         with pytest.raises(SqlError):
-            desk.run(Statement("SELEC"))
-        return desk.run(Statement("SELECT 1"), read_only=True).rows
+            run(desk, "SELEC")
+        return run(desk, "SELECT 1", read_only=True)
 
     begin(node, workspace)
     told, prepared = work(workspace, action)
@@ -362,7 +372,7 @@ def test_read_set_of_a_command_is_that_of_its_statements(node: TestNode, workspa
     """The points and ranges equal those of a request with the same statements."""
     texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
     begin(node, workspace)
-    _, prepared = work(workspace, lambda desk: [desk.run(Statement(text)) for text in texts])
+    _, prepared = work(workspace, lambda desk: [run(desk, text) for text in texts])
     workspace.end()
     assert prepared.access_set == node.prepare(*texts).access_set
     assert prepared.changes == node.prepare(*texts).changes
@@ -373,11 +383,9 @@ def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
     workspace = Workspace(node.engine.beside())
     begin(node, workspace)
-    told, _ = work(
-        workspace, lambda desk: [len(desk.run(Statement("SELECT randomblob(1000)")).rows) for _ in range(20)]
-    )
+    told, _ = work(workspace, lambda desk: [len(run(desk, "SELECT randomblob(1000)", 10_000)) for _ in range(20)])
     assert told == [1] * 20
-    _, failed = work(workspace, lambda desk: desk.run(Statement("SELECT randomblob(20000)")))
+    _, failed = work(workspace, lambda desk: run(desk, "SELECT randomblob(20000)", 10_000))
     assert failed[0] is TooLargeError
     workspace.end()
     workspace.close()

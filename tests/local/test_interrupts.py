@@ -12,7 +12,7 @@ from bedrockish import dbapi
 from bedrockish.api.requests import Statement
 from bedrockish.client.blocking import Connection
 from bedrockish.client.in_thread import run
-from bedrockish.engine.execution.workspace import Work
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import DeadlineError, UnavailableError
 from bedrockish.local.transactions import LocalTransactions
 from tests.local.conftest import here
@@ -83,7 +83,7 @@ def test_failure_of_sql_of_the_engine_has_a_type(
         raise apsw.InterruptError("interrupted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Work, "run", run)
+        patched.setattr(OverlayTransaction, "run", run)
         with pytest.raises(DeadlineError if is_stopped else UnavailableError, match="it did not happen"):
             opened.execute(f"SELECT max(b) FROM {table}")
     opened.rollback()

@@ -8,48 +8,57 @@ its COMMIT, as of the snapshot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from bedrockish.access_sets.change_capture import row_bytes
-from bedrockish.api.requests import Result, Statement
+import apsw
+
+from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Logged, Session
-from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
+from bedrockish.engine.execution.workspace import Workspace, Writer
+from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.storage.overlay_vfs import Moment
-from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError
-from bedrockish.sqltext.transaction_control import Control, control_of
+from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
+
+ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
+Compiled = tuple[Piece, tuple[Any, ...]]
 
 
 class OverlayTransaction:
-    """One open transaction in a workspace of its own.
+    """One open transaction in a workspace of its own, which lends its writing connection to the statements.
 
     Args:
         workspace: has no other transaction.
         session: the transaction, which may have run statements elsewhere.
-        tick: gives values of the node's clock.
+        tick: gives values of the node's clock; None if ``workspace.scope`` has the means already.
     """
 
-    def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int]) -> None:
-        self.workspace, self.session = workspace, session
-        workspace.scope.begin_in_worker(session.command, session.clock, tick)
-        self.version = 0  # the version of the schema on which the transaction runs
+    dirty = False
+
+    def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int] | None = None) -> None:
+        self.workspace, self.session, self.scope = workspace, session, workspace.scope
+        if tick is not None:
+            self.scope.begin_in_worker(session.command, session.clock, tick)
         self.is_closed = False  # whether the transaction was rolled back or kept
-        self._work: Work | None = None
+        self.version = 0  # the version of the schema on which the transaction runs
+        self.applied: dict[str, int] = {}  # the commits in its snapshot
+        self.flushed = Flushed(self.applied, 0, 0)
+        self._writer: Writer | None = None
+        self._interactive: Interactive | None = None
+        self._end: BedrockishError | None = None  # the error after which no statement can follow
 
     @property
     def is_over(self) -> bool:
         """Return whether SQLite itself has ended it."""
         return self.session.over
-
-    @property
-    def work(self) -> Work:
-        """The work of its statements, from ``open`` on."""
-        if self._work is None:
-            raise UnavailableError("the transaction was ended; it did not happen")
-        return self._work
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -75,7 +84,72 @@ class OverlayTransaction:
             self.workspace.end()
             self.workspace.close()
 
+    # -- what its statements use -----------------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> Writer:
+        """The writing connection and its parts, from ``start`` on."""
+        if self._writer is None:
+            raise UnavailableError("the transaction was ended; it did not happen")
+        return self._writer
+
+    @property
+    def interactive(self) -> Interactive:
+        """The code that runs its statements, from ``start`` on."""
+        if self._interactive is None:
+            raise UnavailableError("the transaction was ended; it did not happen")
+        return self._interactive
+
+    @property
+    def db(self) -> apsw.Connection:
+        """The connection that writes."""
+        return self.writer.db
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of the statements."""
+        return self.writer.executor
+
+    @property
+    def schema_version(self) -> int:
+        """The version of the schema of its snapshot."""
+        return self.flushed.schema
+
+    @property
+    def applied_clock(self) -> int:
+        """A clock at or after the clock of every entry in its snapshot."""
+        return self.flushed.clock
+
+    def come_back(self) -> None:
+        """Return at once, because the writer is not shared."""
+
+    def lend(self, _guest: Guest) -> Parts:
+        """Return the connection, the executor and the other parts that run statements."""
+        writer, control = self.writer, self.db.cursor().execute
+        return Parts(
+            writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
+        )
+
+    def execute(self, request: Request) -> Prepared:  # noqa: ARG002
+        """Refuse the request, because a workspace runs no schema statements."""
+        raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
+
     # -- in a thread -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the writing connection, for a transaction that has made no changes yet.
+
+        Raises:
+            BedrockishError: the file cannot be read, or the error that ``stop`` was given.
+        """
+        self.use(self.workspace.open_writer(self.session))
+
+    def use(self, writer: Writer) -> None:
+        """Run the statements on a writing connection that shows the snapshot of the workspace."""
+        self._writer, self.flushed = writer, self.workspace.flushed
+        self.applied = dict(self.flushed.applied)
+        self._interactive = Interactive(self, lambda _access_set, _base: None)
+        self._interactive.committed = self.workspace.reader
 
     def open(self) -> None:
         """Begin on the overlay with the changes that the transaction made before.
@@ -84,15 +158,14 @@ class OverlayTransaction:
             ConflictError: its rows no longer fit.
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
-        session = self.session
         with self.workspace.stoppable():
-            work = self._work = self.workspace.open_work(session)
-            work.executor.reader = None  # this connection would show the rows without the transaction's changes
-            session.begin_sets(work.executor.analysis)
-            self._check(work)
-            work.enter()
+            self.start()
+            self.executor.reader = None  # this connection would show the rows without the transaction's changes
+            self.session.begin_sets(self.executor.analysis)
+            self._check()
+            self.enter()
 
-    def _check(self, work: Work) -> None:
+    def _check(self) -> None:
         """Check the workspace before rows are written in it; a subclass may refuse it."""
 
     def run_list(self, statements: Sequence[Statement], results: list[Result], room: int) -> int:
@@ -104,7 +177,7 @@ class OverlayTransaction:
             BedrockishError: as ``run``. The results of the statements before are in ``results``.
         """
         first, session, alone, taken = len(results), self.session, 0, 0
-        interactive = self.work.interactive
+        interactive = self.interactive
         while len(results) - first < len(statements):
             place = len(results) - first
             statement = statements[place]
@@ -118,7 +191,7 @@ class OverlayTransaction:
                 continue
             if place >= alone:
                 with self.workspace.stoppable():
-                    done, alone = self.work.run_alike(statements, place)
+                    done, alone = self.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
                     session.note(Logged(one, result))
                 results += done
@@ -134,26 +207,64 @@ class OverlayTransaction:
             taken += size
         return taken
 
-    def run(self, statement: Statement, room: int) -> tuple[Result, int]:
+    def run(self, statement: Statement, room: int, *, read_only: bool = False) -> tuple[Result, int]:
         """Run a text; return the result of its last statement, and about how many bytes the results take.
 
         Raises:
             ClockNeededError: it calls ``transaction_clock()``, and the transaction has no clock yet.
             BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
         """
-        work, session = self.work, self.session
-        size, last = 0, None
+        self._check_goes_on()
+        interactive, taken = self.interactive, 0
+        last: Result | None = None
         with self.workspace.stoppable():
-            for piece, params in work.interactive.pieces(session, statement):
-                session.looks(piece)
-                last = self._run_piece(work, piece, params, room - size)
-                size += sum(map(row_bytes, last.rows))
+            known = interactive.single(self.session, statement)
+            for piece, params in interactive.pieces(self.session, statement) if known is None else (known,):
+                if read_only and piece.kind != READ:
+                    raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
+                last, size = self._run_piece(piece, params, room - taken)
+                taken += size
         assert last is not None
-        return last, size
+        return last, taken
 
-    def _run_piece(self, work: Work, piece: Piece, params: tuple[Any, ...], room: int) -> Result:
-        work.enter()
-        return work.interactive.run(self.session, piece, params, room)[0]
+    def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+        session = self.session
+        session.looks(piece)
+        if session.wrote:
+            self.executor.reader = None  # the other connection does not see what this one has written
+        self.enter()
+        try:
+            return self.interactive.run(session, piece, params, room)
+        except BedrockishError as failure:
+            if session.over or not isinstance(failure, UsageError):
+                self._end = failure
+            raise
+
+    def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
+
+        Return their results, none if they are to be run one by one; and the place up to which this is so.
+
+        Raises:
+            BedrockishError: the error that has ended the transaction.
+        """
+        self._check_goes_on()
+        interactive, sql = self.interactive, statements[first].sql
+        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
+            return [], first + 1
+        recipe = interactive.repeatable(self.session, sql)
+        count = 0 if recipe is None else count_alike(statements, first)
+        if recipe is None or count < ALIKE_MIN:
+            return [], first + max(count, 1)
+        self.executor.reader = None  # the other connection does not see what this one has written
+        self.enter()
+        found = interactive.run_alike(self.session, recipe, statements[first : first + count], ALIKE_S)
+        return found, first if found else first + count
+
+    def _check_goes_on(self) -> None:
+        error = self.executor.stopped or self._end
+        if error is not None:
+            raise error
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types; nothing is run.
@@ -162,26 +273,104 @@ class OverlayTransaction:
             SqlError: SQLite does not accept it.
         """
         with self.workspace.stoppable():
-            return explain(self.work.executor, statement, self.session.user, columns=True)
+            return explain(self.executor, statement, self.session.user, columns=True)
+
+    def enter(self) -> None:
+        """Write the transaction's changes and set its savepoints, at first and after SQLite has rolled them back.
+
+        Raises:
+            ConflictError: the rows do not fit the snapshot.
+        """
+        session, interactive = self.session, self.interactive
+        interactive.start(session)
+        if interactive.inside is session:
+            return
+        changes, ends = session.changes, [*(mark.changes for mark in session.marks), len(session.changes)]
+        session.changes = changes[: ends[0]]
+        try:
+            interactive.enter(session)
+        finally:
+            session.changes = changes
+        for place, (first, end) in enumerate(pairwise(ends)):
+            self.db.execute(f"SAVEPOINT mark_{place}")
+            interactive.redo(changes[first:end])
+        self.db.set_last_insert_rowid(session.lastrowid)
 
     def control(self, control: Control) -> None:
-        """Run SAVEPOINT, RELEASE or ROLLBACK TO.
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO, as a savepoint of SQLite: no change has to be written again.
 
         Raises:
             SqlError: there is no such savepoint.
             UnsupportedError: it is another statement.
         """
+        session = self.session
+        self._check_goes_on()
+        if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
+            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        place = len(session.marks) if control.kind == SAVEPOINT else session.find(control.name)
         with self.workspace.stoppable():
-            self.work.control(control)
+            self.enter()
+            if control.kind == SAVEPOINT:
+                self.db.execute(f"SAVEPOINT mark_{place}")
+                session.mark(control.name)
+            elif control.kind == RELEASE:
+                self.db.execute(f"RELEASE mark_{place}")
+                session.release(control.name)
+            else:
+                self.db.execute(f"ROLLBACK TO mark_{place}")
+                session.roll_back(place)
 
     def finish(self) -> Prepared:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
             ConstraintError: a deferred foreign key is broken; it can be mended.
+            BedrockishError: the error that has ended the transaction.
         """
+        if self._end is not None:
+            raise self._end
         with self.workspace.stoppable():
-            prepared = self.work.finish()
+            prepared = self.interactive.finish(self.session)
         for which in (READS, WRITES):
             prepared.access_set.ordered(which)  # sorted here, many keys hold up the loop less
         return prepared
+
+
+def resume(
+    workspace: Workspace, session: Session, statement: Statement | Compiled
+) -> tuple[Result | None, BedrockishError | None]:
+    """Run a statement of a transaction that is open in the loop, and keeps its row locks, on a workspace's snapshot.
+
+    Return the result, or the error.
+
+    Args:
+        session: a record of the transaction with its changes, which takes the effects of the statement.
+        statement: a compiled statement with its parameters, or a text that is compiled here.
+
+    Raises:
+        BedrockishError: the error of ``Workspace.stop``, or the file cannot be read.
+    """
+
+    def run(writer: Writer) -> tuple[Result | None, BedrockishError | None]:
+        one = OverlayTransaction(workspace, session)
+        one.use(writer)
+        writer.executor.reader, interactive, room = None, one.interactive, writer.limits.result_bytes
+        session.base, session.schema = dict(one.applied), one.schema_version
+        session.begin_sets(writer.executor.analysis)
+        result: Result | None = None
+        error: BedrockishError | None = None
+        try:
+            pieces = interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
+            for piece, params in pieces:
+                session.looks(piece)
+                result, _ = interactive.run(session, piece, params, room)
+        except BedrockishError as caught:
+            error = caught
+        interactive.leave()
+        return result, error
+
+    return workspace.inside(run)
+
+
+def _no_reader() -> Any:
+    raise AssertionError("there are no further snapshots here")

@@ -21,7 +21,7 @@ from bedrockish.api.requests import Result
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
-from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements.classify import Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
@@ -89,8 +89,8 @@ class TemporaryTransaction(OverlayTransaction):
         workspace.is_broken = workspace.is_broken or is_lost
         self._held.transaction = None
         workspace.leave_work()
-        if self._defined and self._work is not None:
-            self._work.executor.forget_texts()
+        if self._defined and self._writer is not None:
+            self.executor.forget_texts()
         workspace.end()
 
     def open(self) -> None:
@@ -105,9 +105,9 @@ class TemporaryTransaction(OverlayTransaction):
             self.session.follow(self._like)
         super().open()
 
-    def _check(self, work: Work) -> None:
-        work.interactive.no_schema = OF_SCHEMA
-        clash = self._clash(work.db)
+    def _check(self) -> None:
+        self.interactive.no_schema = OF_SCHEMA
+        clash = self._clash(self.db)
         if clash:
             self.workspace.is_broken = True
             raise TemporaryLostError(
@@ -115,10 +115,10 @@ class TemporaryTransaction(OverlayTransaction):
                 "it did not happen: make them again, under other names"
             )
 
-    def _run_piece(self, work: Work, piece: Piece, params: tuple[Any, ...], room: int) -> Result:
-        assert work.interactive.inside is self.session, "rows of TEMP tables cannot be made again"
+    def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+        assert self.interactive.inside is self.session, "rows of TEMP tables cannot be made again"
         try:
-            result = super()._run_piece(work, piece, params, room)
+            found = super()._run_piece(piece, params, room)
         except ClockNeededError:
             raise UnsupportedError(
                 "transaction_clock() cannot be called in a session with TEMP objects; call it on another connection, "
@@ -126,7 +126,7 @@ class TemporaryTransaction(OverlayTransaction):
                 sql=piece.sql,
             ) from None
         except BedrockishError as error:
-            if work.interactive.inside is not self.session:
+            if self.interactive.inside is not self.session:
                 self.session.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
@@ -137,15 +137,15 @@ class TemporaryTransaction(OverlayTransaction):
             ) from error
         if piece.defines:
             self._defined = True
-            work.executor.forget_texts()
-            clash = self._clash(work.db)
+            self.executor.forget_texts()
+            clash = self._clash(self.db)
             if clash:
                 # The statement has run, so the transaction cannot go on without its effects.
                 self.session.over = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP one another name", sql=piece.sql
                 )
-        return result
+        return found
 
     @staticmethod
     def _clash(db: apsw.Connection) -> str:
@@ -160,7 +160,7 @@ class TemporaryTransaction(OverlayTransaction):
         """
         super().control(control)
         if control.kind == ROLLBACK_TO:
-            self.work.executor.forget_texts()
+            self.executor.forget_texts()
 
     def keep(self) -> None:
         """Keep the changes of TEMP tables, because the transaction is committed."""

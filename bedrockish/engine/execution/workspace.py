@@ -10,8 +10,7 @@ The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import apsw
@@ -20,28 +19,25 @@ from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.api.requests import Request, Result, Statement
+from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.engine.statements.classify import Piece
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.search_build import seconds
-from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
-from bedrockish_journal.model.changes import Change, Step
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish_journal.model.changes import Step
 from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
@@ -56,7 +52,7 @@ class Workspace:
     def __init__(self, beside: Beside) -> None:
         self._beside = beside
         self._stopped: BedrockishError | None = None
-        self._writer: _Writer | None = None
+        self._writer: Writer | None = None
         self._moment = Moment(0, b"", 0)
         self._base: dict[str, int] = {}
         self._version = 0
@@ -75,6 +71,16 @@ class Workspace:
             raise UnavailableError(
                 f"the node cannot open its file once more ({error}); try again, or raise its limit of open files"
             ) from error
+
+    @property
+    def flushed(self) -> Flushed:
+        """The state of the file in the snapshot."""
+        return Flushed(self._base, self._version, self._applied_clock)
+
+    @property
+    def reader(self) -> apsw.Connection:
+        """The connection that only reads the snapshot."""
+        return self._reader
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -155,9 +161,9 @@ class Workspace:
         """
         try:
             try:
-                prepared = self._inside(lambda writer: self._execute(writer.executor, request, at_once=True))
+                prepared = self.inside(lambda writer: self._execute(writer.executor, request, at_once=True))
             except OneByOneError:
-                prepared = self._inside(lambda writer: self._execute(writer.executor, request, at_once=False))
+                prepared = self.inside(lambda writer: self._execute(writer.executor, request, at_once=False))
         finally:
             self._unlock()
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
@@ -185,35 +191,23 @@ class Workspace:
     def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of each statement of a text, as ``engine.explain.explain`` does."""
         try:
-            return self._inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
+            return self.inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
         finally:
             self._unlock()
 
     def compile_read(self, statement: Statement, user: str) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
         """Compile the statement of a stream, as ``cursor.compile_read`` does."""
-        return self._inside(lambda writer: compile_read(writer.executor, statement, user))
+        return self.inside(lambda writer: compile_read(writer.executor, statement, user))
 
     def _unlock(self) -> None:
         self._beside.locks.release(self.scope.command)
 
-    def resume(
-        self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]], user: str, *, serializable: bool
-    ) -> "Resumed":
-        """Run a statement of a user's transaction that is open in the loop, which keeps its row locks.
-
-        Without ``serializable`` the isolation is snapshot.
+    def inside(self, action: Callable[["Writer"], T]) -> T:
+        """Run an action with the writing connection in a transaction, which is rolled back; return its result.
 
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.
         """
-
-        def run(writer: _Writer) -> Resumed:
-            session = Session(serializable, self.scope.command, user, clock=self.scope.clock)
-            return self._work(writer, session).resume(begun, statement)
-
-        return self._inside(run)
-
-    def _inside(self, action: Callable[["_Writer"], T]) -> T:
         writer = self._open()
         try:
             with self.stoppable():
@@ -234,8 +228,8 @@ class Workspace:
                 raise
             raise self._stopped from None
 
-    def open_work(self, session: Session) -> "Work":
-        """Return a transaction that stays open between its statements, until ``leave_work``.
+    def open_writer(self, session: Session) -> "Writer":
+        """Return the writing connection in a transaction that stays open between its statements, until ``leave_work``.
 
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.
@@ -245,10 +239,7 @@ class Workspace:
             raise self._stopped
         writer.begin()
         self.scope.begin(session.command, session.clock, self._base)
-        return self._work(writer, session)
-
-    def _work(self, writer: "_Writer", session: Session) -> "Work":
-        return Work(writer, self._reader, self._base, self._version, session, self.scope, self._applied_clock)
+        return writer
 
     def leave_work(self) -> None:
         """Roll back the overlay at the end of the transaction."""
@@ -265,7 +256,7 @@ class Workspace:
         self._writer.db.execute("COMMIT")
         self._writer.file.note_commit()
 
-    def hold(self, limit_bytes: int) -> "_Writer":
+    def hold(self, limit_bytes: int) -> "Writer":
         """Return the writing connection in a transaction, until ``leave``; its overlay may have so many bytes.
 
         Raises:
@@ -285,7 +276,7 @@ class Workspace:
             told(self._writer.db)
             self._writer.executor.forget_texts()
 
-    def _leave(self, writer: "_Writer") -> None:
+    def _leave(self, writer: "Writer") -> None:
         writer.capture.deafen()
         writer.executor.reader = None
         try:
@@ -294,14 +285,14 @@ class Workspace:
         except apsw.Error:
             self.is_broken = True
 
-    def _open(self) -> "_Writer":
+    def _open(self) -> "Writer":
         """Return the writing connection, moved to the snapshot."""
         try:
             if not self._has_read_schema:
                 read_schema_again(self._reader)
             pages = self._reader.pragma("page_count")
             if self._writer is None:
-                self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
+                self._writer = Writer(self._beside, self._wal, self._reader, self._moment, pages)
                 give_functions(self._writer.db, Holder(self.scope))
                 unpack_on(self._writer.db)
                 self._writer.executor.scope = self.scope
@@ -319,7 +310,7 @@ class Workspace:
         return self._writer
 
 
-class _Writer:
+class Writer:
     """The connection that writes on an overlay, with a capture, an executor and an applier like the engine's."""
 
     def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
@@ -377,222 +368,3 @@ class _Writer:
         self.executor.use(tables)
         self.ids.use(tables)
         self._version = version
-
-
-class Work:
-    """One transaction on a workspace; each statement sees the writes of those before it."""
-
-    dirty = False
-
-    def __init__(
-        self,
-        writer: _Writer,
-        reader: apsw.Connection,
-        base: Mapping[str, int],
-        version: int,
-        session: Session,
-        scope: Scope,
-        applied_clock: int,
-    ) -> None:
-        self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
-        # ``applied``: the commits in its snapshot.
-        # ``schema_version``: the version of the schema of its snapshot.
-        self.applied, self.schema_version = dict(base), version
-        self.flushed = Flushed(self.applied, version, applied_clock)
-        self._room = writer.limits.result_bytes  # bytes for each statement: only the caller keeps its rows
-        self.interactive = Interactive(self, lambda _access_set, _base: None)
-        self.interactive.committed = reader
-        self.session = session
-        self._end: BedrockishError | None = None
-
-    @property
-    def db(self) -> apsw.Connection:
-        """The connection that writes."""
-        return self._writer.db
-
-    @property
-    def executor(self) -> Executor:
-        """The executor of the statements."""
-        return self._writer.executor
-
-    def come_back(self) -> None:
-        """Return at once, because the writer is not shared."""
-
-    def lend(self, _guest: Guest) -> Parts:
-        """Return the connection, the executor and the other parts that run statements."""
-        writer, control = self._writer, self._writer.db.cursor().execute
-        return Parts(
-            writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
-        )
-
-    def run(self, statement: Statement, *, read_only: bool = False) -> Result:
-        """Run a text; return the result of its last statement.
-
-        Raises:
-            BedrockishError: as ``Interactive.run``; the transaction can go on after a usage error, unless
-                ``session.over``.
-        """
-        session, interactive = self.session, self.interactive
-        self._check_goes_on()
-        if interactive.is_schema(statement):
-            raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
-        known = interactive.single(session, statement)
-        if known is not None:
-            return self._run_piece(*known, read_only=read_only)
-        last: Result | None = None
-        for piece, params in interactive.pieces(session, statement):
-            last = self._run_piece(piece, params, read_only=read_only)
-        assert last is not None
-        return last
-
-    def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
-        """Run consecutive statements with the same text together, from the one at ``first`` on.
-
-        Return their results, none if they are to be run one by one; and the place up to which this is so.
-
-        Raises:
-            BedrockishError: the error that has ended the transaction.
-        """
-        self._check_goes_on()
-        interactive, sql = self.interactive, statements[first].sql
-        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
-            return [], first + 1
-        recipe = interactive.repeatable(self.session, sql)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
-            return [], first + max(count, 1)
-        self._writer.executor.reader = None  # the other connection does not see what this one has written
-        self.enter()
-        found = interactive.run_alike(self.session, recipe, statements[first : first + count], ALIKE_S)
-        return found, first if found else first + count
-
-    def _check_goes_on(self) -> None:
-        error = self._writer.executor.stopped or self._end
-        if error is not None:
-            raise error
-
-    def _run_piece(self, piece: Piece, params: tuple[Any, ...], *, read_only: bool) -> Result:
-        session = self.session
-        if read_only and piece.kind != READ:
-            raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
-        session.looks(piece)
-        if session.wrote:
-            self._writer.executor.reader = None  # the other connection does not see what this one has written
-        self.enter()
-        try:
-            return self.interactive.run(session, piece, params, self._room)[0]
-        except BedrockishError as failure:
-            self._note_failure(failure)
-            raise
-
-    def _note_failure(self, failure: BedrockishError) -> None:
-        """Note the error of a statement if it ends the transaction."""
-        if self.session.over or not isinstance(failure, UsageError):
-            self._end = failure
-
-    def finish(self) -> Prepared:
-        """Return the prepared transaction.
-
-        Raises:
-            ConstraintError: a deferred foreign key is broken.
-            BedrockishError: the error that has ended the transaction.
-        """
-        if self._end is not None:
-            raise self._end
-        return self.interactive.finish(self.session)
-
-    def resume(self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]]) -> "Resumed":
-        """Run a statement of a transaction that is open in the loop, after its changes are written here.
-
-        Args:
-            begun: the transaction so far.
-            statement: a compiled statement with its parameters, or a text that is compiled here.
-        """
-        session, executor = self.session, self._writer.executor
-        executor.reader = None
-        session.base, session.schema = dict(self.applied), self.schema_version
-        session.begin_sets(executor.analysis)
-        session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
-        session.wrote, session.defers = bool(begun.changes), begun.defers
-        result: Result | None = None
-        error: BedrockishError | None = None
-        try:
-            pieces = self.interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
-            for piece, params in pieces:
-                session.looks(piece)
-                result, _ = self.interactive.run(session, piece, params, self._room)
-        except BedrockishError as caught:
-            error = caught
-        self.interactive.leave()
-        return Resumed(session, result, error)
-
-    def enter(self) -> None:
-        """Write the transaction's changes and set its savepoints, at first and after SQLite has rolled them back.
-
-        Raises:
-            ConflictError: the rows do not fit the snapshot.
-        """
-        session, interactive = self.session, self.interactive
-        interactive.start(session)
-        if interactive.inside is session:
-            return
-        changes, ends = session.changes, [*(mark.changes for mark in session.marks), len(session.changes)]
-        session.changes = changes[: ends[0]]
-        try:
-            interactive.enter(session)
-        finally:
-            session.changes = changes
-        for place, (first, end) in enumerate(pairwise(ends)):
-            self.db.execute(f"SAVEPOINT mark_{place}")
-            interactive.redo(changes[first:end])
-        self.db.set_last_insert_rowid(session.lastrowid)
-
-    def control(self, control: Control) -> None:
-        """Run SAVEPOINT, RELEASE or ROLLBACK TO, as a savepoint of SQLite: no change has to be written again.
-
-        Raises:
-            SqlError: there is no such savepoint.
-            UnsupportedError: it is another statement.
-        """
-        session = self.session
-        self._check_goes_on()
-        if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
-            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
-        place = len(session.marks) if control.kind == SAVEPOINT else session.find(control.name)
-        self.enter()
-        if control.kind == SAVEPOINT:
-            self.db.execute(f"SAVEPOINT mark_{place}")
-            session.mark(control.name)
-        elif control.kind == RELEASE:
-            self.db.execute(f"RELEASE mark_{place}")
-            session.release(control.name)
-        else:
-            self.db.execute(f"ROLLBACK TO mark_{place}")
-            session.roll_back(place)
-
-    def execute(self, request: Request) -> Prepared:  # noqa: ARG002
-        """Refuse the request, because a workspace runs no schema statements."""
-        raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The changes of an open transaction, the rowid of its last INSERT, its clock, or 0, and whether it defers keys."""
-
-    changes: list[Change]
-    lastrowid: int
-    clock: int
-    defers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The outcome of a statement: the transaction with the new changes, and the result or the error."""
-
-    session: Session
-    result: Result | None
-    error: BedrockishError | None
-
-
-def _no_reader() -> Any:
-    raise AssertionError("there are no further snapshots here")

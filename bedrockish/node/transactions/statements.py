@@ -12,8 +12,8 @@ from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
-from bedrockish.engine.execution.workspace import Begun, Resumed, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import ConflictError
@@ -110,25 +110,22 @@ class StatementRunner:
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(session)
-        begun = Begun(list(session.changes), session.lastrowid, session.clock, session.defers)
-        serializable = session.serializable
-
-        def resume(workspace: Workspace) -> Resumed:
-            return workspace.resume(begun, statement, request.user, serializable=serializable)
-
+        count, done = len(session.changes), Session(session.serializable, session.command, request.user)
+        done.changes, done.lastrowid, done.clock = list(session.changes), session.lastrowid, session.clock
+        done.wrote, done.defers = count > 0, session.defers
         try:
-            resumed = await self._workers.run(request, resume)
+            result, error = await self._workers.run(request, lambda workspace: resume(workspace, done, statement))
         finally:
             if session.ended:  # it ended while it was resumed, so only this code can release the rows it then locked
                 self._engine.locks.release(session.command)
-        done, sets = resumed.session, session.sets
+        sets = session.sets
         assert sets is not None
         assert done.sets is not None
-        if isinstance(resumed.error, ConflictError):
-            raise resumed.error
+        if isinstance(error, ConflictError):
+            raise error
         sets.merge(done.sets)
         self._move(session, done)
-        session.changes += done.changes[len(begun.changes) :]
+        session.changes += done.changes[count:]
         session.blurred += done.blurred
         session.size = max(session.size, done.size)
         session.lastrowid, session.over = done.lastrowid, done.over
@@ -136,10 +133,10 @@ class StatementRunner:
         session.wrote = session.wrote or done.wrote
         session.looked_behind = session.looked_behind or done.looked_behind
         session.reads_system = session.reads_system or done.reads_system
-        if resumed.error is not None:
-            raise resumed.error
-        assert resumed.result is not None
-        return resumed.result, sum(len(row) for row in resumed.result.rows)
+        if error is not None:
+            raise error
+        assert result is not None
+        return result, sum(len(row) for row in result.rows)
 
     def _move(self, session: Session, done: Session) -> None:
         """Move the transaction's base to the present commits, if none of them conflicts with it."""

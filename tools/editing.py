@@ -28,7 +28,7 @@ class Fault:
 
     rule: str  # the removed rule or the mistake, in words
     edits: tuple[Edit, ...]
-    # The options of worlds in which the rule matters; the other options are drawn.
+    # The options of worlds in which the rule matters. The other options are drawn, or with ``calm`` the defaults.
     options: tuple[tuple[str, object], ...] = ()
 
 

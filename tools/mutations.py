@@ -147,11 +147,14 @@ def _in_scopes(name: str) -> Iterator[None]:
 
 def options_of(seed: int, fault: Fault) -> Options:
     """Return a world in which a fault may show."""
-    options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
-    voters = dict(fault.options).get("voters", options.voters)
+    given = dict(fault.options)
+    if given.pop("calm", False):
+        options = Options(seed)
+    else:
+        options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
+    voters = given.get("voters", options.voters)
     assert isinstance(voters, int)
-    options = options.with_(dead=min(options.dead, (voters - 1) // 2))
-    return options.with_(**dict(fault.options))
+    return options.with_(**{"dead": min(options.dead, (voters - 1) // 2), **given})
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -59,17 +59,13 @@ SOON_IN_SEEDS = (
     "the journal is read as it is here",
     "transactions do not wait for a schema change",
     "transaction clocks skip the majority",
-    "stamps are not the clock of the commit",
     "a leader counts after it gave up",
     "a BEGIN below closed time is approved",
-    "time closes during a comparison",
     "a comparison never ends",
-    "a sweep overlooks commits",
     "voters do not compare rows",
     "rows are not compared for a recovery",
     "rows are not compared when they are applied",
     "a damaged node votes",
-    "a damaged node answers",
 )
 
 

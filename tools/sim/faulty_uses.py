@@ -1,18 +1,18 @@
 """Deliberate faults of the rules on top of the agreement: reads and sessions, transaction clocks, members, open
-transactions, schema changes. See ``faulty``.
+transactions, schema changes, damaged rows. See ``faulty``.
 """
 
+from bedrockish.core import node
 from bedrockish.core.coordinator import commit_clock, coordinator, reservations, schema_barrier
 from bedrockish.core.coordinator import reads as reading
-from bedrockish.core.coordinator import replies as answering
 from bedrockish.core.coordinator import revalidation as once
+from bedrockish.core.recovery import recovery
 from bedrockish.core.replica import apply_queue, safe_time
 from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import membership, roster, state
-from bedrockish.engine.execution import merging
 from bedrockish.node.cluster import incarnations
 from tools.editing import Fault, fault
-from tools.sim import machine
+from tools.sim import database, operator
 from tools.sim.options import CROWDED
 
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
@@ -27,47 +27,35 @@ _RESTORED = {
     **{"faults": ("restore", "restore", "crash_all", "crash", "one_way"), "fault_every_s": 0.1, "voters": 3, "dead": 0},
     **{"load_s": 4.0, "clients": 10, "think_ms": 5.0, "sync_ms": 1.0, "delay_ms": 5.0, "heartbeat_ms": 50},
 }
-_TWICE = {"doubles": 0.5, "wait_ms": 10.0, "talks": 0.0, "alter": 0.0, "load_s": 2.0, "timeout_s": 2.0}
-_BEFORE_THE_WAIT = "(None if waited else self.disk.seen.commands.get(request.command))"
 _MOVED = "__import__('dataclasses').replace(prepared, base=dict(self.state.timelines.applied))"
 _LARGE = {
     **{"piece_bytes": 40, "voters": 3, "hot": 0.9, "keys": 4, "clients": 10, "think_ms": 2.0, "delay_ms": 3.0},
     **{"talks": 0.0, "alter": 0.0, "load_s": 2.0, "dead": 0, "faults": ()},
 }
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
-_MERGED = {
-    **{"talks": 1.0, "gather_ms": 20.0, "clients": 16, "keys": 8, "hot": 0.0, "voters": 3, "dead": 0, "wander": 0.0},
-    **{"delay_ms": 1.0, "sync_ms": 1.0, "alter": 0.0, "faults": (), "changes_every_s": 0.0, "suspect_every_s": 0.0},
-    **{"load_s": 2.0, "timeout_s": 5.0, "lose": 0.0, "flip_every_s": 0.0, "sweeps": 0.0, "suspicion_ms": 1_000},
-}
 _COMPARED = {
-    **{"compare_ms": 100.0, "voters": 3, "dead": 0, "clients": 6, "think_ms": 20.0, "delay_ms": 1.0, "sync_ms": 0.5},
-    **{"hot": 0.0, "keys": 40, "closing_lag_ms": 50, "heartbeat_ms": 20, "load_s": 3.0, "timeout_s": 5.0, "alter": 0.0},
-    **{"faults": (), "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0, "lose": 0.0},
+    **{"calm": True, "compare_ms": 100.0, "clients": 6, "think_ms": 20.0, "delay_ms": 1.0, "sync_ms": 0.5, "hot": 0.0},
+    **{"keys": 40, "closing_lag_ms": 50, "heartbeat_ms": 20, "load_s": 3.0},
 }
-_STEADY = {
-    **{**_COMPARED, "compare_ms": 0.0, "load_s": 14.0, "think_ms": 40.0, "duplicate": 0.0, "ordered": True},
-    **{"piece_bytes": 0, "delay_ms": 20.0, "clients": 10},
-}
-_HOPS = {
-    **{"voters": 3, "dead": 0, "clients": 10, "wander": 1.0, "think_ms": 1.0, "delay_ms": 2.0, "sync_ms": 0.5},
-    **{"hot": 0.9, "talks": 0.0, "execute_ms": 0.0, "timeout_s": 2.0, "lose": 0.0},
-    **{"faults": ("slow_link",), "fault_every_s": 0.05, "heartbeat_ms": 20, "closing_lag_ms": 100},
-    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "conflict_window_ms": 60_000},
-}
+_STEADY = {**_COMPARED, "compare_ms": 0.0, "load_s": 14.0, "think_ms": 40.0, "delay_ms": 20.0, "clients": 10}
 _JOURNAL = {
-    **{"voters": 5, "dead": 0, "journal": 0.9, "clients": 12, "wander": 1.0, "think_ms": 5.0, "delay_ms": 10.0},
-    **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
-    **{"faults": ("slow_link", "one_way"), "fault_every_s": 0.05, "load_s": 2.0, "ask_rest_ms": 10, "sync_ms": 0.5},
-    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0, "ordered": False},
+    **{"calm": True, "voters": 5, "journal": 0.9, "clients": 12, "wander": 1.0, "think_ms": 5.0, "delay_ms": 10.0},
+    **{"hot": 0.0, "keys": 40, "faults": ("slow_link", "one_way"), "fault_every_s": 0.05, "load_s": 2.0},
+    **{"ask_rest_ms": 10, "sync_ms": 0.5, "ordered": False},
 }
 _STAMPS = {
-    **{"voters": 3, "dead": 0, "stamps": 0.5, "clients": 8, "wander": 0.0, "think_ms": 20.0, "delay_ms": 1.0},
-    **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
-    **{"faults": ("partition", "slow_link"), "fault_every_s": 0.3, "load_s": 3.0, "closing_lag_ms": 3_000},
-    **{"suspicion_ms": 2_000, "suspect_every_s": 0.0, "conflict_window_ms": 60_000, "follows_wall": False},
+    **{"calm": True, "stamps": 0.5, "clients": 8, "wander": 0.0, "think_ms": 20.0, "delay_ms": 1.0, "hot": 0.0},
+    **{"keys": 40, "faults": ("partition", "slow_link"), "fault_every_s": 0.3, "load_s": 3.0, "closing_lag_ms": 3_000},
+    **{"suspicion_ms": 2_000, "follows_wall": False},
 }
-
+_FLIPS = {
+    **{"voters": 3, "flip_every_s": 0.03, "alter": 0.0, "hot": 0.5, "keys": 3, "clients": 6, "think_ms": 5.0},
+    **{"faults": (), "suspect_every_s": 0.0, "load_s": 2.0, "timeout_s": 2.0, "delay_ms": 1.0, "sync_ms": 0.5},
+}
+_ORPHANS = {
+    **{**_FLIPS, "delay_ms": 5.0, "faults": ("crash_some", "one_way", "reset"), "fault_every_s": 0.05, "dead": 1},
+    **{"suspect_every_s": 0.005, "suspicion_ms": 50, "heartbeat_ms": 20},
+}
 _Reservations = reservations.Reservations
 
 USES: dict[str, Fault] = {
@@ -86,23 +74,8 @@ USES: dict[str, Fault] = {
         (_Reservations, "_honour", "0 < wanted_s <= left_s", "True"),
         **{**CROWDED, "reserve_ms": 1_000, "load_s": 12.0, "faults": ()},
     ),
-    "a reservation outlives its request": fault(
-        "a node announces a reservation until its request ends",
-        (_Reservations, "ended", "if inflight.reserves:", "if False:"),
-        **CROWDED,
-    ),
     "a reservation rejects others": fault(
         "votes do not depend on reservations", (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
-    ),
-    "time closes during a comparison": fault(
-        "closed time waits for the comparison of rows",
-        (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, *read) if"),
-        **_COMPARED,
-    ),
-    "time closes during an assembly": fault(
-        "closed time waits for a complete BEGIN that is being decoded",
-        (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, compared) if"),
-        **{**_COMPARED, "compare_ms": 0.0, "piece_bytes": 40, "closing_lag_ms": 10, "heartbeat_ms": 5},
     ),
     "a comparison never ends": fault(
         "closed time goes on when rows were compared",
@@ -114,18 +87,8 @@ USES: dict[str, Fault] = {
         (safe_time.SafeTime, "_worth_a_sync", "return True  # a transaction", "return False  # something"),
         **_STEADY,
     ),
-    "a sweep overlooks commits": fault(
-        "a sweep conflicts with commits that wrote its rows",
-        (once, "first_conflict", "conflicts = window", "conflicts = () if spans else window"),
-        **{**_LARGE, "sweeps": 0.3},
-    ),
     "sessions ignore their tokens": fault(
         "a session waits for the commits in its token", (_State, "has_seen", "return covers", "return True or covers")
-    ),
-    "a read's token has the safe time": fault(
-        "a token's clock is above its vector",
-        (answering.Replies, "answer_read", ".clock, clock)", ".clock, self.state.clock.safe)"),
-        **_HOPS,
     ),
     "strict reads skip the majority": fault(
         "a strict read asks a majority",
@@ -191,26 +154,10 @@ USES: dict[str, Fault] = {
         (roster.Roster, "is_voter", "member is not None and member.voter", "member is not None"),
         **{**DUELS, "learners": 2, "voters": 3, "wander": 1.0},
     ),
-    "an id is looked up once": fault(
-        "an id is looked up again in the snapshot of the execution, and by each voter",
-        (machine.Machine, "_execute", "self.disk.seen.commands.get(request.command)", _BEFORE_THE_WAIT),
-        (_State, "happened", "for command in commands:", "for command in ():"),
-        **{**_TWICE, "voters": 3},
-    ),
     "changed reads do not matter": fault(
         "an interactive transaction is lost when a row that it read has changed",
         (once, "overtaken", "found = first_conflict(", "found = None and first_conflict("),
         **_TALKS,
-    ),
-    "merged although they conflict": fault(
-        "transactions that programs have executed are merged only if none reads or writes what another one writes",
-        (merging._Merger, "add", " or self._conflicts(keys)", ""),
-        **_MERGED,
-    ),
-    "merged on an old base": fault(
-        "a transaction is merged only if no commit outside its base conflicts with it",
-        (once, "moved_up", "prepared.spans, config) is not None", "prepared.spans, config) == ()"),
-        **_MERGED,
     ),
     "a large transaction ignores others' commits": fault(
         "a large transaction is begun again only if its effect would be the same",
@@ -271,14 +218,31 @@ USES: dict[str, Fault] = {
         (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.roster.majority:", "if True:"),
         **_STAMPS,
     ),
-    "a clock that was only read is forgotten": fault(
-        "a majority moves up to a clock that a read returned",
-        (_Coordinator, "_executed", "return Stage.CLOCK if prepared.clock else self", "return self"),
-        **_STAMPS,
+    "voters do not compare rows": fault(
+        "a voter approves a transaction only if its before-images equal the voter's rows",
+        (_Voting, "_is_made_of_our_rows", "self.state.why_rows_differ(transaction)", "''"),
+        **_FLIPS,
     ),
-    "stamps are not the clock of the commit": fault(
-        "a transaction commits at the clock that transaction_clock() returned",
-        (_Coordinator, "_lead", "clock = prepared.clock or state.clock.tick()", "clock = state.clock.tick()"),
-        **_STAMPS,
+    "rows are not compared for a recovery": fault(
+        "a voter compares rows before it holds a transaction for a recovery",
+        (recovery.Recovery, "_stand", 'if state.why_rows_differ(transaction) != "":', "if False:"),
+        **_ORPHANS,
+    ),
+    "rows are not compared when they are applied": fault(
+        "a row is changed only if it equals the commit's before-image",
+        (database, "apply", "if rows.get(key, NOTHING) != tuple(before):", "if False:"),
+        **_FLIPS,
+    ),
+    "a damaged node votes": fault(
+        "a node with damaged tables does not vote",
+        (roster.Roster, "is_voter", " or not self.health.writes", ""),
+        (node.Node, "_receive", "state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)", "True"),
+        **_FLIPS,
+    ),
+    "a copy is not proven": fault(
+        "a node serves from a copy only if a replay of its journal gives the same tables",
+        (operator.Operator, "_join", "elif not image.flipped:", "elif True:"),
+        **{**_FLIPS, "changes_every_s": 0.05, "load_s": 4.0, "scrub_s": 20.0, "flip_every_s": 0.1, "heartbeat_ms": 50}
+        | {"faults": ("wipe",), "fault_every_s": 0.5},
     ),
 }

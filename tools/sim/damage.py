@@ -228,8 +228,7 @@ class Care:
     # -- detection -------------------------------------------------------------------------------------------------
 
     def _after(self, seconds: float, action: Any) -> None:
-        boot, machine = self.machine.boot, self.machine
-        machine.world.after(seconds, lambda: boot == machine.boot and machine.running and action())
+        self.machine.later(seconds, lambda: self.machine.running and action())
 
     def _look_later(self) -> None:
         scrub_s = self.machine.world.options.scrub_s
@@ -283,13 +282,11 @@ class Care:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        machine, boot = self.machine, self.machine.boot
-
         def start() -> None:
-            if boot == machine.boot and not (machine.running or machine.retired):
-                machine.start()
+            if not self.machine.retired:
+                self.machine.start()
 
-        machine.world.after(self.luck.uniform(0.0, 0.05), start)
+        self.machine.later(self.luck.uniform(0.0, 0.05), start)
 
     # -- healing ---------------------------------------------------------------------------------------------------
 

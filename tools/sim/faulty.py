@@ -64,8 +64,8 @@ _AGREEMENT: dict[str, Fault] = {
         (
             machine.Machine,
             "_reply_to",
-            "self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))",
-            "self.world.after(delay, lambda: answerer(answer))",
+            "self.disk.then(lambda: self.later(delay, lambda: answerer(answer)))",
+            "self.later(delay, lambda: answerer(answer))",
         ),
         **_SLOW_DISKS,
         voters=1,

@@ -54,7 +54,7 @@ class Machine:
     queues.
 
     Attributes:
-        boot: the number of starts; events for an earlier start are dropped.
+        boot: the number of starts and stops; what is planned in one run of the process does not happen in another.
         node: the core while the process runs, else None.
         store: the random id of its file.
         known: what the node remembers of its peers' files.
@@ -224,34 +224,37 @@ class Machine:
         gather_ms = self.world.options.gather_ms
         if gather_ms and (shares or (not once and prepare is None and only_writes(request))):
             if not self.gathered:
-                boot = self.boot
-                self.world.after(self.luck.expovariate(1000 / gather_ms), lambda: self._submit_gathered(boot))
+                self.later(self.luck.expovariate(1000 / gather_ms), self._submit_gathered)
             self.gathered.append((self.requests, request, once))
         else:
             self.post(on.Submitted(self.requests, request, once))
         return True
 
-    def _submit_gathered(self, boot: int) -> None:
+    def _submit_gathered(self) -> None:
         """Post the gathered requests to the core, as one event for all that can share a transaction."""
-        if boot == self.boot:
-            asked, self.gathered = self.gathered, []
-            while asked:
-                isolation, once = asked[0][1].isolation, asked[0][2]
-                alike = [one for one in asked if (one[1].isolation, one[2]) == (isolation, once)]
-                asked = [one for one in asked if one not in alike]
-                (request_id, request, _), *others = alike
-                self.world.counts["came together"] += len(others)
-                each = tuple((number, other) for number, other, _ in others)
-                self.post(on.Submitted(request_id, request, once, each), boot)
+        asked, self.gathered = self.gathered, []
+        while asked:
+            isolation, once = asked[0][1].isolation, asked[0][2]
+            alike = [one for one in asked if (one[1].isolation, one[2]) == (isolation, once)]
+            asked = [one for one in asked if one not in alike]
+            (request_id, request, _), *others = alike
+            self.world.counts["came together"] += len(others)
+            each = tuple((number, other) for number, other, _ in others)
+            self.post(on.Submitted(request_id, request, once, each))
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
         """Send an answer once all present writes are durable."""
         self._reply_to(answerer, answer)
         self._turn_soon(0.0)
 
-    def post(self, event: Event, boot: int | None = None) -> None:
-        """Queue an event for the core, unless the node has stopped or ``boot`` is an earlier start."""
-        if self.node is None or (boot is not None and boot != self.boot):
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Schedule an action, which does not happen if the process stops or starts before."""
+        boot = self.boot
+        self.world.after(seconds, lambda: boot == self.boot and action())
+
+    def post(self, event: Event) -> None:
+        """Queue an event for the core, unless the node has stopped."""
+        if self.node is None:
             return
         if isinstance(event, on.Received) and isinstance(event.message, Gossip):
             self.known.learn(event.peer, event.message.store, event.message.batches)
@@ -261,13 +264,12 @@ class Machine:
     def _turn_soon(self, delay: float) -> None:
         if not self.turning:
             self.turning = True
-            boot = self.boot
-            self.world.after(max(delay, self.paused_until - self.world.now), lambda: self._turn(boot))
+            self.later(max(delay, self.paused_until - self.world.now), self._turn)
 
-    def _turn(self, boot: int) -> None:
-        if boot != self.boot or self.node is None:
+    def _turn(self) -> None:
+        if self.node is None:
             return
-        self.turning = False
+        boot, self.turning = self.boot, False
         self.node.state.count_batches(self.disk.seen.batches)
         if self.paused_until > self.world.now:
             self._turn_soon(0.0)
@@ -322,18 +324,17 @@ class Machine:
             return
         when = deadline - self.seconds_offset
         if self.wake_at is None or when < self.wake_at or self.wake_at < self.world.now:
-            self.wake_at, boot = when, self.boot
-            self.world.after(max(1e-5, when - self.world.now), lambda: self._woken(boot, when))
+            self.wake_at = when
+            self.later(max(1e-5, when - self.world.now), lambda: self._woken(when))
 
-    def _woken(self, boot: int, when: float) -> None:
-        if boot == self.boot and self.node is not None and self.wake_at == when:
+    def _woken(self, when: float) -> None:
+        if self.wake_at == when:
             self.wake_at = None
             self._turn_soon(0.0)
 
-    def _assembled(self, boot: int, peer: str, parts: tuple[Part, ...]) -> None:
+    def _assembled(self, peer: str, parts: tuple[Part, ...]) -> None:
         """Post a message to the core that is assembled from its pieces in the file."""
-        if boot == self.boot and self.node is not None:
-            self.post(on.Assembled(peer, parts, self.disk.seen.assemble(parts)))
+        self.post(on.Assembled(peer, parts, self.disk.seen.assemble(parts)))
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
@@ -364,9 +365,8 @@ class Machine:
                     if damaged and not effect.repeat:
                         self.world.flips.met(self, effect.entry, damaged)
             case do.Assemble(peer, parts):
-                boot = self.boot
                 self.world.laws.moving.reads(self, peer, parts)
-                self.world.after(self.luck.expovariate(1 / ASSEMBLE_S), lambda: self._assembled(boot, peer, parts))
+                self.later(self.luck.expovariate(1 / ASSEMBLE_S), lambda: self._assembled(peer, parts))
             case do.Activate(txid):
                 disk.write(effect)
                 following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))
@@ -407,8 +407,7 @@ class Machine:
             return
         wait_ms = self.world.options.wait_ms
         if wait_ms and not waited and waiter.prepare is None and request.change is None:
-            boot = self.boot
-            self.world.after(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(boot, request_id, clock))
+            self.later(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(request_id, clock))
             if group:
                 following.append(on.MovedToWorker(request_id))
             return
@@ -421,24 +420,21 @@ class Machine:
             following.append(on.Failed(request_id, error))
             return
         self.world.counts["executions"] += 1
-        event, boot, mean = on.Executed(request_id, prepared), self.boot, self.world.options.execute_ms / 1000
+        event, mean = on.Executed(request_id, prepared), self.world.options.execute_ms / 1000
         if mean:
-            self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
+            self.later(self.luck.expovariate(1 / mean), lambda: self.post(event))
         else:
             following.append(event)
 
-    def _go_on(self, boot: int, request_id: int, clock: int) -> None:
+    def _go_on(self, request_id: int, clock: int) -> None:
         """Execute a request that has got a background worker: take a snapshot, look the id up in it, and execute."""
         following: deque[Event] = deque()
-        if boot == self.boot:
-            # A requested clock is drawn now, so that it is later than the snapshot.
-            self.guarded(
-                lambda node: self._execute(
-                    request_id, node.state.clock.tick() if clock else 0, following, (), waited=True
-                )
-            )
+        # A requested clock is drawn now, so that it is later than the snapshot.
+        self.guarded(
+            lambda node: self._execute(request_id, node.state.clock.tick() if clock else 0, following, (), waited=True)
+        )
         for event in following:
-            self.post(event, boot)
+            self.post(event)
 
     def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:
         others: list[Waiter] = []
@@ -495,8 +491,7 @@ class Machine:
 
     def _reply_to(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
         delay = self.luck.expovariate(1000.0 / max(0.1, self.world.options.delay_ms))
-        boot = self.boot
-        self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
+        self.disk.then(lambda: self.later(delay, lambda: answerer(answer)))
 
     def _send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
         self.world.laws.says(self, message)
@@ -530,25 +525,23 @@ class Machine:
             free += 1
         disk.make_durable(free)
         if disk.must_sync:
-            self.syncing, boot, count = True, self.boot, len(disk.closed)
+            self.syncing, count = True, len(disk.closed)
             mean = self.world.options.sync_ms / 1000 * self.world.network.pace
             factor = 100.0 if self.slow_until > self.world.now else 1.0
             took = (0.3 * mean + self.luck.expovariate(1 / (0.7 * mean))) * factor
-            self.world.after(took, lambda: self._synced(boot, count))
+            self.later(took, lambda: self._synced(count))
 
     def _lingers(self) -> bool:
         """Return whether writes for which no output waits stay in the open batch; see the event loop."""
         if self.linger_until is None:
-            self.linger_until, boot = self.world.now + LINGER_S, self.boot
-            self.world.after(LINGER_S, lambda: self._turn_soon(0.0) if boot == self.boot else None)
+            self.linger_until = self.world.now + LINGER_S
+            self.later(LINGER_S, lambda: self._turn_soon(0.0))
             return True
         return self.world.now < self.linger_until
 
-    def _synced(self, boot: int, count: int) -> None:
-        if boot != self.boot:
-            return
+    def _synced(self, count: int) -> None:
         if self.paused_until > self.world.now:  # the process continues when its pause ends
-            self.world.after(self.paused_until - self.world.now, lambda: self._synced(boot, count))
+            self.later(self.paused_until - self.world.now, lambda: self._synced(count))
             return
         self.syncing = False
         self.disk.make_durable(count)

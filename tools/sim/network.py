@@ -166,8 +166,8 @@ class Network:
             self.retry(one, two)
 
     def _later(self, name: str, when: float, event: Event) -> None:
-        machine, boot = self.machines[name], self.machines[name].boot
-        self.world.after(max(0.0, when - self.world.now), lambda: machine.post(event, boot))
+        machine = self.machines[name]
+        machine.later(max(0.0, when - self.world.now), lambda: machine.post(event))
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -194,19 +194,19 @@ class Network:
             way.last = arrives
         else:
             arrives = max(arrives, self.world.now + 1e-6)
-        boot = self.machines[target].boot
-        self.world.after(arrives - self.world.now, lambda: self._arrive(link, source, target, number, data, boot))
+        to = self.machines[target]
+        to.later(arrives - self.world.now, lambda: self._arrive(link, source, target, number, data))
         if self.faulty and self.luck.random() < self.options.duplicate:
             self.world.counts["doubled"] += 1
             late = arrives - self.world.now + self.luck.uniform(0.0, 3.0)
-            self.world.after(late, lambda: self._arrive(link, source, target, number, data, boot))
+            to.later(late, lambda: self._arrive(link, source, target, number, data))
 
-    def _arrive(self, link: Link, source: str, target: str, number: int, data: bytes, boot: int) -> None:
+    def _arrive(self, link: Link, source: str, target: str, number: int, data: bytes) -> None:
         way = link.ways[source]
         if way.cut is not None and number >= way.cut:
             return
         way.arrived = max(way.arrived, number + 1)
-        self.machines[target].post(Received(source, self._read(data)), boot)
+        self.machines[target].post(Received(source, self._read(data)))
 
     def _read(self, data: bytes) -> Message:
         """Return a decoded message. Messages to several nodes are decoded once, because they are immutable."""

@@ -6,14 +6,14 @@ or tested before an entry is decoded; SQLite tests all other conditions by itsel
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import repeat
 from typing import Any
 
 import apsw
 
 from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
-from bedrockish.engine.statements.users_vtab import Module, ReadTable, give_users
+from bedrockish.engine.statements.users_vtab import ReadTable, give_table, give_users
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
 from bedrockish_journal.feed.json_form import plain, record
@@ -76,11 +76,10 @@ def give_functions(db: apsw.Connection, holder: Holder) -> None:
     """Register the clock's functions and ``bedrockish_changes`` on a connection."""
     register(db, holder)
     give_users(db)
-    module: Any = Module(SCHEMA, _Table)
-    db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
+    give_table(db, NAME, SCHEMA, _Changes)
 
 
-class _Table(ReadTable):
+class _Changes(ReadTable):
     """The changes."""
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
@@ -107,71 +106,51 @@ class _Table(ReadTable):
         index.estimatedCost, index.estimatedRows = cost, max(1, int(cost))
         return True
 
-    def Open(self) -> "_Cursor":  # noqa: N802
-        return _Cursor(self._db)
-
-
-def _is_binary(index: apsw.IndexInfo, place: int) -> bool:
-    return index.get_aConstraint_collation(place).upper() == "BINARY"
-
-
-class _Cursor:
-    """A cursor over the journal's row changes."""
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-        self._entries: apsw.Cursor | None = None
-        self._rows: Iterator[tuple[Value, ...]] = iter(())
-        self._row: tuple[Value, ...] | None = None
-        self._number = 0
-        self._keys: dict[str, tuple[str, ...]] = {}
-
-    def Filter(self, _number: int, chosen: str, values: Sequence[Any]) -> None:  # noqa: N802
-        self.Close()
+    def rows(self, chosen: str, values: Sequence[Any]) -> Generator[tuple[Value, ...]]:
         tests, tables = json.loads(chosen)
         only = None
         for place in tables:
             only = values[place] if only is None or only == values[place] else ()
         text = "".join(f" AND {test}" for test in tests)
         query = _QUERY.format(text.format(clock="j.clock"), text.format(clock="s.activates"))
-        self._entries = self._db.execute(query, tuple(values))
-        self._rows, self._number = self._changes(self._entries, only), 0
-        self.Next()
-
-    def _changes(self, entries: apsw.Cursor, only: object) -> Iterator[tuple[Value, ...]]:
+        entries = self._db.execute(query, tuple(values))
+        keys: dict[str, tuple[str, ...]] = {}
         row: Any
-        for row in entries:
-            clock, origin, leader, tick, body, failure = row
-            try:
-                decoded = decode_transaction(body)
-            except EntryMalformedError as error:
-                raise UnavailableError(
-                    f"{leader}{tick} of this node's journal cannot be read ({error}); ask another node, and run "
-                    "'bedrockish journal verify' on the file of this one"
-                ) from error
-            transaction = committed(Cursor(clock, origin), (leader, tick), decoded, failure)
-            head = (clock, origin)
-            middle = (clock_time(clock), leader, tick, transaction.kind)
-            makers = transaction.makers or repeat(None)
-            whose = transaction.whose
-            joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
-            for seq, (change, maker) in enumerate(zip(_parts(transaction), makers, strict=False)):
-                command = maker or transaction.command
-                last = (joined, whose.get(maker if transaction.joined else command))
-                if isinstance(change, str) or change is None:
-                    if only is None:
-                        yield (*head, seq, command, *middle, None, None, None, None, None, change, *last)
-                elif only is None or change.table == only:
-                    images = (_json(change, change.before), _json(change, change.after))
-                    key = self._key(change)
-                    yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, *last)
+        try:
+            for row in entries:
+                clock, origin, leader, tick, body, failure = row
+                try:
+                    decoded = decode_transaction(body)
+                except EntryMalformedError as error:
+                    raise UnavailableError(
+                        f"{leader}{tick} of this node's journal cannot be read ({error}); ask another node, and run "
+                        "'bedrockish journal verify' on the file of this one"
+                    ) from error
+                transaction = committed(Cursor(clock, origin), (leader, tick), decoded, failure)
+                head = (clock, origin)
+                middle = (clock_time(clock), leader, tick, transaction.kind)
+                makers = transaction.makers or repeat(None)
+                whose = transaction.whose
+                joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
+                for seq, (change, maker) in enumerate(zip(_parts(transaction), makers, strict=False)):
+                    command = maker or transaction.command
+                    last = (joined, whose.get(maker if transaction.joined else command))
+                    if isinstance(change, str) or change is None:
+                        if only is None:
+                            yield (*head, seq, command, *middle, None, None, None, None, None, change, *last)
+                    elif only is None or change.table == only:
+                        images = (_json(change, change.before), _json(change, change.after))
+                        key = self._key(change, keys)
+                        yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, *last)
+        finally:
+            entries.close(True)
 
-    def _key(self, change: Change) -> Value:
+    def _key(self, change: Change, keys: dict[str, tuple[str, ...]]) -> Value:
         """Return the value of the row's key after the change (a DELETE: before it); several values as JSON."""
-        if change.table not in self._keys:
+        if change.table not in keys:
             table = find_table(self._db, change.table)
-            self._keys[change.table] = table.primary if table is not None else ()
-        primary = self._keys[change.table]
+            keys[change.table] = table.primary if table is not None else ()
+        primary = keys[change.table]
         row = change.before if change.op == DELETE else change.after
         values = [value for name, value in zip(change.columns, row or (), strict=True) if name in primary]
         if len(values) == 1 and len(primary) == 1:
@@ -179,25 +158,9 @@ class _Cursor:
         rowid = change.rowid if change.op == DELETE else change.rowid_after
         return rowid if rowid is not None else json.dumps([plain(value) for value in values])
 
-    def Next(self) -> None:  # noqa: N802
-        self._row = next(self._rows, None)
-        self._number += 1
 
-    def Eof(self) -> bool:  # noqa: N802
-        return self._row is None
-
-    def Rowid(self) -> int:  # noqa: N802
-        return self._number
-
-    def Column(self, number: int) -> Value:  # noqa: N802
-        assert self._row is not None
-        return self._number if number < 0 else self._row[number]
-
-    def Close(self) -> None:  # noqa: N802
-        """Close the query on the journal; open, it would keep the caller's transaction from being rolled back."""
-        if self._entries is not None:
-            self._entries.close(True)
-            self._entries = None
+def _is_binary(index: apsw.IndexInfo, place: int) -> bool:
+    return index.get_aConstraint_collation(place).upper() == "BINARY"
 
 
 def _parts(transaction: Committed) -> Sequence[Change | str | None]:

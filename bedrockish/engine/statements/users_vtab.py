@@ -5,12 +5,13 @@ the same snapshot as the rows of other tables, without the hashes of passwords.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import apsw
 
+from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import ROLES, read_membership, without_secrets
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
@@ -24,8 +25,7 @@ def give_users(db: apsw.Connection) -> None:
     """Register ``bedrockish_users`` on a connection, and the functions that hide the journal's secrets from
     non-admins.
     """
-    module: Any = Module(SCHEMA, _Table)
-    db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
+    give_table(db, NAME, SCHEMA, _Users)
     function: Any = body_without_secrets
     db.create_scalar_function(FUNCTION, function, 1, deterministic=True)
 
@@ -46,13 +46,8 @@ def write_tables(tables: Mapping[str, int]) -> str | None:
     return json.dumps({name: ROLES[role - 1] for name, role in tables.items()}, ensure_ascii=False) if tables else None
 
 
-class Module:
-    """The module of a virtual table that can only be read.
-
-    Args:
-        schema: the table's CREATE TABLE statement.
-        table: the table's class.
-    """
+class _Module:
+    """The module of a virtual table that can only be read."""
 
     def __init__(self, schema: str, table: "type[ReadTable]") -> None:
         self._schema, self._table = schema, table
@@ -64,59 +59,89 @@ class Module:
     Create = Connect
 
 
+def give_table(db: apsw.Connection, name: str, schema: str, table: "type[ReadTable]") -> None:
+    """Register a virtual table on a connection.
+
+    Args:
+        schema: the table's CREATE TABLE statement.
+        table: the table's class.
+    """
+    module: Any = _Module(schema, table)
+    db.create_module(name, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
+
+
 class ReadTable:
-    """A table on one connection, which holds no resources."""
+    """A table on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
 
-    def Disconnect(self) -> None:  # noqa: N802
-        """Do nothing."""
+    def rows(self, chosen: str, values: Sequence[Any]) -> Generator[tuple[Value, ...]]:
+        """Yield the rows of a query.
 
-    Destroy = Disconnect
-
-
-class _Table(ReadTable):
-    """The users."""
+        Args:
+            chosen: the ``idxStr`` of the plan.
+            values: the values of the conditions that the plan has chosen.
+        """
+        raise NotImplementedError
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
-        """Choose the only plan: all rows are read."""
+        """Choose the plan: by default, all rows are read."""
         index.estimatedCost, index.estimatedRows = 100.0, 100
         return True
 
     def Open(self) -> "_Cursor":  # noqa: N802
-        return _Cursor(self._db)
+        """Return a cursor."""
+        return _Cursor(self)
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """Do nothing: the table holds no resources."""
+
+    Destroy = Disconnect
 
 
 class _Cursor:
-    """A cursor over the users."""
+    """A cursor over the rows of a query."""
 
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-        self._rows: list[tuple[str, str | None, str | None]] = []
-        self._at = 0
+    def __init__(self, table: ReadTable) -> None:
+        self._table = table
+        self._rows: Generator[tuple[Value, ...]] | None = None
+        self._row: tuple[Value, ...] | None = None
+        self._number = 0
 
-    def Filter(self, _number: int, _chosen: str, _values: Sequence[Any]) -> None:  # noqa: N802
-        found: Any = self._db.execute("SELECT value FROM main.bedrockish_meta WHERE key = 'membership'").get
-        users = read_membership(found).users if isinstance(found, bytes) else {}
-        self._rows = [
-            (name, ROLES[one.role - 1] if one.role else None, write_tables(one.tables))
-            for name, one in users.items()
-            if one is not None
-        ]
-        self._at = 0
+    def Filter(self, _number: int, chosen: str, values: Sequence[Any]) -> None:  # noqa: N802
+        self.Close()
+        self._rows, self._number = self._table.rows(chosen, values), 0
+        self.Next()
 
     def Next(self) -> None:  # noqa: N802
-        self._at += 1
+        assert self._rows is not None
+        self._row = next(self._rows, None)
+        self._number += 1
 
     def Eof(self) -> bool:  # noqa: N802
-        return self._at >= len(self._rows)
+        return self._row is None
 
     def Rowid(self) -> int:  # noqa: N802
-        return self._at
+        return self._number
 
-    def Column(self, number: int) -> str | int | None:  # noqa: N802
-        return self._at if number < 0 else self._rows[self._at][number]
+    def Column(self, number: int) -> Value:  # noqa: N802
+        assert self._row is not None
+        return self._number if number < 0 else self._row[number]
 
     def Close(self) -> None:  # noqa: N802
-        """Do nothing: the cursor holds no resources."""
+        """End the query; its own statements, still open, would keep the caller's transaction from being rolled back."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+
+class _Users(ReadTable):
+    """The users."""
+
+    def rows(self, chosen: str, values: Sequence[Any]) -> Generator[tuple[Value, ...]]:  # noqa: ARG002
+        found: Any = self._db.execute("SELECT value FROM main.bedrockish_meta WHERE key = 'membership'").get
+        users = read_membership(found).users if isinstance(found, bytes) else {}
+        for name, one in users.items():
+            if one is not None:
+                yield name, ROLES[one.role - 1] if one.role else None, write_tables(one.tables)

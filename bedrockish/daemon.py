@@ -299,21 +299,8 @@ def _handler(runtime: Runtime, config: Config, gate: Gate, departure: Departure)
         if departure.has_answered:
             say_last(link)
             return
-        await serve_client(
-            link,
-            runtime,
-            in_flight_max=config.limits.in_flight_max,
-            donor=donor,
-            begin=partial(runtime.begin, owner=link),
-            transactions=runtime.transactions,
-            commit_prepared=runtime.transactions.programs.begin,
-            upkeep=runtime.upkeep,
-            caught=runtime.faults.caught,
-            memory=runtime.engine.memory,
-            user=gate.caller(link.stream),
-            access=runtime.engine.access,
-            why_out=partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None,
-        )
+        why_out = partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None
+        await serve_client(link, runtime, donor, user=gate.caller(link.stream), why_out=why_out)
 
     return on_client
 

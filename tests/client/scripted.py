@@ -3,13 +3,16 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import trio
 
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, encode_results
+from bedrockish.engine.sqlite.limits import Memory
+from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import BedrockishError
-from bedrockish.node.client_session import Transacts, serve_client
+from bedrockish.node.client_session import serve_client
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.stream import Link
@@ -27,6 +30,18 @@ def unexpected(what: str, error: Exception) -> BedrockishError:
     raise AssertionError(what) from error
 
 
+class NoTransactions:
+    """Opens none."""
+
+    def end_owner(self, _owner: object) -> None:
+        """The client has gone."""
+
+
+async def serve_scripted(link: Link, node: "ScriptedNode") -> None:
+    """Answer a client by the node's script."""
+    await serve_client(link, cast("Any", node), cast("Any", None))
+
+
 @dataclass
 class ScriptedNode:
     """Answers each command by the next step of its script, the last step for ever."""
@@ -36,11 +51,29 @@ class ScriptedNode:
     requests: list[Request] = field(default_factory=list)
     known: dict[str, Answer] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
-    transactions: Transacts | None = None
+    transactions: Any = field(default_factory=NoTransactions)
+    in_flight_max: int = 128
     raw: Callable[[Link], Awaitable[None]] | None = None
     cluster: str = "bedrockish"
     port: int = 0
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def __post_init__(self) -> None:
+        self.config = SimpleNamespace(limits=SimpleNamespace(in_flight_max=self.in_flight_max))
+        self.engine = SimpleNamespace(memory=Memory(), access=Access())
+        self.faults = SimpleNamespace(caught=unexpected)
+
+    def begin(self, request: Request, done: Callable[[Answer | BedrockishError], None], owner: object) -> None:
+        """Answer a command of a link by the next step, which goes on when the link ends."""
+        assert isinstance(owner, Link)
+
+        async def run() -> None:
+            try:
+                done(await self.submit(request))
+            except BedrockishError as error:
+                done(error)
+
+        trio.lowlevel.spawn_system_task(run)
 
     async def submit(self, request: Request) -> Answer:
         self.requests.append(request)
@@ -72,7 +105,7 @@ class ScriptedNode:
             if self.raw is not None:
                 await self.raw(link)
             else:
-                await serve_client(link, self, transactions=self.transactions, caught=unexpected)
+                await serve_scripted(link, self)
             nursery.cancel_scope.cancel()
 
     # --- steps of a script ---

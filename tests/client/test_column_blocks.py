@@ -17,12 +17,11 @@ from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results, encode_results, rows_of
 from bedrockish.api.wire import BY_COLUMN, Answered, Execute, decode_reply, encode_call
 from bedrockish.errors import ProtocolMismatchError
-from bedrockish.node.client_session import serve_client
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
-from tests.client.scripted import ScriptedNode, unexpected
+from tests.client.scripted import ScriptedNode, serve_scripted
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 SMALL = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -212,7 +211,7 @@ async def test_only_a_client_that_asks_gets_rows_by_column(info: dict[str, Any],
         link = await Link.accept(theirs, Hello("A", "c"))
         async with trio.open_nursery() as inner:
             inner.start_soon(link.run)
-            await serve_client(link, node, caught=unexpected)
+            await serve_scripted(link, node)
 
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:

@@ -32,13 +32,13 @@ from bedrockish.engine.batch import LONG_BYTES
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
-from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
 from bedrockish.node.cluster.membership import asks_the_living, hear_the_living, keep_level
 from bedrockish.node.executor import Executions
+from bedrockish.node.memory_watch import Caller, shrink_when_idle, watch_memory
 from bedrockish.node.own_values import OwnValues
 from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.peer_output import PeerOutput
@@ -340,11 +340,14 @@ class Runtime:
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
+            memory = self.engine, self.config.limits, self.transactions, self.output, self.callers
+            idle = self.engine, self.reports.latency
             for what, watch in (
                 ("watching open transactions", self.transactions.watch),
                 ("watching background workers", self.workers.watch),
                 ("shortening the journal", self.upkeep.watch),
-                ("watching memory", partial(watch_memory, self)),
+                ("watching memory", partial(watch_memory, *memory)),
+                ("freeing memory", partial(shrink_when_idle, *idle)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building beside tables", self.transactions.builds.watch),

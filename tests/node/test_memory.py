@@ -1,7 +1,6 @@
 """A node gives memory back after a load, and keeps what it needs while there is work."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import apsw
@@ -10,15 +9,8 @@ import trio.testing
 
 from bedrockish.common.histogram import Histogram
 from bedrockish.engine.engine import Engine
-from bedrockish.node.admin.memory_watch import IDLE_LOOKS, IDLE_S, shrink_when_idle
+from bedrockish.node.memory_watch import IDLE_LOOKS, IDLE_S, shrink_when_idle
 from tests.engine.nodes import TestNode
-
-
-class Idle:
-    """The parts of a node that the memory bound uses."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.reports = engine, SimpleNamespace(latency=Histogram())
 
 
 def cached(engine: Engine) -> int:
@@ -35,7 +27,7 @@ def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path)
     engine = made.engine
     kept = cached(engine)
     assert kept > 2_000_000
-    node = Idle(engine)
+    latency = Histogram()
     shrunk = 0
     shrink = engine.pages.shrink
 
@@ -48,9 +40,9 @@ def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path)
 
     async def live() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(shrink_when_idle, cast("Any", node))
+            nursery.start_soon(shrink_when_idle, engine, latency)
             for _ in range(20):  # asked all the time, and so it keeps them
-                node.reports.latency.observe(0.001)
+                latency.observe(0.001)
                 await trio.sleep(IDLE_S / 2)
             assert shrunk == 0
             assert cached(engine) == kept

@@ -8,9 +8,10 @@ from typing import Protocol
 import trio
 
 from bedrockish.common.histogram import Histogram
-from bedrockish.config.config import Config
+from bedrockish.config.config import Bounds
 from bedrockish.engine.engine import Engine
-from bedrockish_net.mesh import Mesh
+from bedrockish.node.peer_output import PeerOutput
+from bedrockish.node.transactions.manager import Transactions
 
 logger = logging.getLogger(__name__)
 
@@ -34,71 +35,27 @@ class Caller(Protocol):
         """End the connection at once."""
 
 
-class Sized(Protocol):
-    """An object that knows how many bytes it keeps."""
+async def watch_memory(
+    engine: Engine, limits: Bounds, transactions: Transactions, output: PeerOutput, callers: set[Caller]
+) -> None:
+    """Keep the memory used for clients within bounds, until cancelled.
 
-    @property
-    def size(self) -> int:
-        """The number of these bytes."""
-
-
-class Timed(Protocol):
-    """A record of the times from requests to their answers."""
-
-    latency: Histogram
-
-
-class Linked(Protocol):
-    """A holder of the links; None until they are open."""
-
-    mesh: Mesh | None
-
-
-class Keeping(Protocol):
-    """A node that keeps data for clients."""
-
-    engine: Engine
-    config: Config
-    callers: set[Caller]
-
-    @property
-    def output(self) -> Linked:
-        """Its output to peers."""
-
-    @property
-    def reports(self) -> Timed:
-        """Its reports about itself."""
-
-    @property
-    def transactions(self) -> Sized:
-        """The open transactions."""
-
-
-async def watch_memory(node: Keeping) -> None:
-    """Keep the memory used for clients within bounds, and free memory after a load, until cancelled."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(shrink_when_idle, node)
-        await _bound(node)
-
-
-async def _bound(node: Keeping) -> None:
-    """Add up the bytes that transactions and links hold, and end the links of clients that do not read their answers or
-    do not finish a message. The more memory is taken, the sooner a link is ended.
-
-    When all memory is taken, clients that have read nothing for a second lose their links before slow readers do.
+    Add up the bytes that transactions and links hold, and end the links of clients that do not read their answers or do
+    not finish a message. The more memory is taken, the sooner a link is ended. When all memory is taken, clients that
+    have read nothing for a second lose their links before slow readers do.
     """
-    memory, patience_s = node.engine.memory, node.config.limits.idle_stream_ms / 1000
+    memory, patience_s = engine.memory, limits.idle_stream_ms / 1000
     while True:
-        mesh = node.output.mesh
+        mesh = output.mesh
         kept = mesh.waiting_bytes() + mesh.inflow.total if mesh is not None else 0
-        memory.elsewhere = node.transactions.size + kept
+        memory.elsewhere = transactions.size + kept
         if mesh is not None:
             stuck_s = STUCK_S if memory.taken > memory.max_bytes // 2 else patience_s
             while mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, stuck_s):
                 pass
             mesh.drop_half_sent(WAITING_BYTES_MIN, stuck_s)
             callers_s = STUCK_S_MIN if memory.is_full else stuck_s
-            stuck = [one for one in node.callers if one.stuck_seconds >= callers_s]
+            stuck = [one for one in callers if one.stuck_seconds >= callers_s]
             for one in stuck:
                 logger.warning("a caller of HTTP did not read for %.0f s, and was cut off", one.stuck_seconds)
                 one.cut()
@@ -107,16 +64,20 @@ async def _bound(node: Keeping) -> None:
         await trio.sleep(MEMORY_S)
 
 
-async def shrink_when_idle(node: Keeping) -> None:
-    """Free memory after a load: pages cached for reading, garbage, and the C library's free memory."""
+async def shrink_when_idle(engine: Engine, latency: Histogram) -> None:
+    """Free memory after a load: pages cached for reading, garbage, and the C library's free memory.
+
+    Args:
+        latency: the times of the node's answers.
+    """
     before, looks = (0, 0.0), 0
     while True:
         await trio.sleep(IDLE_S)
-        now = node.engine.applied_clock, node.reports.latency.total
+        now = engine.applied_clock, latency.total
         looks = looks + 1 if now == before else 0
         before = now
-        if 0 < looks <= IDLE_LOOKS and not node.engine.is_away:
-            node.engine.pages.shrink()
+        if 0 < looks <= IDLE_LOOKS and not engine.is_away:
+            engine.pages.shrink()
             gc.collect()
             _trim()
 

@@ -116,7 +116,7 @@ class _Session:
         self._nursery = nursery
 
     def end(self) -> None:
-        """Drop what has not begun and what ends with the link, because the client has disconnected."""
+        """Drop the waiting calls, the copy and the transactions of the client, which has disconnected."""
         self._loan.close()
         while self._backlog:
             self._hold_call(-_long(self._backlog.popleft()))

@@ -88,10 +88,7 @@ class Desk:
 
     def run_alike(self, session: Session, sql: str, many: list[Any]) -> list[Any]:
         """Run one text with each of many parameters as a node does; return what each gave, [] if not at once."""
-        recipe = self.interactive.repeatable(session, sql)
-        if recipe is None:
-            return []
-        found = self.interactive.run_alike(session, recipe, [Statement(sql, params) for params in many], 1.0)
+        found, _ = self.interactive.run_alike(session, [Statement(sql, params) for params in many], 0, 1.0)
         return [[(result.rows, result.rowcount)] for result in found]
 
     def run_again(self, session: Session, sql: str, values: tuple[Any, ...]) -> list[Any] | None:

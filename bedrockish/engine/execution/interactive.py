@@ -29,7 +29,7 @@ from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.recipes import Recipe, read_brief
+from bedrockish.engine.execution.recipes import ALIKE_MIN, Recipe, count_alike, read_brief
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -211,15 +211,30 @@ class Interactive:
         return recipe if session.serializable or recipe.plan.reads_nothing else None
 
     def run_alike(
-        self, session: Session, recipe: Recipe, statements: Sequence[Statement], budget_s: float
-    ) -> list[Result]:
-        """Run the first statements of the recipe's text together; the results are those of ``run`` for each.
+        self, session: Session, statements: Sequence[Statement], first: int, budget_s: float
+    ) -> tuple[list[Result], int]:
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        None of them, and no result, if one fails or takes long: they are to be run one by one.
+        Return their results, which are those of ``run`` for each, and the place up to which statements are to be run
+        one by one. If one fails or takes long, none of them has run.
 
         Raises:
             ConflictError: data that the transaction depends on has changed.
+            ForbiddenError: the text is not this user's to run.
         """
+        sql = statements[first].sql
+        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
+            return [], first + 1
+        recipe = self.repeatable(session, sql)
+        count = 0 if recipe is None else count_alike(statements, first)
+        if recipe is None or count < ALIKE_MIN:
+            return [], first + max(count, 1)
+        found = self._run_alike(session, recipe, statements[first : first + count], budget_s)
+        return found, first if found else first + count
+
+    def _run_alike(
+        self, session: Session, recipe: Recipe, statements: Sequence[Statement], budget_s: float
+    ) -> list[Result]:
         self.engine.come_back()
         self.check_schema(session)
         self.start(session)
@@ -227,6 +242,7 @@ class Interactive:
         self.engine.scope.begin(session.command, session.clock, session.base)
         self.enter(session)
         self.parts.applier.loud()
+        self._executor.reader = None  # the other connection does not see what this one writes
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(session.size)

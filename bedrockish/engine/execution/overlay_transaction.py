@@ -20,7 +20,6 @@ from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Logged, Session
-from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.workspace import Workspace, Writer
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.storage.overlay_vfs import Moment
@@ -241,25 +240,14 @@ class OverlayTransaction:
             raise
 
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
-        """Run consecutive statements with the same text together, from the one at ``first`` on.
-
-        Return their results, none if they are to be run one by one; and the place up to which this is so.
+        """Run consecutive statements with the same text together, as ``Interactive.run_alike`` does.
 
         Raises:
-            BedrockishError: the error that has ended the transaction.
+            BedrockishError: also the error that has ended the transaction.
         """
         self._check_goes_on()
-        interactive, sql = self.interactive, statements[first].sql
-        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
-            return [], first + 1
-        recipe = interactive.repeatable(self.session, sql)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
-            return [], first + max(count, 1)
-        self.executor.reader = None  # the other connection does not see what this one has written
         self.enter()
-        found = interactive.run_alike(self.session, recipe, statements[first : first + count], ALIKE_S)
-        return found, first if found else first + count
+        return self.interactive.run_alike(self.session, statements, first, ALIKE_S)
 
     def _check_goes_on(self) -> None:
         error = self.executor.stopped or self._end

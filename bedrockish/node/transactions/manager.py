@@ -511,7 +511,7 @@ class Transactions:
         Return the number of statements that were run, and the place before which statements are to be run one by one.
         """
         session = one.session
-        found, tried = self._runner.run_alike(session, statements, first)
+        found, alone = self._runner.run_alike(session, statements, first)
         for statement, result in zip(statements[first:], found, strict=False):
             if session.log is None:
                 break
@@ -519,7 +519,7 @@ class Transactions:
         results += found
         if found:
             self._check_writes(session)
-        return len(found), first if found else first + tried
+        return len(found), alone
 
     def _check_share(self, one: Open) -> None:
         """Raise the error of a transaction that has grown beyond its caller's share of the memory."""

@@ -13,7 +13,6 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import resume
-from bedrockish.engine.execution.recipes import ALIKE_MIN, count_alike
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import ConflictError
@@ -54,22 +53,10 @@ class StatementRunner:
         return (yield from wait(partial(self._on_overlay, session, request, (piece, params))))
 
     def run_alike(self, session: Session, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
-        """Run consecutive statements with the same text together, from the one at ``first`` on.
-
-        Return their results, empty if they are to be run one by one; and the number of statements that were tried.
-
-        Raises:
-            BedrockishError: as ``Interactive.run_alike``.
-        """
-        sql = statements[first].sql
-        if session.workspace is not None or statements[first + 1].sql != sql or self._workers.expects(sql):
-            return [], 0
-        recipe = self._interactive.repeatable(session, sql)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
-            return [], 0
-        some = statements[first : first + count]
-        return self._interactive.run_alike(session, recipe, some, self._budget_s), count
+        """Run consecutive statements together in the loop, as ``Interactive.run_alike`` does, unless they take long."""
+        if session.workspace is not None or self._workers.expects(statements[first].sql):
+            return [], first
+        return self._interactive.run_alike(session, statements, first, self._budget_s)
 
     def is_long(self, statement: Statement) -> bool:
         """Return whether a text is to be compiled in a worker.

@@ -42,9 +42,8 @@ class Desk:
         self.node = TestNode(path)
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
         self.boundary = Boundary()
-        self.schema_transactions = SchemaTransactions(
-            Lending(self.node.engine, self.interactive, self.durable, self.boundary)
-        )
+        self.lending = Lending(self.node.engine, self.interactive, self.durable, self.boundary)
+        self.schema_transactions = SchemaTransactions(self.lending)
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
@@ -58,7 +57,7 @@ class Desk:
         control = parse_control(statement.sql)
         if control is not None:
             assert session.workspace is not None
-            await self.schema_transactions.control(session, control)
+            await self.lending.control(session, control)
             return Result((), [])
         if session.workspace is not None or self.interactive.is_schema(statement):
             return (await self.schema_transactions.run(session, statement, ROOM))[0]
@@ -74,7 +73,7 @@ class Desk:
 
     async def commit(self, session: Session) -> str:
         """Commit the transaction, put it in force, and return its failure."""
-        prepared = await self.schema_transactions.finish(session)
+        prepared = await self.lending.finish(session)
         self.interactive.end(session)
         entry = self.node.entry(prepared)
         changed = Entry(self.node.node, entry.tick, entry.quorum, _later(entry), None, entry.prev)
@@ -193,7 +192,7 @@ async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
     session = Session(serializable=True)
     await desk.run(session, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")
-    for action in (desk.run(session, "SELECT 1"), desk.schema_transactions.finish(session)):
+    for action in (desk.run(session, "SELECT 1"), desk.lending.finish(session)):
         with pytest.raises(ConflictError, match="schema"):
             await action
     desk.interactive.end(session)

@@ -1,17 +1,13 @@
 """Open transactions that change the schema; each runs in threads, on a private copy of the database."""
 
 from functools import partial
-from typing import Any
 
 from bedrockish.api.requests import Result, Statement
-from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, Session
-from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
+from bedrockish.errors import TooLargeError, UnavailableError
 from bedrockish.node.transactions.lending import Lending
-from bedrockish.sqltext.transaction_control import Control
 
 DRAFTS_MAX = 4  # a copy may take much memory
 
@@ -34,28 +30,8 @@ class SchemaTransactions:
         """
         if not isinstance(session.workspace, Draft | TemporaryTransaction):
             await self._start(session, room)
-        draft = self._draft(session)
-        return await self._lending.run(session, lambda: draft.run(statement, room))
-
-    async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, by the tables of the private copy.
-
-        The errors are those of ``Draft.columns``.
-        """
-        draft = self._draft(session)
-        return await self._lending.run(session, lambda: draft.columns(statement))
-
-    async def control(self, session: Session, control: Control) -> None:
-        """Run SAVEPOINT, RELEASE or ROLLBACK TO. The errors are those of ``Draft.control``."""
-        draft = self._draft(session)
-        await self._lending.run(session, lambda: draft.control(control))
-
-    async def finish(self, session: Session) -> Prepared:
-        """Return the prepared transaction for its commit. After a usage error the transaction stays open.
-
-        The errors are those of ``Draft.finish``.
-        """
-        return await self._lending.run(session, self._draft(session).finish)
+        workspace = self._lending.workspace(session)
+        return await self._lending.run(session, lambda: workspace.run(statement, room))
 
     async def _start(self, session: Session, room: int) -> None:
         self._lending.interactive.check_schema(session)
@@ -75,7 +51,7 @@ class SchemaTransactions:
         draft = Draft(self._lending.engine.beside(), session.user)
         self._open.add(session)
         await self._lending.begin(session, draft, partial(self._take_copy, session, draft))
-        self._draft(session)  # an operator may have ended the transaction while it waited
+        self._lending.workspace(session)  # an operator may have ended the transaction while it waited
         log = session.take_log()
         await self._lending.run(session, lambda: draft.open(log, room))
 
@@ -85,14 +61,3 @@ class SchemaTransactions:
         error = self._lending.take_snapshot(session, draft)
         if error is not None:
             draft.stop(error)
-
-    def _draft(self, session: Session) -> Draft | OverlayTransaction:
-        """Return a transaction's workspace, if it still has the schema in force."""
-        if session.workspace is None:
-            raise UnavailableError("the transaction was ended; it did not happen")
-        if session.workspace.version != self._lending.engine.schema_version:
-            raise ConflictError(
-                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
-            )
-        assert isinstance(session.workspace, Draft | OverlayTransaction)
-        return session.workspace

@@ -11,7 +11,6 @@ from functools import partial
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
@@ -119,12 +118,3 @@ class GrownTransactions:
             raise error
         moved.checked = dict(self._lending.engine.applied)
         return await self._lending.run(session, lambda: moved.workspace.run_list(statements, results, room))
-
-    async def finish(self, session: Session) -> Prepared:
-        """Return the prepared transaction for its commit. After a usage error the transaction stays open.
-
-        The errors are those of ``OverlayTransaction.finish``.
-        """
-        moved = self._of(session)
-        assert moved is not None
-        return await self._lending.run(session, moved.workspace.finish)

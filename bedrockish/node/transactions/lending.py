@@ -2,17 +2,22 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
+from bedrockish.api.requests import Statement
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session, SessionWorkspace
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.storage.overlay_vfs import Moment
-from bedrockish.errors import UnavailableError
+from bedrockish.errors import ConflictError, UnavailableError
 from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
+from bedrockish.sqltext.transaction_control import Control
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +80,44 @@ class Lending:
         finally:
             session.over = session.over or (session.workspace is not None and session.workspace.is_over)
             self._back(session)
+
+    def workspace(self, session: Session) -> Draft | OverlayTransaction:
+        """Return a transaction's workspace.
+
+        Raises:
+            UnavailableError: the transaction has ended.
+            ConflictError: the workspace has another schema than the one in force.
+        """
+        workspace = session.workspace
+        if workspace is None:
+            raise UnavailableError("the transaction was ended; it did not happen")
+        if workspace.version != self.engine.schema_version:
+            raise ConflictError(
+                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+            )
+        assert isinstance(workspace, Draft | OverlayTransaction)
+        return workspace
+
+    async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, by the tables that the workspace has.
+
+        The errors are those of ``workspace``, and of its ``columns``.
+        """
+        workspace = self.workspace(session)
+        return await self.run(session, lambda: workspace.columns(statement))
+
+    async def control(self, session: Session, control: Control) -> None:
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO. The errors are those of ``workspace``, and of its ``control``."""
+        workspace = self.workspace(session)
+        await self.run(session, lambda: workspace.control(control))
+
+    async def finish(self, session: Session) -> Prepared:
+        """Return the prepared transaction for its commit. After a usage error the transaction stays open.
+
+        The errors are those of the workspace's ``finish``; of a draft, also those of ``workspace``.
+        """
+        overlay = session.workspace if isinstance(session.workspace, OverlayTransaction) else None
+        return await self.run(session, (overlay or self.workspace(session)).finish)
 
     def _back(self, session: Session) -> None:
         """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""

@@ -120,7 +120,7 @@ class Transactions:
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._visibility = Visibility(engine, core.state, self._interactive, durable)
         self._level = StrictLevel(engine, submit, durable, boundary, self._visibility)
-        lending = Lending(engine, self._interactive, durable, boundary)
+        self._lending = lending = Lending(engine, self._interactive, durable, boundary)
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
         self._grown = GrownTransactions(lending, core, workers)
@@ -308,7 +308,7 @@ class Transactions:
             yield from self._take_turn(one)
             try:
                 if one.session.workspace is not None:
-                    run = partial(self._schema_transactions.columns, one.session, statement)
+                    run = partial(self._lending.columns, one.session, statement)
                     return (yield from steps.wait(run))
                 return self._engine.explain(statement, one.session.user, columns=True)
             finally:
@@ -541,7 +541,7 @@ class Transactions:
         size = 0
         if control is not None:
             if session.workspace is not None:
-                yield partial(self._schema_transactions.control, session, control)
+                yield partial(self._lending.control, session, control)
             else:
                 interactive.control(session, control)
                 session.note(Logged(control))
@@ -656,7 +656,7 @@ class Transactions:
         if begun.read_only and isinstance(session.workspace, Draft):
             raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
         if isinstance(session.workspace, Draft):
-            drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
+            drafted = yield from steps.wait(partial(self._lending.finish, session))
             self._find(one.owner, one.name)
             self._close(one)
             engine = self._engine
@@ -666,7 +666,7 @@ class Transactions:
             except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         if self._grown.has(session):
-            prepared = yield from steps.wait(partial(self._grown.finish, session))
+            prepared = yield from steps.wait(partial(self._lending.finish, session))
             self._find(one.owner, one.name)
         else:
             prepared = self._interactive.finish(session)
@@ -680,7 +680,7 @@ class Transactions:
 
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
-        prepared = yield from steps.wait(partial(self._temporary.finish, one.session))
+        prepared = yield from steps.wait(partial(self._lending.finish, one.session))
         self._find(one.owner, one.name)
         prepared = checked_read(one, prepared)
         answer = Answer(prepared.result, self._visibility.token(one))

@@ -10,7 +10,6 @@ from typing import TypeVar
 import trio
 
 from bedrockish.config.config import Bounds
-from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.errors import (
@@ -99,12 +98,6 @@ class TemporaryObjects:
         error = self._lending.take_snapshot(session, running) or overtaken
         if error is not None:
             running.stop(error)
-
-    async def finish(self, session: Session) -> Prepared:
-        """Return the prepared transaction for its commit. After a usage error the transaction stays open."""
-        running = self.of(session)
-        assert running is not None
-        return await self._lending.run(session, running.finish)
 
     @staticmethod
     async def settle(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:

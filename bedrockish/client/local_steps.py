@@ -84,7 +84,7 @@ class LocalSteps:
         session = self._session
         if not isinstance(what, Step):
             found = self.transactions.find((what.asked or {}).get("transaction", "")) if isinstance(what, Ask) else None
-            if found is None or not found.keeps_rows:
+            if found is None:
                 return await session._call(what, timeout_s)
             assert isinstance(what, Ask)
             return Told(0, await session._in_place(found.columns, what.statement))

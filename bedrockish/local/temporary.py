@@ -4,21 +4,16 @@ The session keeps one workspace, whose connection has the TEMP tables, views and
 session run there, by the same code as a node's sessions with TEMP objects.
 """
 
-from typing import Any
-
 import apsw
 
-from bedrockish.api.requests import Request, Result, Statement
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.api.requests import Request
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.moment_row import FileMoment
-from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError, UnsupportedError
-from bedrockish.local.place import NodeNeededError, Place, needs_node
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
+from bedrockish.local.place import Place, needs_node
 from bedrockish.local.program_functions import Give
-from bedrockish.local.transactions import RESULT_BYTES, LocalTransaction, LocalTransactions
-from bedrockish.sqltext.transaction_control import control_of
+from bedrockish.local.transactions import LocalTransaction, LocalTransactions
 
 
 class WithTemporary(LocalTransaction):
@@ -30,6 +25,7 @@ class WithTemporary(LocalTransaction):
     """
 
     keeps_rows = True
+    _stays = "which has no TEMP objects of this program; run it on another connection"
     _running: TemporaryTransaction
 
     def __init__(
@@ -78,46 +74,6 @@ class WithTemporary(LocalTransaction):
                 "the transaction has created its first TEMP object, and another one has changed rows that it had read; "
                 "it did not happen: run it again, or create the TEMP object first"
             )
-
-    def run(self, statement: Statement) -> Result:
-        """Run one statement in this process and return its result; the node lacks the session's TEMP objects.
-
-        Raises:
-            UnsupportedError: the statement needs the node.
-            BedrockishError: see ``LocalTransaction``.
-        """
-        control = control_of(statement.sql, statement.params)
-        try:
-            with self.lock, self._statement:
-                self._check_goes_on()
-                if control is None:
-                    result = self._running.run(statement, RESULT_BYTES)[0]
-                    self._check_level()
-                    return result
-                self._running.control(control)
-                return Result((), [], -1, self.lastrowid)
-        except (NodeNeededError, ClockNeededError) as error:
-            raise UnsupportedError(
-                f"the statement needs the node ({error.message}), which has no TEMP objects of this program; run it on "
-                "another connection",
-                sql=statement.sql,
-            ) from error
-
-    def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, with their declared types, without running the statement.
-
-        Raises:
-            SqlError: SQLite does not accept the statement.
-        """
-        with self.lock:
-            return self._running.columns(statement)
-
-    def finish(self) -> Prepared:
-        """Return the transaction for certification by the node; the rows of TEMP tables stay here until ``decide``."""
-        with self.lock, self._statement:
-            self._check_goes_on()
-            self._owner.check_generation(self._place.facts)
-            return self._running.finish()
 
     def decide(self, error: BaseException | None) -> None:
         """Keep the changes of TEMP tables if COMMIT succeeded; roll them back if it failed.

@@ -101,6 +101,13 @@ class LocalTransaction:
         """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
         return self._session if self._moment.batch == moment.batch else None
 
+    @property
+    def _stays(self) -> str:
+        """Why the transaction cannot move to the node, as the end of an error's text; empty if it can."""
+        if self._owner.attached.has_any:
+            return "which has none of the attached files; detach them before the transaction begins"
+        return ""
+
     def decide(self, error: BaseException | None) -> None:
         """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
 
@@ -127,21 +134,19 @@ class LocalTransaction:
                     self._owner.ids.take_again()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
-            if self._owner.attached.has_any:
-                raise UnsupportedError(
-                    f"the statement needs the node ({error.message}), which has none of the attached files; detach "
-                    "them before the transaction begins",
-                    sql=statement.sql,
-                ) from error
+            if self._stays:
+                why = f"the statement needs the node ({error.message}), {self._stays}"
+                raise UnsupportedError(why, sql=statement.sql) from error
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
         except UnsupportedError as error:  # the node raises the same error, or can run the statement
-            if self._owner.attached.has_any:
+            if self._stays:
                 raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
-            if "no such function" in error.message or "no such collation" in error.message:
+            is_lacking = "no such function" in error.message or "no such collation" in error.message
+            if is_lacking and not self.keeps_rows:
                 raise NodeNeededError(error.message) from error
             self._note(Logged(statement, None, error.message))
             raise
@@ -208,7 +213,8 @@ class LocalTransaction:
     def _run(self, statement: Statement) -> Result:
         control = control_of(statement.sql, statement.params)
         if control is None:
-            if _is_for_node(statement.sql) or self._running.interactive.is_schema(statement):
+            is_for_node = _is_for_node(statement.sql) or self._running.interactive.is_schema(statement)
+            if is_for_node and not self.keeps_rows:
                 raise NodeNeededError("the schema changes at the node")
             return self._running.run(statement, RESULT_BYTES)[0]
         self._running.control(control)
@@ -242,8 +248,14 @@ class LocalTransaction:
         return self._session.over
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result. Only transactions with TEMP objects, a subclass, implement it."""
-        raise NotImplementedError
+        """Return the columns of a statement's result, with their declared types, without running the statement.
+
+        Raises:
+            SqlError: SQLite does not accept the statement.
+        """
+        with self.lock:
+            self._check_goes_on()
+            return self._running.columns(statement)
 
     def finish(self) -> Prepared:
         """Return the transaction for certification by the node. After an error the transaction is still open.

@@ -90,3 +90,11 @@ def test_settings_and_values_of_the_session_take_the_long_way(db: Connection, ta
         tx.execute("PRAGMA case_sensitive_like = on")
         like = f"SELECT count(*) FROM {table} WHERE a LIKE 'ONE'"
         assert [tx.execute(like).value() for _ in range(2)] == [0, 0]
+
+
+def test_open_transaction_describes_the_columns_of_a_statement(db: Connection, table: str) -> None:
+    """The node was asked about a transaction that it does not know, and the transaction ended."""
+    with db.transaction() as tx:
+        tx.execute(ADD.format(table), (1,))
+        assert tx.columns(f"SELECT id, b + 1 AS more FROM {table}") == [("id", "INTEGER"), ("more", None)]
+        assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 11

@@ -5,6 +5,7 @@ The test leaves out the differences of docs/sql.md: generated ids, FAIL outside 
 """
 
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -84,7 +85,9 @@ STATEMENTS: Sequence[tuple[str, str]] = [
     *[(sql, "m") for sql in ("SELECT ?", "SELECT abs(?)", "SELECT nosuch(?)")],
     *[(sql, "") for sql in ("SAVEPOINT p", "SAVEPOINT q", "RELEASE p", "RELEASE q", "ROLLBACK TO p", "ROLLBACK TO q")],
     *[(sql, "") for sql in ("BEGIN", "BEGIN IMMEDIATE", "COMMIT", "ROLLBACK", "COMMIT", "BEGIN")],
-    *[(sql, "") for sql in ("INSERT INTO nosuch VALUES (1)", "SELEKT", "", "-- only", ";", "SELECT 1; SELECT 2")],
+    *[(sql, "") for sql in ("INSERT INTO nosuch VALUES (1)", "SELEKT", "SELECT 1; SELECT 2")],
+    # From Python 3.12 on, sqlite3 may raise the error of an earlier statement for a text without one.
+    *[(sql, "") for sql in ("", "-- only", ";") if sys.version_info < (3, 12)],
 ]
 KINDS: Mapping[str, Sequence[Any]] = {
     "k": range(40),

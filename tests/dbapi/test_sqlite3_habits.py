@@ -74,6 +74,7 @@ def test_statement_that_does_not_compile_opens_no_transaction(
         found.execute("INSERT INTO nowhere VALUES (1)")
     assert found.in_transaction, "the rows before it stay"
     found.rollback()
+    found.rollback()
     for broken in ("INSERT INTO thing(id) VALUES ('x')", "INSERT INTO thing(id) VALUES (5), (5)"):
         with pytest.raises((db.IntegrityError, sqlite3.IntegrityError)):
             found.execute(broken)
@@ -92,6 +93,8 @@ def test_statement_that_does_not_compile_opens_no_transaction(
         other.execute("INSERT INTO thing(id, a) VALUES (78, 78)")
         found.token = other.token
         assert found.execute("SELECT count(*) FROM thing WHERE id = 78").fetchone() == (1,)
+    else:
+        found.close()
 
 
 @pytest.mark.parametrize(
@@ -604,6 +607,7 @@ def test_session_with_temporary_tables_goes_on_right_after_an_interrupt(url: str
         ["CREATE TABLE o{t}(at TIMESTAMP)", "CREATE VIEW {t} AS SELECT at FROM o{t}"],
     ],
 )
+@pytest.mark.filterwarnings("ignore:The default timestamp converter is deprecated:DeprecationWarning")
 def test_declared_types_are_those_of_the_open_transaction(url: str, texts: list[str]) -> None:
     found = []
     for connection in (

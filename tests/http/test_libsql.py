@@ -322,12 +322,17 @@ def test_stored_texts_take_little_memory_for_each_stream() -> None:
         texts = Texts()
 
         def store(texts: Texts = texts, sql: str = sql) -> None:
-            for number in range(6_000):
+            for number in range(8_000):
                 texts.store({"sql_id": number, "sql": sql})
 
         with pytest.raises(TooLargeError, match="close_sql"):
             store()
         assert len(texts._texts) >= at_least
+        texts.close({"sql_id": 0})
+        texts.close({"sql_id": 0})
+        texts.store({"sql_id": 0, "sql": sql})
+        with pytest.raises(TooLargeError, match="close_sql"):
+            texts.store({"sql_id": -1, "sql": sql})
 
 
 @pytest.mark.parametrize("message", ["no answer; the last reason: B left; it may be back; ask again", "no answer"])

@@ -25,7 +25,9 @@ def db(node: LocalNode) -> Iterator[Connection]:
 def run(node: LocalNode, code: str) -> str:
     """Run a program with a session ``db``; return its output."""
     opening = f"import os, sys, bedrockish\ndb = bedrockish.connect({str(node.database)!r})\n"
-    told = subprocess.run([sys.executable, "-c", opening + code], capture_output=True, text=True, check=False)
+    # Python 3.12 and later warns of each fork of a process that has threads; what may go wrong there is tested here.
+    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", opening + code]
+    told = subprocess.run(program, capture_output=True, text=True, check=False)
     assert not told.stderr
     return told.stdout
 

@@ -108,9 +108,11 @@ def whole_path(path: str | os.PathLike[str]) -> Path:
     """
     try:
         place = Path(path).resolve()
+        if place.is_symlink():  # Python 3.13 and later; before, ``resolve`` raises a RuntimeError
+            raise RuntimeError(place)
         what = "is a directory" if place.is_dir() else "is a device, a pipe or a socket"
         is_file = place.is_file() or not place.exists()
-    except (OSError, RuntimeError) as error:  # pathlib raises a RuntimeError for a circle
+    except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its symbolic links form a circle"
         raise ConfigError(f"{path} cannot be a file: {reason}; give the path of a file") from error
     if not is_file:

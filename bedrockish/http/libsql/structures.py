@@ -73,6 +73,7 @@ class Texts:
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
+        self._bytes = 0
 
     def store(self, asked: Json) -> None:
         """Keep a text.
@@ -85,13 +86,16 @@ class Texts:
         text = _field(asked, "sql", str, where="store_sql")
         if number in self._texts:
             raise UsageError(f"store_sql: the text {number} is stored already; close it first")
-        if sum(map(getsizeof, (text, *self._texts.values()))) > SQL_BYTES_MAX:
+        size = getsizeof(text)
+        if self._bytes + size > SQL_BYTES_MAX:
             raise TooLargeError(f"the stored texts take over {SQL_BYTES_MAX} bytes; close some with close_sql")
         self._texts[number] = text
+        self._bytes += size
 
     def close(self, asked: Json) -> None:
         """Forget a text; an unknown one is ignored."""
-        self._texts.pop(_field(asked, "sql_id", int, where="close_sql"), None)
+        text = self._texts.pop(_field(asked, "sql_id", int, where="close_sql"), None)
+        self._bytes -= getsizeof(text) if text is not None else 0
 
     def text(self, asked: Json, where: str) -> str:
         """Return the text that a request gives, directly or by its number.

@@ -366,7 +366,7 @@ async def test_only_a_completely_known_batch_is_shown(tmp_path: Path, monkeypatc
     assert reads.read(asked, before, 1.0) is None
     found = reads.read(asked, engine.flushed, 1.0)
     assert found is not None
-    assert decode_results(found.result)[0].rows == [(1,)]
+    assert decode_results(found[0])[0].rows == [(1,)]
     reads.close()
     engine.close()
 

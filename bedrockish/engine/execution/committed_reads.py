@@ -13,12 +13,10 @@ import apsw
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Token
-from bedrockish.engine.execution.executor import MixesError
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.errors import BedrockishError, DamagedError, UnavailableError
@@ -35,14 +33,6 @@ class Pin:
     flushed: Flushed  # the state of the file after the batch
     clock: int  # a clock at or after every commit in the snapshot and the activation of its schema
     following: int | None  # the clock at which the next schema comes into force; None if no change is scheduled
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The answer to a request that only reads."""
-
-    result: bytes  # the encoded results
-    clock: int  # a clock at or after every commit in the snapshot and the activation of its schema
 
 
 class CommittedReads:
@@ -94,7 +84,9 @@ class CommittedReads:
     def read_pinned(self, request: Request, budget_s: float) -> bytes | None:
         """Return the encoded results of a request on the pinned snapshot; None if the core has to answer.
 
-        It returns None under the same conditions as ``read``.
+        The core has to answer if the request does not only read, if its session has seen commits that are not in the
+        snapshot, if its command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the
+        execution by the writer then finds the error.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.
@@ -159,12 +151,11 @@ class CommittedReads:
         self._db = db
         return db
 
-    def read(self, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
-        """Execute a request that only reads, and return its answer; None if it has to wait for the writer.
+    def read(self, request: Request, flushed: Flushed, budget_s: float) -> tuple[bytes, int] | None:
+        """Read on a snapshot of the last batch, as ``read_pinned`` does.
 
-        The request has to wait if it does not only read, if its session has seen commits that are not in the last
-        batch, if its command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the
-        execution by the writer then finds the error.
+        Return the encoded results, and a clock at or after every commit in the snapshot and the activation of its
+        schema.
 
         Args:
             request: a request at the level ``stale`` or ``session``.
@@ -174,42 +165,15 @@ class CommittedReads:
         Raises:
             DamagedError: the file cannot be read; the node must stop.
         """
-        db = self._db
-        assert db is not None
-        assert self.knows(flushed.schema)
-        if not covers(flushed.applied, request.token.vector):
+        if not self.pin(flushed):
             return None
+        pin = self.pinned
+        assert pin is not None
         try:
-            db.execute("BEGIN")
-            try:
-                return self._read(db, request, flushed, budget_s)
-            finally:
-                db.execute("ROLLBACK")
-        except apsw.CorruptError as error:
-            raise broken(error) from error
-        except apsw.Error:
-            return None
-
-    def _read(self, db: apsw.Connection, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
-        if system.get_meta(db, "batches") != flushed.batches:
-            return None  # the next batch has just been committed, whose vector is not known yet
-        in_force, following = schema_history.clocks(db)
-        if _has_seen_newer_schema(request.token, following) or store.command_txid(db, request.command) is not None:
-            return None
-        executor = self._executor
-        try:
-            for statement in request.statements:
-                for piece, _ in executor.pieces(statement, request.user):
-                    if piece.kind != READ or piece.setting:
-                        return None
-            prepared = executor.execute(request, dict(flushed.applied), flushed.schema, budget_s)
-        except DamagedError:
-            raise
-        except (BedrockishError, TakesLongError, MixesError, ClockNeededError):
-            return None
+            results = self.read_pinned(request, budget_s)
         finally:
-            executor.forget()
-        return Committed(prepared.result, max(flushed.clock, in_force))
+            self.unpin()
+        return None if results is None else (results, pin.clock)
 
     def close(self) -> None:
         """Close the connection."""

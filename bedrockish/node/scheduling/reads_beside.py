@@ -148,8 +148,9 @@ class ReadsBeside:
             self._waiting.add(asked.request_id)
             self._asked.put(owner, asked)
             return
+        results, clock = found
         vector = self._node.core.state.timelines.in_short(merge(flushed.applied, request.token.vector))
-        answer = Answer(found.result, Token(vector, max(found.clock, request.token.clock)))
+        answer = Answer(results, Token(vector, max(clock, request.token.clock)))
         waiter = self._node.waiters.open[asked.request_id]
         if flushed.batches <= self._node.gate.durable_batches:
             self._answer(waiter, answer)

@@ -15,7 +15,7 @@ from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.cursor import BlockingRowStream
-from bedrockish.client.discovery import by_distance_now, in_order
+from bedrockish.client.discovery import in_order
 from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.local_file import local_steps, open_local
 from bedrockish.client.request_builder import Statements, Where, target_of
@@ -318,7 +318,7 @@ def open_socket_client(target: Target, token: bytes | None, entry: Entry | None 
     entry = entry or entry_of(target)
     local, client = open_local(target), None
     try:
-        addresses = run(in_order, target, entry, by_distance_now)
+        addresses = in_order(target, entry)
         client = SocketClient(replace(target, addresses=addresses), token, entry)
         client.local, client.local_steps = local, local_steps(client, local)
         run(client.ping)

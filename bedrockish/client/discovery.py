@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,37 +15,13 @@ from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 
-Measured = Callable[[Target, Entry, Hello], Awaitable[tuple[Address, ...]]]
 MEASURE_S = 1.0  # timeout of a measured handshake; slower nodes come last
 
 
-async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
+def by_distance(target: Target, entry: Entry) -> tuple[Address, ...]:
     """Return the nodes of a URL, ordered by the time of a handshake: network, TLS and the node's own delay count."""
-    import trio  # not with the module: the blocking client needs no event loop
-
     took: dict[Address, float] = {}
-
-    async def measure(address: Address) -> None:
-        began = trio.current_time()
-        try:
-            link = await entry.dial(address, hello, seconds, Limits(goodbye_seconds=0.1))
-        except (NetError, OSError):
-            return
-        took[address] = trio.current_time() - began
-        await link.aclose()
-
-    seconds = min(MEASURE_S, target.connect_timeout_s)
-    with trio.move_on_after(seconds):
-        async with trio.open_nursery() as nursery:
-            for address in target.addresses:
-                nursery.start_soon(measure, address)
-    return tuple(sorted(target.addresses, key=lambda address: took.get(address, float("inf"))))
-
-
-async def by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
-    """Return the same as ``by_distance``, in a program without an event loop, whose thread waits."""
-    took: dict[Address, float] = {}
-    seconds = min(MEASURE_S, target.connect_timeout_s)
+    hello, seconds = Hello(f"client-{os.getpid()}", target.cluster, "client"), min(MEASURE_S, target.connect_timeout_s)
 
     def measure(address: Address) -> None:
         began = time.monotonic()
@@ -66,13 +42,16 @@ async def by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[A
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
 
 
-async def in_order(target: Target, entry: Entry, measured: Measured = by_distance) -> tuple[Address, ...]:
-    """Return the nodes of a URL in the order in which to try them; the node of the local file comes first."""
+def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
+    """Return the nodes of a URL in the order in which to try them; the node of the local file comes first.
+
+    With the choice ``nearest`` this waits for the handshakes, up to ``MEASURE_S``.
+    """
     if target.local is not None:
         rest = replace(target, addresses=target.addresses[1:], local=None)
-        return (target.addresses[0], *await in_order(rest, entry, measured))
+        return (target.addresses[0], *in_order(rest, entry))
     if target.choice == NEAREST and len(target.addresses) > 1:
-        return await measured(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
+        return by_distance(target, entry)
     if target.choice == RANDOM:
         return tuple(random.sample(target.addresses, len(target.addresses)))
     return target.addresses

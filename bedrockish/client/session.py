@@ -140,22 +140,14 @@ class Session(Calls):
             OutcomeUnknownError: the answer was lost; the transaction may have been committed.
             BedrockishError: the transaction was not committed; the type says why.
         """
-        statements = [(sql, params)]
-        if self._is_plain(sql):
-            return (await self._send_plain(statements, timeout, read, isolation, command, resend=resend))[0]
-        if self.local is not None and self._attaches(sql, params):
-            return Rows((), [])
-        told = self._switched(sql)
-        if told is not None:
-            return told
-        if self.local is not None and command is None and not self._core.temporary.name:
-            found = await self._read_in_program(statements, read, timeout)
-            if found is not None:
-                return found[0]
-        results = await self.transact(
-            statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
-        )
-        return results[0]
+        if not self._is_plain(sql):
+            if self.local is not None and self._attaches(sql, params):
+                return Rows((), [])
+            told = self._switched(sql)
+            if told is not None:
+                return told
+        modes: dict[str, Any] = {"timeout": timeout, "read": read, "isolation": isolation}
+        return (await self.transact([(sql, params)], **modes, command=command, resend=resend))[0]
 
     async def transact(
         self,
@@ -188,8 +180,9 @@ class Session(Calls):
             done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             if done is not None:
                 return done
-        elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
-            pairs = [(s, None) if isinstance(s, str) else s for s in statements]
+        elif self.local is not None and command is None:
+            given = [statements] if isinstance(statements, str) else statements
+            pairs = [(one, None) if isinstance(one, str) else one for one in given]
             found = await self._read_in_program(pairs, read, timeout)
             if found is not None:
                 return found

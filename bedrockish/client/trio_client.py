@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from bedrockish.api.requests import Params, Rows
-from bedrockish.api.url import Address
+from bedrockish.api.url import NEAREST, Address
 from bedrockish.api.wire import NODES, Ask, Told
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.discovery import in_order, members_of
@@ -134,7 +134,9 @@ async def open_client(
     """
     target = target_of(url)
     entry = entry or entry_of(target)
-    target = replace(target, addresses=await in_order(target, entry))
+    measures = target.choice == NEAREST
+    addresses = await trio.to_thread.run_sync(in_order, target, entry) if measures else in_order(target, entry)
+    target = replace(target, addresses=addresses)
     body: BaseException | None = None
     local = open_local(target)
     async with trio.open_nursery() as nursery:

@@ -150,9 +150,21 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
     return Blob(value, check)
 
 
-def shadows(run: Run) -> set[str]:
-    """Return the names of the shadow tables, in which virtual tables store their content."""
-    return {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
+def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the tables that have rows of their own, each with its SQL, and the SQL that follows their rows.
+
+    Shadow tables, in which virtual tables store their content, are not among them.
+    """
+    shadows = {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
+    tables, first, later = list[tuple[str, str]](), list[str](), list[str]()
+    for name, kind, sql in list(run(OBJECTS)):
+        after = made_after_rows(name, sql) if kind == "table" else ()
+        first += after
+        if kind != "table":
+            later.append(sql)
+        elif name not in shadows and not after:
+            tables.append((name, sql))
+    return tables, first + later
 
 
 def columns_of(run: Run, table: str, sql: str) -> list[str]:
@@ -168,14 +180,8 @@ def dump(run: Run) -> Iterator[str]:
         run: runs a statement, always in the same transaction, so that all rows come from one snapshot.
     """
     yield "BEGIN TRANSACTION;"
-    first, later, hidden = list[str](), list[str](), shadows(run)
-    for name, kind, sql in list(run(OBJECTS)):
-        if kind != "table":
-            later.append(f"{sql};")
-            continue
-        first += [f"{one};" for one in made_after_rows(name, sql)]
-        if name in hidden or made_after_rows(name, sql):
-            continue
+    tables, following = contents(run)
+    for name, sql in tables:
         yield f"{sql};"
         columns = columns_of(run, name, sql)
         values = ", ".join(map(quoted, columns))
@@ -184,8 +190,7 @@ def dump(run: Run) -> Iterator[str]:
         prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
         for row in rows_of(run, name, values):
             yield f"{prefix}{','.join(map(literal, row))});"
-    yield from first
-    yield from later
+    yield from (f"{sql};" for sql in following)
     yield "COMMIT;"
 
 
@@ -202,20 +207,14 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
         raise ProgrammingError("the target of backup() has tables already; give an empty database")
     keys = target.execute("PRAGMA foreign_keys").fetchone()[0]
     target.execute("PRAGMA foreign_keys = OFF")
-    first, later, hidden = list[str](), list[str](), shadows(run)
     with target:
-        for name, kind, sql in list(run(OBJECTS)):
-            if kind != "table":
-                later.append(sql)
-                continue
-            first += made_after_rows(name, sql)
-            if name in hidden or made_after_rows(name, sql):
-                continue
+        tables, following = contents(run)
+        for name, sql in tables:
             target.execute(sql)
             names = [quoted(name) for name in columns_of(run, name, sql)]
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
             insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))
-        for sql in first + later:
+        for sql in following:
             target.execute(sql)
     target.execute(f"PRAGMA foreign_keys = {keys}")

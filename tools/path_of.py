@@ -46,8 +46,8 @@ async def record(place: Path) -> list[list[Step]]:
             )
             nursery.start_soon(serve, build(text=text, environment={}, flags={}))
         url = "bedrockish://" + ",".join(f"127.0.0.1:{port}" for port in ports.values())
-        async with await opened(url) as client:
-            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+        async with open_client(f"{url}/?connect_timeout=30") as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", timeout=30)
             for number in range(WARM):
                 await client.execute("INSERT INTO t VALUES (?, 'x')", (number,))
                 await trio.sleep(0.05)
@@ -66,18 +66,6 @@ async def record(place: Path) -> list[list[Step]]:
 def shortest(ways: Iterable[list[Step]]) -> list[Step]:
     """Return the way with the fewest functions; in the others a heartbeat ran in between."""
     return min(ways, key=lambda steps: len(set(steps)))
-
-
-async def opened(url: str) -> Any:
-    """Return a client of nodes that may still be starting."""
-    for _ in range(100):
-        try:
-            async with open_client(url) as client:
-                await client.ping()
-            return open_client(url)
-        except Exception:
-            await trio.sleep(0.1)
-    return open_client(url)
 
 
 def inside(file: str) -> bool:

@@ -25,6 +25,7 @@ from tools.modelcheck.place import Sent, new_place
 from tools.modelcheck.scopes import LIMITS, Scope
 
 SUBJECTS = len(LIMITS)
+EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # steps of a prefix that name only their node
 State = tuple[int, ...]
 
 
@@ -349,18 +350,13 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
             for peer in peers:
                 state = _hear(explorer, state, node, explorer.nodes.index[peer], words)
             return state
-        case "submits", []:
-            after = explorer.take(state, (node, explorer.nodes.event(("submit",)), 0, 0, 0))
-        case "gives", ["up", command]:
-            after = explorer.take(state, (node, _choice(explorer, state, node, "give up", command), 0, 0, 0))
-        case "suspects", [command]:
-            after = explorer.take(state, (node, _choice(explorer, state, node, "suspect", command), 0, 0, 0))
+        case (("submits" | "reports" | "syncs"), []):
+            after = explorer.take(state, (node, explorer.nodes.event((EVENTS[verb],)), 0, 0, 0))
+        case ("gives", ["up", command]) | ("suspects", [command]):
+            what = "give up" if verb == "gives" else "suspect"
+            after = explorer.take(state, (node, _choice(explorer, state, node, what, command), 0, 0, 0))
         case "tries", ["again"]:
             after = explorer.take(state, (node, _choice(explorer, state, node, "timer", ""), 0, 0, 0))
-        case "reports", []:
-            after = explorer.take(state, (node, explorer.nodes.event(("heartbeat",)), 0, 0, 0))
-        case "syncs", []:
-            after = explorer.take(state, (node, explorer.nodes.event(("sync",)), 0, 0, 0))
         case "restarts", []:
             after = list(state)
             explorer.restart(after, node)

@@ -6,7 +6,7 @@ batches that were closed before it began are written into ``durable``, in order.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import cbor2
@@ -131,23 +131,9 @@ class Image:
 
     def copy(self) -> "Image":
         """Return a copy that shares only immutable objects with this image."""
-        return Image(
-            self.membership,
-            dict(self.votes),
-            dict(self.parts),
-            dict(self.pieces),
-            dict(self.meta),
-            list(self.order),
-            {leader: list(entries) for leader, entries in self.timelines.items()},
-            dict(self.commands),
-            dict(self.txids),
-            dict(self.rows),
-            self.batches,
-            self.schema,
-            self.scheduled,
-            dict(self.cuts),
-            dict(self.flipped),
-        )
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {name: value.copy() if isinstance(value, dict | list) else value for name, value in found.items()}
+        return Image(**found | {"timelines": {leader: list(entries) for leader, entries in self.timelines.items()}})
 
     def filled(self, own: "Image") -> "Image":
         """Return this content, of another node's file, with the notes and promises of the owner of ``own``."""

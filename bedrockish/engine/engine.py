@@ -166,7 +166,7 @@ class Engine:
             window_ms: how many milliseconds below the settled clock the returned entries begin; see
                 ``Journal.recover``.
         """
-        return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
+        return self.journal.recover(dict(self.applied), dict(self._heads), self.batch.number, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
         """Execute a request on the present database, roll it back, and return its results and effects.
@@ -303,7 +303,7 @@ class Engine:
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
-        return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batches)
+        return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batch.number)
 
     @property
     def schema_version(self) -> int:
@@ -327,29 +327,9 @@ class Engine:
         self.batch.come_back()
         return self._journal
 
-    @property
-    def dirty(self) -> bool:
-        """Whether the batch has any write; if not, a new reading connection sees all applied entries."""
-        return self.batch.is_dirty
-
-    @property
-    def is_away(self) -> bool:
-        """True while another thread has the writer."""
-        return self.batch.is_away
-
     def come_back(self) -> None:
         """Wait until no other thread has the writer."""
         self.batch.come_back()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the file or the machine failed; the open batch is never committed."""
-        return self.batch.failed
-
-    @property
-    def batches(self) -> int:
-        """The number of batches that were committed in the life of the file."""
-        return self.batch.number
 
     @property
     def is_slow_to_roll_back(self) -> bool:
@@ -417,7 +397,7 @@ class Engine:
 
     def _committed(self) -> None:
         """Note that a batch is committed, before the next one is open."""
-        self.publication.wrote(self.batches, self.schema_version, is_log_ending=self.batch.may_finish_log)
+        self.publication.wrote(self.batch.number, self.schema_version, is_log_ending=self.batch.may_finish_log)
         if self.entries.staged.attached:
             self.entries.staged.detach()
         self.builds.end()
@@ -428,7 +408,7 @@ class Engine:
 
     def _left(self) -> Flushed:
         """Return the state of the file after the batch that has just been committed."""
-        counts = self.applied_clock, self.batches, self._members, self._ceiling
+        counts = self.applied_clock, self.batch.number, self._members, self._ceiling
         return Flushed(dict(self.applied), self.schema_version, *counts)
 
     @property

@@ -206,7 +206,7 @@ class Runtime:
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
-        if self.engine.is_away:
+        if self.engine.batch.is_away:
             self._reads.look()
 
     def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
@@ -267,7 +267,7 @@ class Runtime:
         """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
-        if self.engine.is_away:
+        if self.engine.batch.is_away:
             await self.durable()
         explained = self._executions.explain(statement, user, columns=columns)
         told = await self.faults.stopping("explaining a statement", explained)
@@ -402,7 +402,7 @@ class Runtime:
         now = self._clocks.now()
         if self._values.unsaved:
             self._values.save()
-        self.core.state.count_batches(self.engine.batches)
+        self.core.state.count_batches(self.engine.batch.number)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
             event = self._take(number)
@@ -581,7 +581,7 @@ class Runtime:
             self.transactions.close()
             self._reads.close()
             self._direct.close()
-            if not (self._failed or self.engine.failed):
+            if not (self._failed or self.engine.batch.failed):
                 self._values.save()
                 self.known.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)

@@ -76,7 +76,7 @@ async def shrink_when_idle(engine: Engine, latency: Histogram) -> None:
         now = engine.applied_clock, latency.total
         looks = looks + 1 if now == before else 0
         before = now
-        if 0 < looks <= IDLE_LOOKS and not engine.is_away:
+        if 0 < looks <= IDLE_LOOKS and not engine.batch.is_away:
             engine.pages.shrink()
             gc.collect()
             _trim()

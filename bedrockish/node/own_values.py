@@ -19,7 +19,7 @@ class OwnValues:
 
     def keep(self, name: str, value: Any) -> None:
         """Write a value; while a thread has the writer, write it later, because links must not wait for that thread."""
-        if self._engine.is_away:
+        if self._engine.batch.is_away:
             self.unsaved[name] = value
             self._ring()
         else:

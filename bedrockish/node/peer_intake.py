@@ -115,7 +115,7 @@ class PeerIntake:
         """Post ``Accused`` for a peer that says our file lost writes, if it is of our cluster and can be right."""
         ours = self._output.info
         is_foreign = ours[ID] and info.get(ID) != ours[ID]
-        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batches)
+        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batch.number)
         if why_not:
             logger.error("%s refuses this node, which is ignored because %s: %s", node, why_not, reason)
             return

@@ -32,12 +32,12 @@ class Publisher:
         """Create the page, and write the node's mode to it. All batches of the engine must be durable."""
         engine = self._engine
         try:
-            page = Page(engine.publication.path, engine.batches, PAGE_MODE)
+            page = Page(engine.publication.path, engine.batch.number, PAGE_MODE)
         except (ConfigError, OSError) as error:  # the node serves by its addresses all the same
             logger.warning("programs of this machine cannot open %s: %s", engine.publication.path, error)
             return
         self._page = page
-        engine.publication.begin(page, engine.batches, engine.schema_version)
+        engine.publication.begin(page, engine.batch.number, engine.schema_version)
         self._beat(page)
 
     @property

@@ -46,8 +46,8 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
     node.run("CREATE TABLE t(a)")
     node.engine.flush()
     node.engine.sync()
-    page = Page(str(database), node.engine.batches)
-    node.engine.publication.begin(page, node.engine.batches, node.engine.schema_version)
+    page = Page(str(database), node.engine.batch.number)
+    node.engine.publication.begin(page, node.engine.batch.number, node.engine.schema_version)
     page.beat(SERVING, 0)
     for number in range(6):
         node.run(f"INSERT INTO t VALUES ({number})")

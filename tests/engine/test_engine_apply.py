@@ -387,7 +387,7 @@ def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_n
     with pytest.raises(EntryMismatchError, match=f"UPDATE of t {rows - 1}: expected n 7, found n 0"):
         follower.apply(wrong)
     assert follower.tables() == before
-    assert not follower.engine.failed
+    assert not follower.engine.batch.failed
     assert follower.engine.flush()
 
 

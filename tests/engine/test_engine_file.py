@@ -53,7 +53,7 @@ def batches_in(path: Path) -> tuple[int, int]:
         rows = db.execute("SELECT count(*), max(id) FROM t").fetchone() if applied else (0, None)
         assert rows is not None
         assert rows[0] == max(0, applied - 1)  # one row for each entry after the first: rows and journal agree
-        return engine.batches, applied
+        return engine.batch.number, applied
     finally:
         engine.close()
 
@@ -66,7 +66,7 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
     node = make_node(limits=Limits(wal_frames_max=60 if checkpointed else 1 << 30))
     node.run(SCHEMA)
     node.save()
-    states: dict[int, int] = {node.engine.batches: node.tick}
+    states: dict[int, int] = {node.engine.batch.number: node.tick}
     restarts, frames = 0, 0
     for _ in range(60):
         for _ in range(luck.randint(1, 3)):
@@ -77,13 +77,13 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
         node.engine.sync()
         restarts += node.engine.wal_frames < frames
         frames = node.engine.wal_frames
-        states[node.engine.batches] = node.tick
+        states[node.engine.batch.number] = node.tick
     assert (restarts > 0) == checkpointed
-    synced, synced_size, before = node.engine.batches, 32 + frames * FRAME_BYTES, wal_of(node.path).read_bytes()
+    synced, synced_size, before = node.engine.batch.number, 32 + frames * FRAME_BYTES, wal_of(node.path).read_bytes()
     for _ in range(10):  # these are flushed without a sync
         node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
         node.engine.flush()
-        states[node.engine.batches] = node.tick
+        states[node.engine.batch.number] = node.tick
     written = 32 + node.engine.wal_frames * FRAME_BYTES
     wal = wal_of(node.path).read_bytes()
     found = set()
@@ -101,7 +101,7 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
         assert states[batches] == applied
         found.add(batches)
 
-    assert node.engine.batches in found
+    assert node.engine.batch.number in found
     assert checkpointed or synced in found
     assert len(found) > 2
 
@@ -110,7 +110,7 @@ def test_a_torn_tail_is_cut_off(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node()
     node.run(SCHEMA)
     node.save()
-    kept = node.engine.batches
+    kept = node.engine.batch.number
     synced_size = 32 + node.engine.wal_frames * FRAME_BYTES  # the log may have restarted in a longer file
     node.run("INSERT INTO t(filler) VALUES ('x')")
     node.engine.flush()
@@ -528,7 +528,7 @@ def test_file_of_the_log_has_room_for_short_batches(make_node: MakeNode, tmp_pat
     node.engine.sync()
     whole = wal.read_bytes()
     place = cut(node.path, whole, tmp_path / "whole", len(whole))
-    assert batches_in(place) == (node.engine.batches, node.tick)
+    assert batches_in(place) == (node.engine.batch.number, node.tick)
 
 
 def test_long_batches_lengthen_the_log_by_themselves(make_node: MakeNode) -> None:

@@ -88,7 +88,7 @@ def test_a_row_that_is_not_as_the_entry_says_is_named_and_nothing_is_applied(
     assert details["expected"] != details["found"]
     assert digest(follower.engine._db) == before
     assert follower.engine.applied == {"A": 2}
-    assert not follower.engine.failed
+    assert not follower.engine.batch.failed
 
 
 def test_a_row_that_is_not_there_is_named(pair: Pair) -> None:
@@ -161,7 +161,7 @@ def test_rows_without_their_journal_entry_are_never_left(
         follow(leader, follower)
 
     assert follower.tables() == before
-    assert follower.engine.failed
+    assert follower.engine.batch.failed
     with pytest.raises(DamagedError, match="nothing more is written"):
         follower.engine.flush()
 

@@ -76,7 +76,7 @@ def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: 
         if not fault.has_failed:
             break
         assert isinstance(failure, NoRoomError) == (error is apsw.CantOpenError)
-        assert node.engine.failed
+        assert node.engine.batch.failed
         with pytest.raises(DamagedError, match="failed"):
             node.engine.flush()
         engine = reopened(node)
@@ -141,7 +141,7 @@ def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(make_node: C
         with pytest.raises((BedrockishError, apsw.CantOpenError)) as caught:
             node.prepare(rolls_back)
         fault.end()
-        if node.engine.failed:
+        if node.engine.batch.failed:
             assert isinstance(caught.value, NoRoomError), number
             with pytest.raises(DamagedError, match="failed"):
                 node.engine.flush()

@@ -86,7 +86,7 @@ def pair(tmp_path: Path) -> Pair:
 def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> None:
     """Name, id, votes, ceiling, cut, starts and its memory of other nodes stay; the alarm goes, other alarms stay."""
     pair.fetch()
-    batches = pair.engine.batches
+    batches = pair.engine.batch.number
     pair.path.chmod(0o640)
     assert refill.check_copy(pair.copy, pair.engine.applied) == pair.source.engine.applied
     refill.prove_copy(pair.copy, plain)
@@ -159,12 +159,12 @@ def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
     assert not refill.fits_journal(pair.path, plain)
     target = refill.refill_path(pair.path)
     refill.replay_own(pair.path, target, plain)
-    batches, applied = pair.engine.batches, dict(pair.engine.applied)
+    batches, applied = pair.engine.batch.number, dict(pair.engine.applied)
     pair.engine.close()
     refill.install(pair.path, target)
     assert refill.fits_journal(pair.path, plain)
     engine = pair.reopen()
-    assert (engine.applied, engine.batches) == (applied, batches)
+    assert (engine.applied, engine.batch.number) == (applied, batches)
     rows = engine._db.execute("SELECT v FROM t WHERE id = 3").fetchall()
     assert rows == [("text 3",)]
     assert engine._db.execute("SELECT id FROM t WHERE v = 'text 3'").fetchall() == [(3,)]

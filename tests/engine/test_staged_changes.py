@@ -435,7 +435,7 @@ def test_misfit_in_the_middle_leaves_the_batch_unchanged(
         assert why in str(caught.value)
         assert second.tables() == before
         assert second.engine.applied == {"A": entry.tick - 1}
-    assert not second.engine.failed
+    assert not second.engine.batch.failed
     second.save()
     assert len(second.engine.entries.staged) == 0
     second.engine.close()

@@ -65,8 +65,8 @@ class Bench:
         self.engine = self.node.engine
         self.write("CREATE TABLE t(a)")
         self.engine.sync()
-        self.page = Page(str(folder / "A.sqlite"), self.engine.batches)
-        self.engine.publication.begin(self.page, self.engine.batches, self.engine.schema_version)
+        self.page = Page(str(folder / "A.sqlite"), self.engine.batch.number)
+        self.engine.publication.begin(self.page, self.engine.batch.number, self.engine.schema_version)
         self.page.beat(SERVING, 0)
         self.reads = LocalReads(str(folder / "A.sqlite"))
         self.reads.open()
@@ -240,8 +240,8 @@ def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
         again.run("INSERT INTO t VALUES ('new')")
         again.engine.flush()
         again.engine.sync()
-        fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batches)
-        again.engine.publication.begin(fresh, again.engine.batches, again.engine.schema_version)
+        fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batch.number)
+        again.engine.publication.begin(fresh, again.engine.batch.number, again.engine.schema_version)
         fresh.beat(SERVING, 0)
         time.sleep(snapshots.AGAIN_S)
         with pytest.raises(ResultLostError):

@@ -108,9 +108,9 @@ async def test_damage_that_is_found_there_ends_the_node(tmp_path: Path, monkeypa
 
     with trio.fail_after(30), pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
         await live()
-    batches = engine.batches
+    batches = engine.batch.number
     runtime.leave()
-    assert engine.batches == batches  # the effects that the core believes done are not written
+    assert engine.batch.number == batches  # the effects that the core believes done are not written
     engine.close()
 
 
@@ -122,24 +122,24 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
         await runtime.durable()
         engine.set_meta("test", 1)  # as if others' commit had been applied
-        batches = engine.batches
+        batches = engine.batch.number
         runtime.gather()
         runtime._inbox.append(Woken())
         runtime.act()
         await settled()
-        assert engine.dirty
-        assert engine.batches == batches
+        assert engine.batch.is_dirty
+        assert engine.batch.number == batches
         await runtime.durable()  # a caller waits
-        assert engine.batches == batches + 1
+        assert engine.batch.number == batches + 1
         monkeypatch.setattr(durability_gate, "LINGER_S", 0.1)
         engine.set_meta("test", 2)
         runtime.gather()
         runtime._inbox.append(Woken())
         runtime.act()
-        assert engine.dirty
+        assert engine.batch.is_dirty
         syncs = disk.count
         with trio.fail_after(30):
-            while engine.dirty:  # noqa: ASYNC110
+            while engine.batch.is_dirty:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         await settled()
         assert disk.count > syncs

@@ -298,9 +298,9 @@ async def test_after_damage_nothing_more_is_written(
 
     with pytest.RaisesGroup(type(error), flatten_subgroups=True):
         await live()
-    batches = engine.batches
+    batches = engine.batch.number
     runtime.leave()
-    assert engine.batches == batches
+    assert engine.batch.number == batches
     engine.close()
 
 
@@ -321,16 +321,16 @@ async def test_node_stopped_during_a_disk_failure_writes_nothing_more(
             runtime.core.state.outbox.emit(Keep("waits", 1))
             runtime.post(Woken())
             await settled()
-            assert engine.dirty
+            assert engine.batch.is_dirty
             disk.broken = DamagedError("it cannot be synced")
             nursery.cancel_scope.cancel()
             disk.gate.set()
 
     with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
         await live()
-    batches, disk.broken = engine.batches, None
+    batches, disk.broken = engine.batch.number, None
     runtime.leave()
-    assert engine.batches == batches
+    assert engine.batch.number == batches
     engine.close()
 
 
@@ -356,13 +356,13 @@ async def test_node_stopped_at_the_moment_of_damage_writes_nothing_more(
             runtime.gather()
             runtime.post(Woken())
             runtime.act()  # before the loop's task knows that it is cancelled
-            assert engine.dirty
+            assert engine.batch.is_dirty
 
     with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
         await live()
-    batches = engine.batches
+    batches = engine.batch.number
     runtime.leave()
-    assert engine.batches == batches
+    assert engine.batch.number == batches
     engine.close()
 
 
@@ -379,7 +379,7 @@ async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch:
         runtime.post(Accused("B", "an older file", for_good=True))  # its batch waits for that sync
         await settled()
         assert runtime.core.state.roster.lost
-        assert engine.dirty
+        assert engine.batch.is_dirty
         nursery.cancel_scope.cancel()
         disk.gate.set()
     runtime.leave()

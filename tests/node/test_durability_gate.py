@@ -27,7 +27,7 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
         await runtime.durable()
         assert stage(gate) is Stage.GATHERING
-        assert gate.durable_batches == engine.batches
+        assert gate.durable_batches == engine.batch.number
         engine.set_meta("test", 1)  # as if others' commit had been applied
         runtime.post(Woken())
         await settled()
@@ -41,14 +41,14 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         assert gate.deadline is None
         assert gate.has_output
         assert runtime.is_busy(0.0)
-        assert gate.durable_batches == engine.batches - 1
+        assert gate.durable_batches == engine.batch.number - 1
         assert not answers
         disk.gate.set()
         with trio.fail_after(30):
             while not answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert stage(gate) is Stage.GATHERING
-        assert gate.durable_batches == engine.batches
+        assert gate.durable_batches == engine.batch.number
         assert not gate.has_output
         nursery.cancel_scope.cancel()
     engine.close()

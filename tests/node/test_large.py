@@ -82,14 +82,14 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         with trio.fail_after(10):
             while not door.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        assert engine.is_away
+        assert engine.batch.is_away
         nursery.start_soon(ask, "small", "INSERT INTO t VALUES (0, 'small')")
         nursery.start_soon(ask, "read", "SELECT count(*) FROM t")
         nursery.start_soon(look_in_a_transaction)
         await settled()
         # Once the batch is written, the read belongs to it, and waits until it is durable.
         assert answers.keys() == ({"read"} if method == "apply" else set())
-        assert engine.dirty
+        assert engine.batch.is_dirty
         assert runtime.status()["node"] == "A"
         door.opened.set()
         with trio.fail_after(10):
@@ -99,7 +99,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         (counted,) = engine.background.open_reader().execute("SELECT count(*) FROM t")
         assert counted == (MANY + 1,)
         nursery.cancel_scope.cancel()
-    assert not engine.is_away
+    assert not engine.batch.is_away
     engine.close()
 
 
@@ -152,7 +152,7 @@ async def test_peers_message_about_its_file_is_stored_without_blocking_the_loop(
                 await trio.sleep(0.005)
         runtime.known.learn("B", "file of B", 500)
         runtime.known.learn("B", "file of B", 900)
-        assert engine.is_away
+        assert engine.batch.is_away
         assert not door.opened.is_set()
         door.opened.set()
         await runtime.durable()
@@ -224,7 +224,7 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
     began, waited = threading.Event(), list[bool]()
 
     async def look() -> None:
-        while not engine.is_away:
+        while not engine.batch.is_away:
             await trio.lowlevel.checkpoint()
         waited.append(began.wait(5))
 
@@ -236,7 +236,7 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
         nursery.cancel_scope.cancel()
     assert waited
     assert all(waited)
-    assert not engine.is_away
+    assert not engine.batch.is_away
     engine.close()
 
 
@@ -258,7 +258,7 @@ async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
         with trio.fail_after(10):
             while not door.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        assert engine.is_away
+        assert engine.batch.is_away
         nursery.start_soon(ask, "INSERT INTO t VALUES (0, 'small')", "small")
         await settled()
         assert answers == []
@@ -464,7 +464,7 @@ async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
         disk.gate.clear()
         nursery.start_soon(runtime.submit, request(f"INSERT INTO t {ALL}", "large"))
         with trio.fail_after(10):
-            while engine.applied.get("A") != 2 or engine.is_away:  # noqa: ASYNC110  a thread does it
+            while engine.applied.get("A") != 2 or engine.batch.is_away:  # noqa: ASYNC110  a thread does it
                 await trio.sleep(0.005)
         threads.clear()
         for _ in range(3):
@@ -516,7 +516,7 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
             engine.votes.save_piece(sha256(one[3:]).digest(), one[3:])
             parts: tuple[Part, ...] = (one[:3], (sha256(one[3:]).digest(), len(one) - 3))
             runtime._do(Assemble("B", parts), deque())
-        assert engine.dirty
+        assert engine.batch.is_dirty
         assert not posted
         with trio.fail_after(10):
             while len(posted) < 3:  # noqa: ASYNC110  it is a list

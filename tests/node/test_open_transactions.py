@@ -65,7 +65,7 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
         assert not isinstance(rest, Answer)
         assert (await rest()).place is not None
         with trio.fail_after(30):  # a busy disk is late with the gossip that follows
-            while runtime.engine.dirty or runtime.gate.durable_batches < runtime.engine.batches:  # noqa: ASYNC110
+            while runtime.engine.batch.is_dirty or runtime.gate.durable_batches < runtime.engine.batch.number:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         told(step(runtime, "reads", BEGIN))
         assert told(step(runtime, "reads", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(11,)]]
@@ -249,7 +249,7 @@ async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, mo
                 await trio.sleep(0.001)
         runtime.begin(request("INSERT INTO t VALUES (3, 30)", "second"), answers.append)
         with trio.fail_after(30):
-            while not runtime.engine.dirty:  # noqa: ASYNC110
+            while not runtime.engine.batch.is_dirty:  # noqa: ASYNC110
                 await trio.sleep(0.001)  # a newer snapshot has to be waited for then
         rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
         assert not isinstance(rest, Answer)
@@ -285,7 +285,7 @@ async def test_client_gone_before_its_snapshot_leaves_no_reader(
         await settled()
         runtime.begin(request("UPDATE t SET x = 98 WHERE id = 1", "write"), lambda _: None)
         await settled()
-        assert runtime.engine.dirty, "else there is nothing to wait for"
+        assert runtime.engine.batch.is_dirty, "else there is nothing to wait for"
         seen = Token(dict(runtime.engine.applied))
         begun = runtime.transactions.begin(OWNER, BEGIN, Request("tx", (), token=seen, timeout_s=5))
         assert isinstance(begun, Answer)

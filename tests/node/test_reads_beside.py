@@ -261,7 +261,7 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
         for _ in range(2):  # so that it goes to a worker, and takes its time
             node.runtime.workers.took_long("CREATE INDEX t_x ON t(x)")
         node.ask("index", "CREATE INDEX t_x ON t(x)")
-        while node.runtime.core.state.schema.scheduled is None or node.engine.dirty:  # noqa: ASYNC110
+        while node.runtime.core.state.schema.scheduled is None or node.engine.batch.is_dirty:  # noqa: ASYNC110
             await trio.sleep(0.001)
         _, following = schema_history.clocks(node.engine.background.open_reader())
         assert following is not None

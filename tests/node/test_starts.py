@@ -30,7 +30,7 @@ def begin(path: Path, start: bytes, batches: int = 0) -> dict[str, object]:
         engine.flush()
     engine.sync()
     engine.close()
-    return {**info, "batches": engine.batches}
+    return {**info, "batches": engine.batch.number}
 
 
 def starts_of(info: dict[str, object]) -> list[Start]:

@@ -78,10 +78,6 @@ class Lends(Protocol):
     def applied_clock(self) -> int:
         """A clock at or after the clock of every applied entry."""
 
-    @property
-    def dirty(self) -> bool:
-        """Whether the open batch has writes that another connection does not see yet."""
-
     def come_back(self) -> None:
         """Wait until no other thread has the writer."""
 

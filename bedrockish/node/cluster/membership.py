@@ -109,12 +109,12 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     Args:
         start: a random id.
     """
-    starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
+    starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batch.number)
     engine.set_meta(STARTS, starts)
     engine.flush()
     engine.sync()  # also makes the writes of a killed process durable
     store = engine.get_meta("store")["store"]
-    return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
+    return {"store": store, "batches": engine.batch.number, STARTS: read_starts(cbor2.loads(starts))}
 
 
 def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:

@@ -52,7 +52,7 @@ class Assembler:
 
     async def _read(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
         engine = self._engine
-        if engine.dirty:
+        if engine.batch.is_dirty:
             await self._durable()  # only the writing connection sees a piece in the open batch
         try:
             return await trio.to_thread.run_sync(self._whole, parts)

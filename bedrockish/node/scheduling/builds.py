@@ -87,7 +87,7 @@ class Builds:
         def begin() -> Build | None:
             return self._engine.builds.start(plan, change.txid) if self._state.schema.scheduled is change else None
 
-        return await self._boundary.result_of(begin, self._durable, is_open=self._engine.dirty)
+        return await self._boundary.result_of(begin, self._durable, is_open=self._engine.batch.is_dirty)
 
     async def _build(self, build: Build) -> None:
         """Advance a build until its result is ready or has failed, or until the engine has another build or none."""
@@ -95,7 +95,7 @@ class Builds:
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
                 await trio.to_thread.run_sync(build.fetch, abandon_on_cancel=True)
-            if self._engine.is_away:
+            if self._engine.batch.is_away:
                 back = trio.Event()
                 self._boundary.call(back.set)
                 await back.wait()

@@ -111,7 +111,7 @@ class DirectReads:
         The answer is valid at the level ``stale`` for a read at that level, and at ``session`` for any other read.
         """
         node, engine = self._node, self._engine
-        if node.core.state.trouble or engine.failed or engine.has_new_members:
+        if node.core.state.trouble or engine.batch.failed or engine.has_new_members:
             return None
         clock = node.core.state.clock
         if request.token.clock > clock.value and clock.is_absurd(request.token.clock):
@@ -165,7 +165,7 @@ class DirectReads:
             engine.applied.get(self._me) == pin.flushed.applied.get(self._me)
             and engine.schema_version == pin.flushed.schema
             and self._node.core.state.schema.scheduled is None
-            and not engine.is_away
+            and not engine.batch.is_away
         )
 
     def _token_now(self, pin: Pin) -> Token:
@@ -205,7 +205,7 @@ class DirectReads:
             return pin
         # The batch before is durable, and is shown until the last one is durable, too. A thread that has the writer may
         # be about to start the write-ahead log over, which a snapshot taken now would prevent.
-        if flushed.batches > self._node.gate.durable_batches or self._engine.is_away:
+        if flushed.batches > self._node.gate.durable_batches or self._engine.batch.is_away:
             return pin
         return self._pin()
 

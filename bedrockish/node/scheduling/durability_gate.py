@@ -67,7 +67,7 @@ class DurabilityGate:
 
     def begin(self) -> None:
         """Note that all batches of the file are durable, because the node has synced the file at its start."""
-        self.durable_batches = self._engine.batches
+        self.durable_batches = self._engine.batch.number
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +76,9 @@ class DurabilityGate:
         """
         if self.stage is Stage.SYNCING:
             return False
-        return self.kept.is_awaited or (self.stage is not Stage.LINGERING and bool(self.kept or self._engine.dirty))
+        return self.kept.is_awaited or (
+            self.stage is not Stage.LINGERING and bool(self.kept or self._engine.batch.is_dirty)
+        )
 
     @property
     def is_syncing(self) -> bool:
@@ -99,7 +101,7 @@ class DurabilityGate:
             return  # a sync runs, or the batch lingers: output made since then shares the next sync
         engine = self._engine
         if not (
-            engine.dirty or engine.failed or self._boundary.actions
+            engine.batch.is_dirty or engine.batch.failed or self._boundary.actions
         ):  # every batch is durable, so the output may be sent
             kept, self.kept = self.kept, Kept()
             self._open()
@@ -112,7 +114,7 @@ class DurabilityGate:
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.dirty:  # otherwise an earlier action has written already
+        if self._boundary.actions and not engine.batch.is_dirty:  # otherwise an earlier action has written already
             self._boundary.reach()
         if wrote:
             self._sync(kept)
@@ -129,7 +131,7 @@ class DurabilityGate:
         are fetched again. Gossip about times may also leave with the next vote: a sync for the gossip alone, and two
         wakeups of each peer, would cost as much as a commit of another node costs here.
         """
-        if self.kept.is_awaited or not self._engine.dirty or self._boundary.actions:
+        if self.kept.is_awaited or not self._engine.batch.is_dirty or self._boundary.actions:
             return False
         now = time.monotonic()
         if self.stage is not Stage.LINGERING:
@@ -138,7 +140,7 @@ class DurabilityGate:
 
     def _sync(self, kept: Kept) -> None:
         self.stage = Stage.SYNCING
-        batches = self._engine.batches
+        batches = self._engine.batch.number
         if self.fsync.is_quick and self._node.is_quiet():
             self._synced(kept, batches, self.fsync.sync_now())
         else:

@@ -87,7 +87,7 @@ class EntrySender:
     async def _read(self, asked: SendEntries) -> Read:
         """Return the requested entries; ``send`` sends them only when everything committed is durable."""
         clock = self._state.clock.value
-        if self._engine.dirty:
+        if self._engine.batch.is_dirty:
             await self._durable()  # only the writing connection sees entries of the open batch
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)

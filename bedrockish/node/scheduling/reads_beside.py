@@ -107,7 +107,7 @@ class ReadsBeside:
         pending = deque[Asked]()
         until = time.monotonic() + TURN_S
         try:
-            while engine.is_away and not self._node.core.state.trouble and not engine.failed:
+            while engine.batch.is_away and not self._node.core.state.trouble and not engine.batch.failed:
                 pending += self._asked.sift(self._may_be_read)
                 flushed = engine.flushed
                 if not pending or engine.has_new_members:

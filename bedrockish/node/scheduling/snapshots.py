@@ -123,7 +123,7 @@ class Snapshots:
         return await self._boundary.result_of(
             lambda: (self._readers.take(), dict(self._engine.applied)),
             self._durable,
-            is_open=self._engine.dirty,
+            is_open=self._engine.batch.is_dirty,
             drop=lambda taken: self._readers.give_back(taken[0]),
         )
 

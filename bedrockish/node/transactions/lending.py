@@ -48,7 +48,7 @@ class Lending:
         """
         session.workspace, session.lent = workspace, True
         try:
-            await self._boundary.begin(take, self._durable, is_open=self.engine.dirty)
+            await self._boundary.begin(take, self._durable, is_open=self.engine.batch.is_dirty)
         finally:
             self._back(session)
 

@@ -248,7 +248,7 @@ class Transactions:
         one = self._find(owner, request.command)
         one.busy += 1
         try:
-            if one.turn.value and not self._engine.is_away:
+            if one.turn.value and not self._engine.batch.is_away:
                 one.turn.acquire_nowait()
             else:
                 yield from self._take_turn(one)
@@ -324,7 +324,7 @@ class Transactions:
         except trio.WouldBlock:
             yield one.turn.acquire
         try:
-            if self._engine.is_away:
+            if self._engine.batch.is_away:
                 yield self._durable  # otherwise its statement would block the loop until the other thread has finished
             self._find(one.owner, one.name)
         except BaseException:
@@ -380,7 +380,7 @@ class Transactions:
         its journal shows that the command has not happened.
         """
         state, engine = self._core.state, self._engine
-        if state.trouble or engine.is_away or not state.has_seen(request.token):
+        if state.trouble or engine.batch.is_away or not state.has_seen(request.token):
             return False
         try:
             return engine.journal.command_txid(request.command) is None
@@ -593,7 +593,7 @@ class Transactions:
             self._find(one.owner, one.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(session):
                 # Others have written these rows since the snapshot: this transaction would lose as soon as it writes.
-                if self._engine.dirty:
+                if self._engine.batch.is_dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
                 if self._visibility.move_up(session, before):
@@ -620,7 +620,7 @@ class Transactions:
         engine, flushed = self._engine, self._engine.flushed
         has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
         has_seen = has_seen and covers(flushed.applied, one.level or {})
-        if not engine.is_away and (not engine.dirty or (has_seen and one.session.base is None)):
+        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and one.session.base is None)):
             self._interactive.take_snapshot(one.session)
             return
         taken = trio.Event()

@@ -137,7 +137,7 @@ class Programs:
             raise UnavailableError(state.trouble)
         engine.memory.check()
         prepared = decode_prepared(data)
-        if engine.is_away:
+        if engine.batch.is_away:
             yield self._durable
         if not is_nodes:
             self._check(prepared, request)
@@ -205,6 +205,6 @@ class Programs:
         elsewhere = self._elsewhere
         if elsewhere is not None:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
-        if self._engine.is_away:
+        if self._engine.batch.is_away:
             await self._durable()
         return {"ids": self._ids(table, above, count)}

@@ -40,7 +40,12 @@ class Visibility:
         repeated. No entry applied after it, even during a wait for the batch, may touch anything that was read.
         """
         engine, flushed = self._engine, self._engine.flushed
-        if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
+        if (
+            engine.batch.is_away
+            or engine.batch.is_dirty
+            or flushed.schema != session.schema
+            or session.snapshot is None
+        ):
             return False
         assert session.sets is not None
         if self._is_touched(session.sets, before):

@@ -6,23 +6,28 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
 from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.core.protocol.pieces import Part
-from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.errors import broken, damaged_page
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import set_up_reader
 from bedrockish.engine.storage.scratch_files import check_room, size_of
 from bedrockish.engine.storage.stand_in import remove_copied
 from bedrockish.engine.storage.wal import copy_file
-from bedrockish.errors import UnavailableError
+from bedrockish.errors import UnavailableError, UsageError
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.verify.row_digests import Range, RangeDigest, digest_range
+
+T = TypeVar("T")
 
 
 class BackgroundReads:
@@ -88,6 +93,36 @@ class BackgroundReads:
             if is_open:
                 raise broken(error) from error
             raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+
+    def look(self, action: Callable[[apsw.Connection], T]) -> T:
+        """Run an action on a lent connection that only reads, and return its result.
+
+        Raises:
+            DamagedError: a page cannot be read.
+            UnavailableError: the file cannot be opened once more, or read.
+        """
+        try:
+            with self.reader() as reader:
+                return action(reader)
+        except apsw.CorruptError as error:
+            raise damaged_page(error) from error
+        except apsw.Error as error:
+            raise UnavailableError(f"the file cannot be read: {error}") from error
+
+    def digest_range(self, asked: Range, beyond: Vector | None) -> RangeDigest:
+        """Return the digest of a range of a table as of the last flush, as ``row_digests.digest_range``.
+
+        Raises:
+            UsageError: SQLite rejects the range, as for a table that does not exist.
+            UnavailableError: the file cannot be read.
+        """
+        try:
+            with self.reader() as reader:
+                return digest_range(reader, asked, beyond)
+        except apsw.SQLError as error:
+            raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
+        except (apsw.CorruptError, apsw.IOError, apsw.CantOpenError) as error:
+            raise UnavailableError(f"the file cannot be read: {error}") from error
 
     @contextmanager
     def entries(self) -> Iterator[Callable[[str, int, int], list[Entry]]]:

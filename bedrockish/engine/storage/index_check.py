@@ -5,23 +5,18 @@ Here each range has its own snapshot, and each of its rows is looked up in each 
 check finds a row that an index lacks or has under another key; it does not find an entry without a row.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.errors import damaged_page
 from bedrockish.engine.storage.index_plan import take_apart
-from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.virtual_tables import virtual_tables
 from bedrockish_journal.storage.wide_rows import all_of
 
-T = TypeVar("T")
-Reader = apsw.Connection
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 # All queries name the schema ``main``: a connection that unpacks entries has a TEMP view with the journal's name.
 _TABLES = """SELECT DISTINCT listed.name FROM pragma_table_list AS listed
@@ -43,22 +38,6 @@ class Looked:
     count: int = 0  # number of rows in the range
     last: Key | None = None  # the key of the last row; None if the range reaches the end of the table
     lacks: str = ""  # an index that lacks a row of the range, and that row; empty if every index has every row
-
-
-def on_reader(lend: Callable[[], AbstractContextManager[Reader]], action: Callable[[Reader], T]) -> T:
-    """Run an action on a lent connection that only reads, and return its result.
-
-    Raises:
-        DamagedError: a page cannot be read.
-        UnavailableError: the file cannot be opened once more, or read.
-    """
-    try:
-        with lend() as reader:
-            return action(reader)
-    except apsw.CorruptError as error:
-        raise damaged_page(error) from error
-    except apsw.Error as error:
-        raise UnavailableError(f"the file cannot be read: {error}") from error
 
 
 def tables_with_indexes(db: apsw.Connection) -> list[str]:

@@ -16,7 +16,7 @@ from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.index_check import Key, Reader, corrupt_indexes, look, on_reader, tables_with_indexes
+from bedrockish.engine.storage.index_check import Key, corrupt_indexes, look, tables_with_indexes
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, Pace
 from bedrockish_journal.verify.replay import Prepare
@@ -93,9 +93,8 @@ class IndexScrubber:
             logger.info("the indexes could not be looked at: %s", error.message)
         return rows, None
 
-    async def _in_thread(self, action: Callable[[Reader], Any]) -> Any:
-        reading = partial(on_reader, self._engine.background.reader, action)
-        return await trio.to_thread.run_sync(reading, limiter=self._limiter)
+    async def _in_thread(self, action: Callable[..., Any]) -> Any:
+        return await trio.to_thread.run_sync(self._engine.background.look, action, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:
         """Return whether SQLite's own check also finds a fault; if so, the node restarts and repairs itself."""

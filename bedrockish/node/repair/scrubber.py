@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import trio
@@ -17,7 +16,6 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import Mode
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.row_ranges import digest_range
 from bedrockish.errors import BedrockishError, DamagedError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls
 from bedrockish_journal.model.errors import JournalError
@@ -142,8 +140,8 @@ class Scrubber:
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return the digest of this node's rows in a range, as of its last batch."""
-        read = partial(digest_range, self._engine.background.reader, asked, beyond)
-        return await trio.to_thread.run_sync(read, limiter=self._limiter)
+        read = self._engine.background.digest_range
+        return await trio.to_thread.run_sync(read, asked, beyond, limiter=self._limiter)
 
     async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``scrub``: begin a comparison now."""

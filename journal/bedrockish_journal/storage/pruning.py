@@ -24,6 +24,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import packing
+from bedrockish_journal.storage.store import read_meta
 
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
@@ -69,14 +70,11 @@ def _exists(db: apsw.Connection) -> bool:
 
 
 def _changed(db: apsw.Connection) -> dict[str, list[tuple[int, bytes]]]:
-    try:
-        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (MEMBERS_KEY,)).fetchone()
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
-        return {}
-    if row is None or not isinstance(row[0], bytes):
+    kept = read_meta(db, MEMBERS_KEY)
+    if not isinstance(kept, bytes):
         return {}
     try:
-        packed = cbor2.loads(row[0])
+        packed = cbor2.loads(kept)
         return {leader: [(int(tick), bytes(body)) for tick, body in found] for leader, found in packed.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"the removed memberships cannot be read: {error}; fill this node again") from error
@@ -208,8 +206,8 @@ def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
 
 def forgotten_ms(db: apsw.Connection) -> int:
     """Return the Unix time in milliseconds up to which ids of removed commands may have been forgotten."""
-    row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (FORGOTTEN_KEY,)).fetchone()
-    return row[0] if row is not None and isinstance(row[0], int) else 0
+    kept = read_meta(db, FORGOTTEN_KEY)
+    return kept if isinstance(kept, int) else 0
 
 
 # An id that contains its time begins with it, so the oldest ids are found in the order of the primary key. The pattern

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -54,12 +53,8 @@ class Segment:
         self._db.pragma("journal_mode", "wal")  # readers and the writer do not wait for each other
         self._db.pragma("synchronous", "full")
         self.heads = ends(self._db)
-        self.safe = int(self._meta("safe") or 0)
-        self.bootstrap = bytes(self._meta("bootstrap") or b"")
-
-    def _meta(self, key: str) -> Any:
-        row = self._db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else row[0]
+        self.safe = int(store.read_meta(self._db, "safe") or 0)
+        self.bootstrap = bytes(store.read_meta(self._db, "bootstrap") or b"")
 
     def take(self, entries: Sequence[Entry], safe: int, voids: Iterable[str], applied_ms: int) -> None:
         """Append entries durably, in one transaction.

@@ -10,6 +10,7 @@ label and body are authoritative, and ``bedrockish_journal.verify.verify`` compa
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote
 
 import apsw
@@ -314,6 +315,15 @@ def has_journal(db: apsw.Connection) -> bool:
         "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'"
     ).fetchone()
     return found is not None
+
+
+def read_meta(db: apsw.Connection, key: str) -> Any:
+    """Return a value of ``bedrockish_meta``; None if it is not there, as in a journal that no node has written."""
+    try:
+        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
+    except apsw.SQLError:
+        return None
+    return None if row is None else row[0]
 
 
 def open_database(path: str | os.PathLike[str]) -> apsw.Connection:

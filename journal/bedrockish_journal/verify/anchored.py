@@ -17,6 +17,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 from bedrockish_journal.storage.pruning import Mark, marks
+from bedrockish_journal.storage.store import read_meta
 
 LAW = "anchor"
 BYTES_MAX = 256 << 20  # an hourly anchor of five nodes takes a megabyte in some three weeks
@@ -52,7 +53,7 @@ def read_anchors(path: str | os.PathLike[str]) -> list[Anchor]:
 
 def founders_hash(db: apsw.Connection) -> str:
     """Return the SHA-256 of the membership of the founders as a file has it, in hexadecimal."""
-    return sha256(_meta(db, "bootstrap") or b"").hexdigest()
+    return sha256(_bootstrap(db)).hexdigest()
 
 
 def head_hash(db: apsw.Connection, leader: str, tick: int) -> bytes | None:
@@ -137,7 +138,7 @@ def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, 
 
 def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield version and voters of each membership in a file; other laws report malformed memberships."""
-    packed = [_meta(db, "bootstrap")]
+    packed = [_bootstrap(db)]
     packed += [data for mark in _marks(db).values() for _, data in mark.changed]
     for (body,) in db.execute("SELECT body FROM bedrockish_journal WHERE kind = ? AND repeat = 0", (MEMBERS,)):
         try:
@@ -146,7 +147,7 @@ def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
             continue
     for data in packed:
         try:
-            said = read_membership(data or b"")
+            said = read_membership(data)
         except EntryMalformedError:
             continue
         yield said.version, tuple(sorted(name for name, votes in said.voters.items() if votes))
@@ -159,9 +160,7 @@ def _marks(db: apsw.Connection) -> dict[str, Mark]:
         return {}
 
 
-def _meta(db: apsw.Connection, key: str) -> bytes | None:
-    try:
-        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
-        return None
-    return row[0] if row is not None and isinstance(row[0], bytes) else None
+def _bootstrap(db: apsw.Connection) -> bytes:
+    """Return the encoded membership of the founders; empty if the file lacks it."""
+    found = read_meta(db, "bootstrap")
+    return found if isinstance(found, bytes) else b""

@@ -13,7 +13,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import covers, format_vector, merge
 from bedrockish_journal.storage.pruning import horizon, marks
 from bedrockish_journal.storage.schema_history import scheduled, settled
-from bedrockish_journal.storage.store import applied, find_places, find_txid, heads
+from bedrockish_journal.storage.store import applied, find_places, find_txid, heads, read_meta
 from bedrockish_journal.storage.table_layout import quote
 
 Source = tuple[str, apsw.Connection]  # a file and a connection that reads one moment of it
@@ -83,7 +83,7 @@ def latest(db: apsw.Connection) -> int:
 
 def safe_clock(db: apsw.Connection) -> int:
     """Return the clock up to which a file has every commit; 0 if the file does not record it."""
-    return int(_meta(db, "safe") or 0)
+    return int(read_meta(db, "safe") or 0)
 
 
 def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
@@ -117,7 +117,7 @@ def check_related(sources: Sequence[Source], beginning: Beginning) -> None:
     """
     path, base = beginning.source or sources[0]
     for other, db in sources:
-        founded = [_meta(one, "bootstrap") for one in (base, db)]
+        founded = [read_meta(one, "bootstrap") for one in (base, db)]
         if founded[0] != founded[1] and (beginning.source is not None or None not in founded):
             raise MomentError(
                 f"{path} and {other} are of different clusters; give files of one, or of nodes that joined it"
@@ -152,10 +152,6 @@ def check_reached(sources: Sequence[Source], until: Moment) -> None:
             f"({time_text(complete)}), and they may lack later commits; give a later backup, or an earlier moment, or "
             "no moment to restore all commits in the files"
         )
-
-
-def _meta(db: apsw.Connection, key: str) -> Any:
-    return _ask(db, "SELECT value FROM bedrockish_meta WHERE key = ?", key)
 
 
 def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:

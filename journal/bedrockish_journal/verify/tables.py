@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.store import open_database, reading
+from bedrockish_journal.storage.store import open_database, read_meta, reading
 from bedrockish_journal.storage.table_layout import user_tables
 from bedrockish_journal.verify.differences import Difference, differences
 from bedrockish_journal.verify.replay import Prepare, digest, replay
@@ -24,11 +24,7 @@ def why_not_whole(db: apsw.Connection) -> str:
     """Return the reason why a journal alone cannot reproduce its node's tables; empty if it can."""
     if marks(db):
         return "the beginning of the journal was removed to make room, so it does not say what the tables must be"
-    try:
-        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'began_with'").fetchone()
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
-        return ""
-    if row is not None and row[0]:
+    if read_meta(db, "began_with"):
         return "the cluster began with a database that had tables already, which the journal does not have"
     return ""
 
@@ -90,10 +86,7 @@ def index_faults(path: str | os.PathLike[str], prepare: Prepare | None, limit: i
 def began_with_tables(path: str | os.PathLike[str]) -> bool:
     """Return whether a file says that its cluster began with a database that had tables already."""
     with reading(path) as db:
-        try:
-            return bool(db.execute("SELECT value FROM bedrockish_meta WHERE key = 'began_with'").get)
-        except apsw.SQLError:  # no such table: a journal kept by another program than a node
-            return False
+        return bool(read_meta(db, "began_with"))
 
 
 def _tables(path: Path) -> set[str]:

@@ -23,7 +23,7 @@ from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.pruning import Mark, marks
-from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, scan_stored
+from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import Audit, Row
 from bedrockish_journal.verify.exactly_once import Commands
@@ -160,23 +160,15 @@ def _end(db: apsw.Connection) -> None:
         db.execute("ROLLBACK")
 
 
-def _meta(db: apsw.Connection, key: str) -> object:
-    try:
-        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
-        return None
-    return None if row is None else row[0]
-
-
 def _name(db: apsw.Connection, path: str, taken: list[str]) -> str:
-    node = _meta(db, "node")
+    node = read_meta(db, "node")
     name = node if isinstance(node, str) else os.path.basename(path) or "memory"
     return name if name not in taken else f"{name} ({path})"
 
 
 def known_nodes(db: apsw.Connection) -> list[str]:
     """Return the nodes that founded the cluster or lead a timeline, sorted, without reading the journal."""
-    founding = _meta(db, "bootstrap")
+    founding = read_meta(db, "bootstrap")
     try:
         members = read_membership(founding).voters if isinstance(founding, bytes) else {}
     except EntryMalformedError:  # ``verify`` reports it; the names of timelines are enough to print vectors
@@ -218,7 +210,7 @@ def _verify_one(
     together: tuple[Conflicts, Snapshots],
     memberships: Mapping[int, MembershipSaid],
 ) -> tuple[Audit, Counts]:
-    founding = _meta(db, "bootstrap")
+    founding = read_meta(db, "bootstrap")
 
     def original(clock: int, origin: str, before: int) -> bytes | None:
         query = "SELECT body FROM bedrockish_journal WHERE clock = ? AND origin = ? AND repeat = 0 AND seq < ?"

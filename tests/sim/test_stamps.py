@@ -5,7 +5,7 @@ import cbor2
 from bedrockish.api.requests import Answer, Request, Statement, Token
 from bedrockish_journal.model.entry import Entry
 from tools.sim.clients import Call
-from tools.sim.stamps import late_stamp
+from tools.sim.history import late_stamp
 
 
 def asked(command: str, began: float, ended: float | None, clock: int, *, again: bool = False) -> Call:

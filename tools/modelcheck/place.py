@@ -21,7 +21,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
 from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write
-from tools.sim.waiting import answer_of
+from tools.sim.talks import answer_of
 
 STILL = on.Now(1.0, 0)
 WINDOW = 1 << 62

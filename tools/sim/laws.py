@@ -33,7 +33,6 @@ from tools.sim.damage import is_damaged
 from tools.sim.database import wants_clock
 from tools.sim.disk import Write
 from tools.sim.history import Histories, strictly_told
-from tools.sim.holding import Holding
 from tools.sim.moving import Moving
 from tools.sim.schemas import Schemas
 from tools.sim.talks import NOTHING
@@ -73,7 +72,6 @@ class Laws:
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
-        self.holding = Holding()
         self.moving = Moving()
         self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
         self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
@@ -265,9 +263,9 @@ class Laws:
     def stepped(self, machine: "Machine") -> None:
         """Check a core after a step, and record a new safe time, which is published when the step is durable."""
         assert machine.node is not None
-        for law, story in (self.holding.broken(machine, self.world.now), self.moving.broken(machine)):
-            if law:
-                self.broken(law, story)
+        law, story = self.moving.broken(machine)
+        if law:
+            self.broken(law, story)
         safe = machine.node.state.clock.safe
         if safe > self.safe.get(machine.name, 0):
             self.safe[machine.name] = safe

@@ -33,8 +33,7 @@ from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute, join, only_writes
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.newer import NewerQuestions
-from tools.sim.talks import NOTHING, Talks
-from tools.sim.waiting import Answerer, Waiter, again
+from tools.sim.talks import NOTHING, Answerer, Talks, Waiter, again
 
 LINGER_S = 0.02  # how long a write for which no output waits stays in the open batch
 ASSEMBLE_S = 2e-3  # mean time to assemble a message from its pieces

@@ -1,12 +1,15 @@
-"""The laws of progress under load: closed and safe time advance, and a BEGIN that came in time is not rejected as late.
+"""The laws of progress under load: closed and safe time advance, a BEGIN that came in time is not rejected as late, and
+the time for which a node holds back because of reservations is limited, whatever it hears.
 
-The final rest does not show such faults: a cluster whose safe time stands still under load recovers when clients stop.
+Histories and the final rest do not show such faults: a cluster whose safe time stands still under load recovers when
+clients stop, and reservations decide nothing.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bedrockish.core.coordinator.reservations import SHARE
 from bedrockish.core.node import idle_ms
 from bedrockish.core.protocol.events import Assembled, Event, Received
 from bedrockish.core.protocol.messages import Begin, Message, Reason, Reject, decode
@@ -21,8 +24,19 @@ if TYPE_CHECKING:
 IN_TIME_S = 4.5  # a voter waits at most 5 s for a comparison, or for a message that is being assembled
 GROWS_S = 3.0  # time within which a learner that lacks commits applies one
 SAFE_S = 6.0  # longest lag of safe time in a calm world: two rounds of gossip, and the longest wait of a transaction
+LATE_S = 0.1  # a machine that stood still ends a reservation in one of its next steps
 IDLE_S = 2.0  # after this time the clocks of a node show no more that its heartbeats were those of an idle node
 NEVER = 1 << 64
+
+
+@dataclass
+class _Hold:
+    """The reservations that a machine honours in a run."""
+
+    txid: Txid | None = None  # the reservation that it honours now
+    since: float = 0.0  # the time since which it honours this one
+    over: float = 0.0  # the time of the first step after a reservation's longest time; 0 without such a step
+    spent: float = 0.0  # seconds for which it has honoured reservations of others, each counted up to its longest time
 
 
 @dataclass
@@ -30,6 +44,7 @@ class _Run:
     """A run of a machine."""
 
     boot: int
+    began: float  # the time of its start
     awake: float  # the time since which it has taken steps without a pause
     last: float  # the time of its last step
     looked: float  # the time of the last check of closed and safe time
@@ -43,10 +58,11 @@ class _Run:
     reading: dict[tuple[str, tuple[Part, ...]], float] = field(default_factory=dict)
     applied: int = 0  # the number of applied entries at the last check
     grown: float = 0.0  # the time at which this number last grew
+    hold: _Hold = field(default_factory=_Hold)
 
 
 class Moving:
-    """The progress of all machines' closed and safe times."""
+    """The progress of all machines' closed and safe times, and the reservations that they honour."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
@@ -54,7 +70,7 @@ class Moving:
     def _run(self, machine: "Machine") -> _Run:
         run, now = self._runs.get(machine.name), machine.world.now
         if run is None or run.boot != machine.boot:
-            run = self._runs[machine.name] = _Run(machine.boot, now, now, now)
+            run = self._runs[machine.name] = _Run(machine.boot, now, now, now, now)
         return run
 
     # -- BEGINs that came in time -----------------------------------------------------------------------------------
@@ -102,6 +118,10 @@ class Moving:
 
     def broken(self, machine: "Machine") -> tuple[str, str]:
         """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""
+        law, story = self._holds_back(machine)
+        return (law, story) if law else self._stands_still(machine)
+
+    def _stands_still(self, machine: "Machine") -> tuple[str, str]:
         assert machine.node is not None
         state, run, now = machine.node.state, self._run(machine), machine.world.now
         if machine.node.is_slow:
@@ -168,3 +188,22 @@ class Moving:
     @staticmethod
     def _clock_at(run: _Run, seconds: float) -> int:
         return next((clock for when, clock in reversed(run.clocks) if when <= seconds), 0)
+
+    # -- reservations -----------------------------------------------------------------------------------------------
+
+    def _holds_back(self, machine: "Machine") -> tuple[str, str]:
+        assert machine.node is not None
+        run, now, longest_s = self._run(machine), machine.world.now, machine.node.state.settings.reserve_ms / 1000
+        hold, reservation = run.hold, machine.node.coordinator.contention.reservations.held
+        txid = None if reservation is None else reservation.txid
+        if txid != hold.txid:
+            if hold.txid is not None:
+                hold.spent += min(now - hold.since, longest_s)
+            hold.txid, hold.since, hold.over = txid, now, 0.0
+        elif txid is not None and now > hold.since + longest_s:
+            hold.over = hold.over or now
+            if now > hold.over + LATE_S:
+                return "a reservation ends", f"{machine.name} holds back for {txid} since {hold.since:.3f} s"
+        if hold.spent > longest_s + SHARE * (now - run.began) + LATE_S:
+            return "reservations have a share of the time", f"{machine.name} has held back for {hold.spent:.3f} s"
+        return "", ""

@@ -7,7 +7,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import NewerAsked
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.vector import covers, merge
-from tools.sim.waiting import Answerer
+from tools.sim.talks import Answerer
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine

@@ -3,23 +3,30 @@
 This models ``bedrockish.node.transactions.manager`` without SQL. A transaction is opened when the node covers the
 session's token. It reads one snapshot, and cannot be executed again at COMMIT. A client that does not learn the outcome
 *settles* the transaction: an empty transaction with the same command id is committed, unless the command has happened.
+
+Below are the callers of any request, which wait at a machine for its answer.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import cbor2
 
 from bedrockish.api.requests import SESSION, STRICT, Answer, Request, Token
+from bedrockish.core.protocol.events import Decided
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.errors import BedrockishError, ConstraintError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
-from tools.sim.waiting import Answerer
+from bedrockish_journal.model.vector import merge
+from tools.sim.disk import Image
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
 
+Answerer = Callable[[Answer | BedrockishError], object]
 NOTHING = cbor2.dumps([[], {}, []])
 """The result of an empty transaction: nothing told, nothing read."""
 
@@ -88,3 +95,33 @@ class Talks:
         changes = b"" if readonly else cbor2.dumps([])
         image = self.machine.disk.seen
         return Prepared(dict(image.applied), image.schema, readonly, ROWS, AccessSet(), changes, NOTHING)
+
+
+@dataclass
+class Waiter:
+    """A caller that waits for the answer to a request; ``prepare``, if given, executes the request.
+
+    ``shares``: whether the result of ``prepare`` may be merged with those of other requests.
+    """
+
+    request: Request
+    answer: Answerer
+    prepare: Callable[[], Prepared] | None = None
+    shares: bool = False
+
+
+def answer_of(entry: Entry, request: Request) -> Answer:
+    """Return the answer to a client whose command is in the journal."""
+    token = request.token
+    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
+    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
+    return Answer(entry.transaction.result_of(request.command), Token(vector, clock), entry.place)
+
+
+def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answer | BedrockishError | Decided:
+    """Return the answer to a request whose command has happened before, or ``Decided`` if its schema change waits."""
+    answer = answer_of(entry, request)
+    if image.scheduled is not None and image.scheduled.txid == entry.txid:
+        return Decided(request_id, entry.txid, answer)
+    cut = image.cuts.get(entry.txid)
+    return answer if cut is None or not cut.failure else ConstraintError(cut.failure)

@@ -15,11 +15,10 @@ from bedrockish.core.state.settings import approvals_needed
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
 from bedrockish.node.cluster.starts import Seen, lacks
 from bedrockish_journal.model.transaction import Txid
-from tools.sim.clients import Client
+from tools.sim.clients import Client, FeedReader
 from tools.sim.damage import Flips
 from tools.sim.disk import Image
 from tools.sim.faults import Faults
-from tools.sim.feed import FeedReader
 from tools.sim.laws import Laws
 from tools.sim.machine import Machine
 from tools.sim.network import Network

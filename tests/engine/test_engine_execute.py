@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import decode_results
-from bedrockish.engine.execution import executor
+from bedrockish.engine.execution import executor, recipes
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import decode_changes
 from tests.engine.nodes import Limits, Sql, TestNode
@@ -248,7 +248,7 @@ def of_one_text(luck: Random) -> list[Sql]:
 def done_with(table: TestNode, statements: list[Sql], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what statements do if none of them run at once, or the error."""
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "ALIKE_MIN", math.inf)
+        patch.setattr(recipes, "ALIKE_MIN", math.inf)
         return done(table, statements)
 
 

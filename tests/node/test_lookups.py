@@ -29,7 +29,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(encode_read(head, rows))
         return found[-1]
 
-    monkeypatch.setattr("bedrockish.engine.execution.lookups.encode_read", note)
+    monkeypatch.setattr("bedrockish.engine.execution.recipes.encode_read", note)
     return found
 
 
@@ -84,7 +84,7 @@ async def test_errors_of_a_lookup_are_those_of_the_core(
             await node.submit(**one(READ, 3))
         assert looked_up
         with monkeypatch.context() as damaged:
-            for module in ("executor", "lookups"):
+            for module in ("executor", "recipes"):
                 damaged.setattr(f"bedrockish.engine.execution.{module}.fetch", not_unicode)
             with pytest.raises(SqlError, match="not UTF-8"):
                 await node.submit(**one(READ, 3))

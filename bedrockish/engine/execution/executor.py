@@ -27,8 +27,7 @@ from bedrockish.api.column_blocks import Blocks, Row
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.lookups import Lookups
-from bedrockish.engine.execution.recipes import ALIKE_MIN, Recipe, count_alike, recipe_again, recipe_alike, with_params
+from bedrockish.engine.execution.recipes import Lookups, Recipe, find_alike, recipe_again, recipe_alike, with_params
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
@@ -772,15 +771,11 @@ class Run:
             TakesLongError: the request exceeds its budget.
         """
         executor, statements = self._executor, request.statements
-        sql = statements[first].sql
-        if first + 1 == len(statements) or statements[first + 1].sql != sql:
-            return 0
-        recipe = executor.repeatable(sql, request.user)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
+        recipe, count = find_alike(statements, first, lambda sql: executor.repeatable(sql, request.user))
+        if recipe is None:
             return 0
         if executor._budget.is_over:
-            raise TakesLongError(sql)
+            raise TakesLongError(recipe.piece.sql)
         found = executor.repeat(recipe, statements[first : first + count])
         if found is None:
             raise OneByOneError

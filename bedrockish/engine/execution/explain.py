@@ -1,12 +1,15 @@
 """Descriptions of a statement's reads and writes, for people: its conflicts, and advice to reduce them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis
-from bedrockish.access_sets.catalog import Index, Schema
+from bedrockish.access_sets.catalog import Index, Schema, Table, stored_column
+from bedrockish.access_sets.dependent_reads import TOO_MANY
+from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, Op
 from bedrockish.access_sets.readset import program_of
+from bedrockish.access_sets.table_layout import quote
 from bedrockish.api.requests import Statement
-from bedrockish.engine.execution.advice import advice
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
 from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
@@ -15,6 +18,7 @@ from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.key_text import key_text
 
 ITEMS_MAX = 100
+_SCANS = ("with no bound", "with one bound")
 _ALL = {b"t:": "every table", b"i:": "every index"}
 
 
@@ -74,7 +78,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
     reasons = () if piece.kind == READ and piece.whole_schema else resolved.fallbacks
     wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
     ops = program_of(executor._db, piece.sql, len(piece.names)) if reasons else []
-    texts = [advice(analysis.schema, ops, reason, name) for reason, name in reasons]
+    texts = [_advice(analysis.schema, ops, reason, name) for reason, name in reasons]
     told["advice"] = list(dict.fromkeys(filter(None, texts)))
     return {**told, **_words(analysis, access_set), "wider": wider, "error": error}
 
@@ -145,3 +149,55 @@ def _range(schema: Schema, ends: Range) -> str:
     begin = f"{'after' if after else 'from'} {first}" if first else ""
     end = f"{'to' if upto else 'before'} {last}" if last else ""
     return f"{name}: {' '.join(part for part in (begin, end) if part)}"
+
+
+def _advice(schema: Schema, ops: Sequence[Op], reason: str, name: str) -> str:
+    """Return advice for a read that is wider than necessary; empty if no simple advice fits.
+
+    Args:
+        schema: the schema that the statement runs on.
+        ops: the instructions of the statement's programs, one program after the other.
+        reason: why the read is wide.
+        name: the table or index: ``t:NAME`` or ``i:NAME``.
+    """
+    if reason.endswith(_SCANS):
+        table, columns = _compared(schema, ops, name)
+        if columns:
+            return (
+                f"CREATE INDEX ... ON {quote(table)}({', '.join(map(quote, columns))}), so that it need not look at all"
+            )
+        return "give it a WHERE on an indexed column, or read it outside of transactions that write, or at snapshot"
+    if reason == TOO_MANY:
+        return "make it find fewer rows at a time: a narrower WHERE, or several statements"
+    if "value" in reason and "row" in reason:
+        return "look that value up by a statement of its own, and give it as a parameter"
+    if reason.startswith("index on"):
+        return "store the value in a column, and index that"
+    if reason == "Count":
+        return "count by a WHERE on an indexed column, or keep the count in a row"
+    return ""
+
+
+def _compared(schema: Schema, ops: Sequence[Op], name: str) -> tuple[str, list[str]]:
+    """Return the name of a table, and the columns that a scan of the table or index compares."""
+    on: dict[int, Table | Index] = {}
+    loaded: dict[int, str] = {}
+    found: dict[str, None] = {}
+    table = name[2:]
+    for op in ops:
+        if op.address == 0:  # another program begins
+            on, loaded = {}, {}
+        if op.name in OPENS and op.p2 in schema.roots:
+            on[op.p1] = schema.roots[op.p2]
+        elif op.name == "Column" and op.p1 in on and on[op.p1].object == name:
+            number = stored_column(on[op.p1], op.p2)
+            table = _table_of(schema, on[op.p1]).name
+            if number is not None and number >= 0:
+                loaded[op.p3] = _table_of(schema, on[op.p1]).columns[number].name
+        elif op.name in COMPARISONS:
+            found.update(dict.fromkeys(loaded[one] for one in (op.p3, op.p1) if one in loaded))
+    return table, list(found)
+
+
+def _table_of(schema: Schema, on: Table | Index) -> Table:
+    return on if isinstance(on, Table) else schema.tables[on.table]

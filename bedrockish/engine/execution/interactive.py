@@ -29,7 +29,7 @@ from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.execution.recipes import ALIKE_MIN, Recipe, count_alike, read_brief
+from bedrockish.engine.execution.recipes import Recipe, find_alike, read_brief
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -222,13 +222,9 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed.
             ForbiddenError: the text is not this user's to run.
         """
-        sql = statements[first].sql
-        if first + 1 >= len(statements) or statements[first + 1].sql != sql:
-            return [], first + 1
-        recipe = self.repeatable(session, sql)
-        count = 0 if recipe is None else count_alike(statements, first)
-        if recipe is None or count < ALIKE_MIN:
-            return [], first + max(count, 1)
+        recipe, count = find_alike(statements, first, lambda sql: self.repeatable(session, sql))
+        if recipe is None:
+            return [], first + count
         found = self._run_alike(session, recipe, statements[first : first + count], budget_s)
         return found, first if found else first + count
 

@@ -7,8 +7,6 @@ from typing import Protocol
 import apsw
 
 from bedrockish.access_sets.change_capture import Capture
-from bedrockish.api.requests import Request
-from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, Known
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.classify import Guard
@@ -83,9 +81,6 @@ class Lends(Protocol):
 
     def lend(self, guest: Guest) -> Parts:
         """Lend the writing connection to open transactions; see ``Engine.lend``."""
-
-    def execute(self, request: Request) -> Prepared:
-        """Run a request and roll it back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.api.requests import Request, Result, Statement
+from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
@@ -39,8 +39,6 @@ class OverlayTransaction:
         session: the transaction, which may have run statements elsewhere.
         tick: gives values of the node's clock; None if ``workspace.scope`` has the means already.
     """
-
-    dirty = False
 
     def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int] | None = None) -> None:
         self.workspace, self.session, self.scope = workspace, session, workspace.scope
@@ -128,10 +126,6 @@ class OverlayTransaction:
         return Parts(
             writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
         )
-
-    def execute(self, request: Request) -> Prepared:  # noqa: ARG002
-        """Refuse the request, because a workspace runs no schema statements."""
-        raise UnsupportedError("this transaction cannot change the schema here; do so in one of its own")
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 

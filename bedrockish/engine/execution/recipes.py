@@ -1,17 +1,24 @@
-"""Recipes of known statements: for successive ones with one text, and for one that runs again in a transaction."""
+"""Known statements that run by less than others: lookups, successive ones with one text, and one that runs again.
 
-from collections.abc import Callable, Sequence
+Most requests of a node are lookups: reads by known texts that are fast for any content of the tables. A lookup needs no
+budget, no number in the memory account and no look at its plan. Its result is the same as that of ``Executor.read``.
+
+A recipe is for successive statements with one text, and for a statement that runs again in a transaction.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish.access_sets.call_costs import BRIEF, LOOPING
+from bedrockish.access_sets.call_costs import BRIEF, LOOPING, Lengths
 from bedrockish.access_sets.readset import ReadPlan
-from bedrockish.api.requests import Statement
+from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
+from bedrockish.api.requests import Result, Statement, encode_read, head_of_read
 from bedrockish.engine.derived.commands import with_values
 from bedrockish.engine.execution.snapshot import fetch
-from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, Limits
 from bedrockish.engine.statements.classify import READ, WRITE, Piece
 from bedrockish.errors import BedrockishError
@@ -27,13 +34,21 @@ class Recipe(NamedTuple):
 ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would hold up other clients
 
 
-def count_alike(statements: Sequence[Statement], first: int) -> int:
-    """Return how many statements from a place on have the same text, at most ``ALIKE_MAX``."""
+def find_alike(
+    statements: Sequence[Statement], first: int, recipe_of: Callable[[str], Recipe | None]
+) -> tuple[Recipe | None, int]:
+    """Return the recipe of the statements that have the same text from a place on, and their number.
+
+    The recipe is None if they are too few, or are to be run one by one. ``recipe_of`` returns that of a text.
+    """
     sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
-    for place in range(first + 1, end):
-        if statements[place].sql != sql:
-            return place - first
-    return end - first
+    if first + 1 == len(statements) or statements[first + 1].sql != sql:
+        return None, 1
+    recipe = recipe_of(sql)
+    if recipe is None:
+        return None, 1
+    count = next((place for place in range(first + 1, end) if statements[place].sql != sql), end) - first
+    return (recipe, count) if count >= ALIKE_MIN else (None, count)
 
 
 def recipe_alike(piece: Piece, plan_of: Callable[[Piece], ReadPlan]) -> Recipe | None:
@@ -79,3 +94,70 @@ def with_params(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
     if not piece.is_command:
         return piece, values
     return replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ()
+
+
+class Lookup(NamedTuple):
+    """A compiled lookup."""
+
+    piece: Piece  # the statement, which calls no function and has no settings
+    most: int  # the bytes that a value may have when the lookup runs in the node's loop
+    head: bytes  # the encoded result up to the rows
+
+    def run(self, db: apsw.Connection, statement: Statement, limits: Limits) -> bytes | None:
+        """Return the encoded result of a statement with this text; None if the caller has to run it to find an error.
+
+        Raises:
+            apsw.Error, BedrockishError: the statement fails.
+        """
+        piece = self.piece
+        values = bind_one(piece.names, statement.params)
+        db.limit(apsw.SQLITE_LIMIT_LENGTH, self.most)
+        try:
+            cursor = db.execute(piece.sql, values, can_cache=piece.can_cache)
+            rows, size = fetch(cursor, limits, 0, limits.result_bytes)
+        except UnicodeDecodeError:
+            return None
+        finally:
+            db.limit(apsw.SQLITE_LIMIT_LENGTH, limits.length_bytes)
+        if size < LARGE_BYTES:
+            return encode_read(self.head, rows)
+        return encode_in_steps([Result(piece.columns, rows, -1, None)], size)
+
+
+class Lookups:
+    """The lookups among compiled texts.
+
+    Args:
+        texts: the texts that have run before; ``clear`` is called when they are cleared.
+    """
+
+    def __init__(self, texts: Mapping[str, tuple[Piece, ...]]) -> None:
+        self._texts = texts
+        self._known: dict[str, Lookup | None] = {}
+
+    def clear(self) -> None:
+        """Drop all texts."""
+        self._known.clear()
+
+    def find(self, sql: str, lengths: Callable[[Piece], Lengths]) -> Lookup | None:
+        """Return the lookup for a text; None if the text has not run before or is not a lookup."""
+        try:
+            return self._known[sql]
+        except KeyError:
+            pieces = self._texts.get(sql)
+            if pieces is None:
+                return None
+            lookup = self._known[sql] = _lookup_of(pieces, lengths)
+            return lookup
+
+
+def _lookup_of(pieces: tuple[Piece, ...], lengths_of: Callable[[Piece], Lengths]) -> Lookup | None:
+    piece = pieces[0]
+    if len(pieces) > 1 or piece.kind != READ or not piece.columns or piece.setting or piece.settings:
+        return None
+    if piece.is_command or piece.is_dear:
+        return None
+    lengths = lengths_of(piece)
+    if not lengths.is_brief or lengths.has_calls or lengths.has_patterns or lengths.searches is not None:
+        return None
+    return Lookup(piece, lengths.loop, head_of_read(piece.columns))

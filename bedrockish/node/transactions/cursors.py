@@ -39,7 +39,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
-from bedrockish.node.transactions.level import reach_level
+from bedrockish.node.transactions.visibility import reach_level
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector

@@ -71,12 +71,11 @@ from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.grown import GrownTransactions
 from bedrockish.node.transactions.lending import Lending
-from bedrockish.node.transactions.level import StrictLevel, checked_read
 from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
-from bedrockish.node.transactions.visibility import Visibility
+from bedrockish.node.transactions.visibility import Visibility, checked_read
 from bedrockish.sqltext.transaction_control import control_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
@@ -118,8 +117,7 @@ class Transactions:
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
-        self._visibility = Visibility(engine, core.state, self._interactive, durable)
-        self._level = StrictLevel(engine, submit, durable, boundary, self._visibility)
+        self._visibility = Visibility(engine, core.state, self._interactive, submit, durable, boundary)
         self._lending = lending = Lending(engine, self._interactive, durable, boundary)
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
@@ -605,7 +603,7 @@ class Transactions:
 
     def _reach_level(self, one: Open) -> steps.Steps[None]:
         if one.request.read == STRICT and one.level is None:
-            yield from self._level.reach(one, partial(self._find, one.owner, one.name))
+            yield from self._visibility.reach_level(one, partial(self._find, one.owner, one.name))
 
     async def _take_clock(self, one: Open) -> None:
         """Give a transaction its clock: later than all commits that were acknowledged anywhere before this call."""

@@ -173,23 +173,23 @@ class Session(Calls):
             OutcomeUnknownError: the answer was lost; the transaction may have been committed.
             BedrockishError: the transaction was not committed; the type says why.
         """
-        if all(map(self._is_plain, texts_of(statements))):
-            return await self._send_plain(statements, timeout, read, isolation, command, resend=resend)
-        timeout_s, values = self._seconds(timeout), self._core.values
-        if command is None and await self._is_opened_for(texts_of(statements)):
-            done = await self._transact_opened(statements, self._options(isolation, read, timeout))
-            if done is not None:
-                return done
-        elif self.local is not None and command is None:
-            given = [statements] if isinstance(statements, str) else statements
-            pairs = [(one, None) if isinstance(one, str) else one for one in given]
-            found = await self._read_in_program(pairs, read, timeout)
-            if found is not None:
-                return found
+        timeout_s, values, texts = self._seconds(timeout), self._core.values, texts_of(statements)
+        is_plain = all(map(self._is_plain, texts))
+        done: list[Rows] | None = None
+        if command is None and not is_plain:
+            if await self._is_opened_for(texts):
+                done = await self._transact_opened(statements, self._options(isolation, read, timeout))
+            elif self.local is not None:
+                given = [statements] if isinstance(statements, str) else statements
+                pairs = [(one, None) if isinstance(one, str) else one for one in given]
+                done = await self._read_in_program(pairs, read, timeout)
+        if done is not None:
+            return done
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
-        write = with_values if command is None else with_settings_of  # a named command is sent again as it was
-        written = write(request.statements, values)
-        request = request if written is request.statements else replace(request, statements=written)
+        if not is_plain:
+            write = with_values if command is None else with_settings_of  # a named command is sent again as it was
+            written = write(request.statements, values)
+            request = request if written is request.statements else replace(request, statements=written)
         try:
             return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
         except SqlError as error:
@@ -199,23 +199,6 @@ class Session(Calls):
             if done is None:
                 raise
             return done
-
-    async def _send_plain(
-        self,
-        statements: Statements,
-        timeout_s: float | None,
-        read: str | None,
-        isolation: str,
-        command: str | None,
-        *,
-        resend: bool,
-    ) -> list[Rows]:
-        """Run statements, each of which ``_is_plain``, as one transaction; see ``transact``."""
-        timeout_s = self._seconds(timeout_s)
-        request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
-        results = await self._command(request, timeout_s, resend=resend, named=command is not None)
-        self._core.values.see(results)
-        return results
 
     def _is_plain(self, sql: object) -> bool:
         """Return whether a statement is sent unchanged: the session has no settings, TEMP objects or local file."""

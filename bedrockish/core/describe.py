@@ -4,15 +4,16 @@
 ``tests/traces`` both use this printer.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import assert_never
 
 from bedrockish.api.requests import Answer
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
-from bedrockish.core.protocol.records import ENDED, Vote
+from bedrockish.core.protocol.records import Prepared, Vote
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import counter, milliseconds
@@ -193,50 +194,16 @@ class Printer:
     def event(self, event: on.Event) -> str:
         """Return the text of an event at a node."""
         match event:
+            case on.Received(peer, message):
+                return f"hears {peer}: {self.message(message)}"
             case on.Submitted(request_id, request, _, others):
                 more = f", and {len(others)} that came with it" if others else ""
                 return f"{self.request_id(request_id)} is submitted as command {request.command}{more}"
-            case on.MovedToWorker(request_id):
-                return f"{self.request_id(request_id)} is executed in a worker"
             case on.Executed(request_id, prepared):
                 done = "reads" if prepared.readonly else "writes"
                 return f"{self.request_id(request_id)} {done} at {self.vector(prepared.base)}"
-            case on.Overtaken(request_id, prepared):
-                return f"{self.request_id(request_id)} is overtaken, at {self.vector(prepared.base)}"
-            case on.ClockWanted(request_id):
-                return f"{self.request_id(request_id)} wants a transaction clock"
-            case on.NewerAsked(number, base):
-                return f"asks whether there is anything outside {self.vector(base)} (question {number})"
-            case on.ClockSet(follows_wall):
-                return f"the clock {'follows the wall' if follows_wall else 'only counts'} from now on"
-            case on.Shortened(upto):
-                return f"the journal has lost its beginning up to {self.vector(upto)}"
-            case on.Held(name, clock):
-                return f"reader {name} holds the journal " + ("no more" if clock is None else f"at {clock_text(clock)}")
-            case on.Failed(request_id, error):
-                return f"{self.request_id(request_id)} fails: {_answer(error)}"
-            case on.Dropped(request_id):
-                return f"{self.request_id(request_id)} needs no more"
-            case on.Decided(request_id, txid):
-                return f"{self.request_id(request_id)} is {self.name(txid)}, which waits for its activation"
-            case on.Activated(txid, failure):
-                return f"{self.name(txid)} is in force" if not failure else f"{self.name(txid)} fails: {failure}"
-            case on.Assembled(peer, _, data):
-                return f"has put together {len(data)} bytes that {peer} has sent in pieces"
-            case on.Compared(txid):
-                return f"has compared the rows of {self.name(txid)}"
-            case on.Received(peer, message):
-                return f"hears {peer}: {self.message(message)}"
-            case on.PeerUp(peer):
-                return f"link to {peer} is up"
-            case on.PeerDown(peer):
-                return f"link to {peer} is down"
-            case on.Accused(peer, reason, for_good):
-                return f"{peer} turns us away{' for good' if for_good else ''}: {reason}"
-            case on.Woken():
-                return "wakes"
             case _:
-                assert_never(event)
+                return self._fields(event)
 
     def effect(self, effect: do.Effect) -> str:
         """Return the text of an effect that a node asks its driver for."""
@@ -245,52 +212,39 @@ class Printer:
                 return f"{self.message(message)} -> {peer}"
             case do.Reply(request_id, answer):
                 return f"answers {self.request_id(request_id)}: {_answer(answer)}"
-            case do.NewerTold(number, may_be):
-                return f"question {number}: " + ("there may be newer commits" if may_be else "nothing is newer")
-            case do.Execute(request_id):
-                return f"executes {self.request_id(request_id)}"
-            case do.Persist(vote):
-                return self._vote(vote)
-            case do.SavePiece(digest, data):
-                return f"saves the piece {digest.hex()[:8]} of {len(data)} bytes"
-            case do.DropPieces(digests):
-                return f"drops {len(digests)} pieces"
-            case do.Assemble(peer):
-                return f"puts together what {peer} has sent in pieces"
-            case do.Forget(txid):
-                return f"drops its vote on {self.name(txid)}"
-            case do.Keep(key, value):
-                return f"keeps {key} {clock_text(value) if isinstance(value, int) else value}"
-            case do.KeepHold(name, _, clock):
-                return f"keeps the hold of {name} at {clock_text(clock)}"
             case do.Apply(entry, repeat):
                 what = "records the repeat" if repeat else "applies"
                 return f"{what} {entry.leader}{entry.tick} {self.name(entry.txid)}"
-            case do.Activate(txid):
-                return f"activates {self.name(txid)}"
-            case do.SendEntries(peer, wants):
-                return f"sends {peer} " + ", ".join(f"{leader}{tick}…" for leader, tick in sorted(wants.items()))
-            case do.SendOutcome(peer, txid):
-                return f"tells {peer} what the journal says of {self.name(txid)}"
             case do.SetMembers(membership):
                 return f"membership {membership.version}: {' '.join(membership.nodes)}"
-            case do.Malformed(peer, reason):
-                return f"ends the link from {peer}: {reason}"
-            case do.Halt(reason):
-                return f"halts: {reason}"
             case _:
-                assert_never(effect)
+                return self._fields(effect)
 
-    def _vote(self, vote: Vote) -> str:
-        words = ["held" if vote.held else "not held"]
-        if vote.accepted == (ENDED, False):
-            # ``ENDED`` stands for a decided rollback; no node has proposed at this ballot.
-            words = ["rolled back"]
-        elif vote.promised:
-            words.append(f"promised {vote.promised}")
-        if vote.accepted is not None and vote.accepted[0] != ENDED:
-            words.append(f"accepted {_decision(vote.accepted[1])} at {vote.accepted[0]}")
-        return f"keeps its vote on {self.name(vote.txid)}: {', '.join(words)}"
+    def _fields(self, said: on.Event | do.Effect) -> str:
+        """Return the words of a kind's name, and the fields."""
+        kind = re.sub(r"(?<=.)([A-Z])", r" \1", type(said).__name__).lower()
+        return ", ".join([kind, *(f"{one.name} {self._value(getattr(said, one.name))}" for one in fields(said))])
+
+    def _value(self, value: object) -> str:
+        match value:
+            case Txid():
+                return self.name(value)
+            case Vote(txid):
+                return f"on {self.name(txid)}: {'held' if value.held else 'not held'}, promised {value.promised}"
+            case Prepared():
+                return f"at {self.vector(value.base)}"
+            case dict():
+                return self.vector(value)
+            case bytes():
+                return f"of {len(value)} bytes"
+            case tuple():
+                return f"of {len(value)}"
+            case Answer() | BedrockishError():
+                return _answer(value)
+            case str() | int() | None:
+                return str(value)
+            case _:  # it may be as large as a transaction
+                return f"a {type(value).__name__}"
 
 
 def _in_pieces(message: say.Offer | say.Stored | say.Want | say.Piece | say.InPieces) -> str:

@@ -19,11 +19,11 @@ from bedrockish.cli.anchor import anchor_option, compare_with_anchors, in_words
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.laws import BY_NAME
 from bedrockish_journal.spark.session import check_java, check_pyspark
+from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.tables import began_with_tables, copy_now, index_faults

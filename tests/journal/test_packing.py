@@ -325,4 +325,3 @@ def test_the_size_counts_packs(world: World) -> None:
     found = pruning.size(db)
     assert (found[0], found[2]) == (entries, oldest)
     assert sum(len(one.entries) for one in made) < found[1] < size
-    assert pruning.rough_bytes(db) == found[1]

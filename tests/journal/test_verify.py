@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish_journal.model.chain import check_run
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import JournalFileError
 from bedrockish_journal.storage import store
+from bedrockish_journal.verify.chain import check_run
 from bedrockish_journal.verify.entry_rules import majority, quorum
 from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World

@@ -14,13 +14,13 @@ import cbor2
 
 from bedrockish.api.requests import SNAPSHOT, STALE, STRICT
 from bedrockish.core.protocol.records import Prepared, decode_membership, encode_membership
-from bedrockish_journal.model.chain import check_run
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import ReplayBlockedError
 from bedrockish_journal.model.order import draws, replay_order
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.verify.chain import check_run
 from bedrockish_journal.verify.entry_rules import Audit
 from bedrockish_journal.verify.snapshots import Snapshots
 from tools.sim.clients import Call

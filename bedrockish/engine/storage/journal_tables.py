@@ -181,11 +181,6 @@ class Journal:
         """The size of the journal."""
         return Size(*pruning.size(self._db))
 
-    @property
-    def rough_bytes(self) -> int:
-        """About how many bytes the journal has, found without counting its entries."""
-        return pruning.rough_bytes(self._db)
-
     def aged(self, clock: int) -> int:
         """Return a clock up to which all entries may be removed as too old; see ``pruning.aged``."""
         return pruning.aged(self._db, clock)

@@ -265,15 +265,6 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
     return entries, size, oldest[0] if oldest and oldest[0] is not None else 0
 
 
-def rough_bytes(db: apsw.Connection) -> int:
-    """Return an estimate of the journal's bytes, like that of ``size``; the time does not grow with the journal."""
-    first: int | None = db.execute("SELECT min(seq) FROM bedrockish_journal").get
-    last: int | None = db.execute("SELECT max(seq) FROM bedrockish_journal").get
-    if first is None or last is None:
-        return 0
-    return round(_bytes_each(db, first, last) * (last - first + 1)) + packing.packed_bytes(db)
-
-
 def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
     """Return the estimated mean size of an entry of the table, from some hundred entries spread over the table."""
     step = max(1, (last - first) // 128)

@@ -12,12 +12,12 @@ from hashlib import sha256
 import apsw
 
 from bedrockish_journal.model.anchor import Anchor, AnchorError, Statement, parse_anchors
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 from bedrockish_journal.storage.pruning import Mark, marks
 from bedrockish_journal.storage.store import read_meta
+from bedrockish_journal.verify.chain import Finding
 
 LAW = "anchor"
 BYTES_MAX = 256 << 20  # an hourly anchor of five nodes takes a megabyte in some three weeks

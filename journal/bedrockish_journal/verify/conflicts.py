@@ -16,10 +16,10 @@ from itertools import chain
 import apsw
 
 from bedrockish_journal.model.access_set import object_of
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.transaction import MEMBERS
+from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 1_000  # a file with all write sets altered may have a conflict for each pair of transactions
 _TICK_MAX = (1 << 63) - 1

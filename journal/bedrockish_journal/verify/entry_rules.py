@@ -8,47 +8,20 @@ it) and the memberships, so that a journal of millions of entries can be checked
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
-from bedrockish_journal.model.chain import Chains, Finding, Link
 from bedrockish_journal.model.entry import Entry, decode_entry, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import MembershipSaid, read_membership
 from bedrockish_journal.model.rights import Rights
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
+from bedrockish_journal.storage.pruning import Mark
+from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.verify.chain import Chains, Finding
 
 Say = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
 _GAP_MAX = 1_000_000  # an altered tick may be any number, and must not fill the memory
-
-
-class Row(Link, Protocol):
-    """A stored entry, with the columns that repeat fields of its bytes."""
-
-    @property
-    def seq(self) -> int:
-        """The place of the entry in the order in which its node applied entries."""
-
-    @property
-    def clock(self) -> int:
-        """The clock of its transaction."""
-
-    @property
-    def origin(self) -> str:
-        """The leader of its transaction."""
-
-    @property
-    def command(self) -> str:
-        """The client's id of the command."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of its changes."""
-
-    @property
-    def repeat(self) -> int:
-        """Whether the entry is a second label of a transaction that was applied before."""
 
 
 def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
@@ -65,26 +38,6 @@ def quorum(voters: int) -> int:
 def majority(voters: int) -> int:
     """Return the number of ``voters`` that must have held an adopted transaction."""
     return voters // 2 + 1
-
-
-class Removed(Protocol):
-    """The beginning of a timeline whose first entries were removed (``bedrockish_journal.storage.pruning.Mark``)."""
-
-    @property
-    def tick(self) -> int:
-        """The last tick that was removed."""
-
-    @property
-    def hash(self) -> bytes:
-        """The hash of the entry at ``tick``."""
-
-    @property
-    def clock(self) -> int:
-        """The greatest clock that was removed."""
-
-    @property
-    def changed(self) -> tuple[tuple[int, bytes], ...]:
-        """The memberships that were removed, with their ticks."""
 
 
 class _Rising:
@@ -119,10 +72,10 @@ class Audit:
         founding: bytes | None,  # the encoded membership of the founders; None if the file lacks it
         # Returns the body that was applied for (clock, origin) before a place in the order; used for second labels.
         original: Callable[[int, str, int], bytes | None],
-        removed: Mapping[str, Removed] | None = None,  # the marks of timelines whose first entries were removed
+        removed: Mapping[str, Mark] | None = None,  # the marks of timelines whose first entries were removed
         *,
         # Returns whether the same entry was checked in another file, so that its changes need not be decoded again.
-        is_judged: Callable[[Row], bool] = lambda _row: False,
+        is_judged: Callable[[Stored], bool] = lambda _row: False,
         # All memberships of the file, by version; they have the rights of the users.
         memberships: Mapping[int, MembershipSaid] | None = None,
     ) -> None:
@@ -169,7 +122,7 @@ class Audit:
         for leader, mark in self._removed.items():
             yield from self._begin_at(leader, mark)
 
-    def _begin_at(self, leader: str, mark: Removed) -> Iterator[Finding]:
+    def _begin_at(self, leader: str, mark: Mark) -> Iterator[Finding]:
         self.chains.heads[leader] = mark.tick, mark.hash
         self.applied[leader] = mark.tick
         self._clocks[leader], self._before[leader] = array("Q", [mark.clock]), mark.tick - 1
@@ -195,7 +148,7 @@ class Audit:
                 text += ": no node removes a last entry"
                 yield Finding("density", self.node, leader, mark.tick, text=text)
 
-    def check(self, row: Row) -> Iterator[Finding]:
+    def check(self, row: Stored) -> Iterator[Finding]:
         """Yield the faults of the next entry."""
         yield from self.chains.check(row)
         self.entries += 1
@@ -268,7 +221,7 @@ class Audit:
             clocks.extend([highest] * ahead)
         self.applied[leader] = max(tick, self.applied.get(leader, 0))
 
-    def _columns(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _columns(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
         transaction = entry.transaction
         pairs = (
             ("leader", row.leader, entry.leader),
@@ -333,7 +286,7 @@ class Audit:
         place = tick - self._before.get(node, 0)
         return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
 
-    def _once(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _once(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
         first = self.original(*entry.txid, row.seq) if row.repeat else None
         if (
             row.repeat
@@ -366,7 +319,7 @@ class Audit:
             names = ", ".join(sorted(approved)) or "nobody"
             yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
 
-    def _membership(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _membership(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
         try:
             said = read_membership(entry.transaction.changes)
         except EntryMalformedError as error:

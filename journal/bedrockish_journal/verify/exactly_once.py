@@ -10,9 +10,9 @@ from typing import Any
 
 import apsw
 
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 4  # places that a finding lists for a command that was applied several times
 _DDL = """

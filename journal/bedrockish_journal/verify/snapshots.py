@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA, Txid
+from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 1_000
 _MOST = (1 << 63) - 1

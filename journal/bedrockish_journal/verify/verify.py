@@ -15,7 +15,6 @@ from itertools import groupby
 
 import apsw
 
-from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
 from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.model.membership import MembershipSaid, read_membership
@@ -23,9 +22,11 @@ from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.pruning import Mark, marks
+from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
+from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.conflicts import Conflicts
-from bedrockish_journal.verify.entry_rules import Audit, Row
+from bedrockish_journal.verify.entry_rules import Audit
 from bedrockish_journal.verify.exactly_once import Commands
 from bedrockish_journal.verify.snapshots import Snapshots
 
@@ -176,14 +177,14 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     return sorted({*members, *applied(db)})
 
 
-def _judged(first: apsw.Connection) -> Callable[[Row], bool]:
+def _judged(first: apsw.Connection) -> Callable[[Stored], bool]:
     """Return a predicate: whether the first file has an entry with the same place, hash and body.
 
     The changes of such an entry were checked there, and are not decoded again.
     """
     query = "SELECT 1 FROM bedrockish_journal WHERE leader = ? AND tick = ? AND hash = ? AND body = ?"
 
-    def is_judged(row: Row) -> bool:
+    def is_judged(row: Stored) -> bool:
         return first.execute(query, (row.leader, row.tick, row.hash, row.body)).fetchone() is not None
 
     return is_judged
@@ -206,7 +207,7 @@ def _verify_one(
     db: apsw.Connection,
     findings: list[Finding],
     progress: Progress | None,
-    is_judged: Callable[[Row], bool],
+    is_judged: Callable[[Stored], bool],
     together: tuple[Conflicts, Snapshots],
     memberships: Mapping[int, MembershipSaid],
 ) -> tuple[Audit, Counts]:

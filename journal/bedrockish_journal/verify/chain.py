@@ -6,9 +6,9 @@ Findings are data, not exceptions, because an auditor wants all findings of all 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bedrockish_journal.model.entry import GENESIS, entry_hash
+from bedrockish_journal.storage.row import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +27,6 @@ class Finding:
     text: str = ""  # the finding and its place, for a person
 
 
-class Link(Protocol):
-    """A stored entry: its bytes and the place at which it is stored, neither of them checked."""
-
-    @property
-    def leader(self) -> str:
-        """The timeline."""
-
-    @property
-    def tick(self) -> int:
-        """The place in the timeline."""
-
-    @property
-    def prev(self) -> bytes:
-        """The hash of the entry before this one, as stored."""
-
-    @property
-    def label(self) -> bytes:
-        """The label's bytes."""
-
-    @property
-    def body(self) -> bytes:
-        """The transaction's bytes."""
-
-    @property
-    def hash(self) -> bytes:
-        """The hash of this entry, as stored."""
-
-
 @dataclass(slots=True)
 class Chains:
     """The ends of all timelines of one journal while its entries are checked one after the other."""
@@ -63,32 +35,32 @@ class Chains:
     # Last tick and *recomputed* hash of each timeline.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
-    def check(self, link: Link) -> Iterator[Finding]:
+    def check(self, row: Stored) -> Iterator[Finding]:
         """Yield the faults of the next entry, and advance as if it were right, so that each fault is reported once."""
-        leader, tick = link.leader, link.tick
+        leader, tick = row.leader, row.tick
         before, head = self.heads.get(leader, (0, GENESIS))
         if tick != before + 1:
             span = f"{leader}{before + 1}" + (f" to {leader}{tick - 1}" if tick > before + 2 else "")
             what = f"{span} missing before it" if tick > before else f"it comes after {leader}{before}"
-            yield self._finding("density", link, f"{leader}{tick} is out of place: {what}")
-        elif link.prev != head:
-            text = f"{leader}{tick} continues {_short(link.prev)}, but the entry before it is {_short(head)}"
-            yield self._finding("link", link, text)
-        digest = entry_hash(link.prev, link.label, link.body)
-        if digest != link.hash:
+            yield self._finding("density", row, f"{leader}{tick} is out of place: {what}")
+        elif row.prev != head:
+            text = f"{leader}{tick} continues {_short(row.prev)}, but the entry before it is {_short(head)}"
+            yield self._finding("link", row, text)
+        digest = entry_hash(row.prev, row.label, row.body)
+        if digest != row.hash:
             yield self._finding(
-                "hash", link, f"{leader}{tick} is stored with the hash {_short(link.hash)} and is {_short(digest)}"
+                "hash", row, f"{leader}{tick} is stored with the hash {_short(row.hash)} and is {_short(digest)}"
             )
         self.heads[leader] = max(tick, before), digest
 
-    def _finding(self, check: str, link: Link, text: str) -> Finding:
-        return Finding(check, self.node, link.leader, link.tick, text=text)
+    def _finding(self, check: str, row: Stored, text: str) -> Finding:
+        return Finding(check, self.node, row.leader, row.tick, text=text)
 
 
-def check_run(links: Iterable[Link], node: str = "") -> list[Finding]:
+def check_run(rows: Iterable[Stored], node: str = "") -> list[Finding]:
     """Return the faults of a run of entries that begins at tick 1 of each of its timelines."""
     chains = Chains(node)
-    return [finding for link in links for finding in chains.check(link)]
+    return [finding for row in rows for finding in chains.check(row)]
 
 
 def _short(digest: bytes) -> str:

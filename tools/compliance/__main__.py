@@ -53,7 +53,7 @@ def judge(suite: Suite, outcomes: Outcomes) -> bool:
     return not found
 
 
-def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
+def run(suite: Suite, place: Path, *, write: bool) -> bool:
     """Run a suite and judge it, or record its outcomes; return whether all are as expected."""
     began = time.monotonic()
     print(f"=== {suite.name}: {suite.release()}, three nodes", flush=True)
@@ -62,19 +62,7 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
     if write:
         old = expected_of(suite)
         write_expected(path_of(suite.expectations), renewed(old, outcomes, suite.release()))
-    fine = judge(suite, outcomes)
-    if plain and suite.run_plain is not None:
-        print(f"=== {suite.name}: plain SQLite", flush=True)
-        beside = suite.run_plain(place)
-        print(in_words(beside), flush=True)
-        expected = expected_of(suite)
-        if write and expected is not None:
-            expected.plain = count(beside)
-            write_expected(path_of(suite.expectations), expected)
-        elif expected is not None and expected.release == suite.release() and expected.plain != count(beside):
-            print(f"{suite.name}: of plain SQLite, {expected.plain} is expected")
-            fine = False
-    return fine
+    return judge(suite, outcomes)
 
 
 def main() -> int:
@@ -82,7 +70,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.compliance", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}; all by default")
     parser.add_argument("--write", action="store_true", help="store the outcomes as the expected ones")
-    parser.add_argument("--plain", action="store_true", help="also run the suites with plain SQLite")
     parser.add_argument(
         "--keep", type=Path, help="an empty directory for the files of the runs; by default a temporary one"
     )
@@ -100,7 +87,7 @@ def main() -> int:
             place = (asked.keep or Path(temporary)) / name
             place.mkdir(parents=True)
             try:
-                fine = run(suite, place, write=asked.write, plain=asked.plain) and fine
+                fine = run(suite, place, write=asked.write) and fine
             except (DemoError, subprocess.TimeoutExpired) as error:
                 print(f"{name}: could not be run: {error}")
                 fine = False

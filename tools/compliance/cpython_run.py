@@ -98,7 +98,7 @@ def make_module(world: World) -> types.ModuleType:
 class Recorder(Recording):
     """A recorder that begins each test without the objects of earlier tests."""
 
-    def __init__(self, world: World | None) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
 
@@ -108,8 +108,7 @@ class Recorder(Recording):
 
     def startTest(self, test: Any) -> None:
         """Close the objects that the previous test left open."""
-        if self.world is not None:
-            self.world.begin()
+        self.world.begin()
         super().startTest(test)
 
 
@@ -123,15 +122,13 @@ def load(module: str) -> unittest.TestSuite:
     return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(f"{PACKAGE}.test_{module}"))
 
 
-def run(url: str | None, record: Path, only: Sequence[str]) -> None:
-    """Run the suite and record the outcome of each test; without a URL, with plain ``sqlite3``."""
+def run(url: str, record: Path, only: Sequence[str]) -> None:
+    """Run the suite and record the outcome of each test."""
     warnings.simplefilter("ignore")
     support: Any = importlib.import_module("test.support")
     support.verbose = 0  # it prints a version that sqlite3 has given up
-    world = None
-    if url is not None:
-        world = World(url)
-        sys.modules["sqlite3"] = make_module(world)
+    world = World(url)
+    sys.modules["sqlite3"] = make_module(world)
     recorder = Recorder(world)
     for module in MODULES:
         suite = load(module)
@@ -152,9 +149,7 @@ def flat(suite: unittest.TestSuite) -> Sequence[unittest.TestCase]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.compliance.cpython_run", description=__doc__)
     parser.add_argument("record", type=Path, help="the file for the outcome of each test, as JSON")
-    parser.add_argument(
-        "--url", help="the URL of a cluster, whose tables are all dropped; by default plain sqlite3 runs"
-    )
+    parser.add_argument("url", help="the URL of a cluster, or the path of a node's file; all its tables are dropped")
     parser.add_argument("--only", nargs="*", default=(), help="run only tests whose names contain one of these texts")
     asked = parser.parse_args()
     run(asked.url, asked.record, asked.only)

@@ -24,13 +24,6 @@ def missing() -> str | None:
     return f"this interpreter came without its tests; Debian: apt install libpython{version}-testsuite"
 
 
-def _run(directory: Path, arguments: Sequence[str], only: Sequence[str] = ()) -> Outcomes:
-    record = directory / "cpython.json"
-    chosen = ["--only", *only] if only else []
-    command = [sys.executable, "-P", "-m", "tools.compliance.cpython_run", str(record), *arguments, *chosen]
-    return record_of("CPython's suite of sqlite3", command, record, directory, LIMIT_S)
-
-
 def run_ours(directory: Path, only: Sequence[str] = (), *, by_path: bool = False) -> Outcomes:
     """Run the tests with our DB-API in the place of sqlite3, on three nodes.
 
@@ -42,10 +35,9 @@ def run_ours(directory: Path, only: Sequence[str] = (), *, by_path: bool = False
     Raises:
         DemoError: they could not be run to their end.
     """
+    record = directory / "cpython.json"
     with three_nodes(directory / "cluster") as cluster:
-        return _run(directory, ["--url", str(cluster.nodes[0].database) if by_path else cluster.url()], only)
-
-
-def run_plain(directory: Path) -> Outcomes:
-    """Run the tests as they are. The errors are those of ``run_ours``."""
-    return _run(directory, [])
+        url = str(cluster.nodes[0].database) if by_path else cluster.url()
+        chosen = ["--only", *only] if only else []
+        command = [sys.executable, "-P", "-m", "tools.compliance.cpython_run", str(record), url, *chosen]
+        return record_of("CPython's suite of sqlite3", command, record, directory, LIMIT_S)

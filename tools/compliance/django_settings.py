@@ -1,13 +1,11 @@
-"""Settings of Django's own tests: two clusters, whose tables are dropped, or, without them, plain SQLite."""
+"""Settings of Django's own tests: two clusters, whose tables are dropped."""
 
 import os
 
-CLUSTERS = os.environ.get("SUITE_CLUSTERS", "").split()
+CLUSTERS = os.environ["SUITE_CLUSTERS"].split()
 
 
 def _database(place: int) -> dict[str, object]:
-    if not CLUSTERS:
-        return {"ENGINE": "django.db.backends.sqlite3"}
     # A program would use NAME; the tests use the cluster that TEST names.
     return {"ENGINE": "bedrockish.django", "NAME": "bedrockish://127.0.0.1:1", "TEST": {"NAME": CLUSTERS[place]}}
 

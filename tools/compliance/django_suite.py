@@ -1,4 +1,4 @@
-"""Django's own tests, which its source distribution has: against three nodes, and against plain SQLite."""
+"""Django's own tests, which its source distribution has, against three nodes."""
 
 import subprocess
 import sys
@@ -81,8 +81,3 @@ def run_ours(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
         three_nodes(directory / "other", [PLUGIN], names="A") as other,
     ):
         return _run(directory, [default.url(), other.url()], groups or CHOSEN)
-
-
-def run_plain(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
-    """Run Django's tests on SQLite. The errors are those of ``run_ours``."""
-    return _run(directory, [], groups or CHOSEN)

@@ -39,8 +39,6 @@ class Expected:
 
     release: str  # the release with which they were observed
     passed: int  # how many tests pass
-    # The numbers of passed, failed and skipped tests with plain SQLite; empty where that makes no sense.
-    plain: dict[str, int] = field(default_factory=dict)
     others: Outcomes = field(default_factory=dict)  # test -> refused, failed or skipped, and the reason
 
     def counts(self) -> dict[str, int]:
@@ -79,8 +77,6 @@ def read_expected(path: Path) -> Expected:
             found.release = rest
         elif word == PASSED:
             found.passed = int(rest)
-        elif word == "plain":
-            found.plain = {kind: int(many) for many, kind in (one.split() for one in rest.split(", "))}
         else:
             raise ValueError(f"{path}, line {number}: unknown line {line!r}")
     return found
@@ -90,8 +86,6 @@ def write_expected(path: Path, expected: Expected) -> None:
     """Write a file of expectations."""
     lines = [HEAD.format(name=path.stem), f"release: {expected.release}"]
     lines.append(f"{PASSED}: {expected.passed}")
-    if expected.plain:
-        lines.append("plain: " + ", ".join(f"{many} {kind}" for kind, many in expected.plain.items()))
     for kind, reason in sorted(expected.reasons(), key=lambda one: (KINDS.index(one[0]), one[1])):
         names = sorted(test for test, why in expected.others.items() if why == (kind, reason))
         lines += ["", f"== {kind}: {reason}", *names]
@@ -101,7 +95,7 @@ def write_expected(path: Path, expected: Expected) -> None:
 
 def renewed(old: Expected | None, outcomes: Outcomes, release: str) -> Expected:
     """Return expectations as they were found, with the reasons that were given before."""
-    new = Expected(release, count(outcomes)[PASSED], old.plain if old else {})
+    new = Expected(release, count(outcomes)[PASSED])
     for test, (outcome, said) in outcomes.items():
         before = old.others.get(test) if old else None
         if outcome == SKIPPED:

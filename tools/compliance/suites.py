@@ -19,7 +19,6 @@ class Suite:
     name: str  # its name on the command line
     release: Callable[[], str]  # returns the installed release; expectations are for one release
     run_ours: Run  # runs it against three nodes in a directory
-    run_plain: Run | None = None  # runs it against plain SQLite; None where that makes no sense
     missing: Callable[[], str | None] = lambda: None  # returns what has to be installed first, or None
     same_as: str = ""  # the suite with the same expectations
 
@@ -38,10 +37,10 @@ _SQLALCHEMY_BY_PATH = partial(sqlalchemy_suite.run_ours, by_path=True)
 SUITES = {
     one.name: one
     for one in (
-        Suite("cpython", cpython_suite.release, cpython_suite.run_ours, cpython_suite.run_plain, cpython_suite.missing),
-        Suite("cpython_path", cpython_suite.release, _CPYTHON_BY_PATH, missing=cpython_suite.missing),
-        Suite("sqlalchemy", _sqlalchemy, sqlalchemy_suite.run_ours, sqlalchemy_suite.run_plain),
+        Suite("cpython", cpython_suite.release, cpython_suite.run_ours, cpython_suite.missing),
+        Suite("cpython_path", cpython_suite.release, _CPYTHON_BY_PATH, cpython_suite.missing),
+        Suite("sqlalchemy", _sqlalchemy, sqlalchemy_suite.run_ours),
         Suite("sqlalchemy_path", _sqlalchemy, _SQLALCHEMY_BY_PATH, same_as="sqlalchemy"),
-        Suite("django", django_suite.release, django_suite.run_ours, django_suite.run_plain),
+        Suite("django", django_suite.release, django_suite.run_ours),
     )
 }

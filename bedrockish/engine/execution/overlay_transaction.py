@@ -80,6 +80,7 @@ class OverlayTransaction:
             self.workspace.leave_work()
             self.workspace.end()
             self.workspace.close()
+            self._writer = self._interactive = None  # both refer to this object, which has the rows
 
     # -- what its statements use -----------------------------------------------------------------------------------
 

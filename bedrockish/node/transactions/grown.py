@@ -4,9 +4,9 @@ Open transactions share the engine's connection: each writes its rows again when
 transaction of many rows would do that for every commit of others. So it moves to a workspace, once.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from weakref import WeakSet
 
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated
@@ -22,13 +22,17 @@ from bedrockish.node.transactions.lending import Lending
 GROWN_MAX = 8  # workspaces at a time; each keeps two connections and up to 48 MiB of pages
 
 
-@dataclass(slots=True, eq=False)
-class _Moved:
-    """A transaction that has moved."""
+class GrownTransaction(OverlayTransaction):
+    """A transaction that has moved.
 
-    workspace: OverlayTransaction
-    caller: str  # the user or the address to whose share it counts
-    checked: Mapping[str, int]  # the commits with which its reads and writes up to its last step were compared
+    Args:
+        caller: the user or the address to whose share it counts.
+    """
+
+    def __init__(self, place: Workspace, session: Session, tick: Callable[[], int], caller: str) -> None:
+        super().__init__(place, session, tick)
+        self.caller = caller
+        self.checked: Mapping[str, int] = {}  # the commits with which its keys up to its last step were compared
 
 
 class GrownTransactions:
@@ -36,24 +40,12 @@ class GrownTransactions:
 
     def __init__(self, lending: Lending, core: Node, workers: WorkerPool) -> None:
         self._lending, self._core, self._workers = lending, core, workers
-        self._moved: dict[Session, _Moved] = {}
+        self._open: WeakSet[GrownTransaction] = WeakSet()
 
     def is_due(self, session: Session) -> bool:
         """Return whether a transaction should move now, because its next statement would write many rows again."""
         is_large = len(session.changes) >= session.moves_at and session.workspace is None
         return is_large and self._lending.interactive.inside is not session
-
-    def forget(self, session: Session) -> None:
-        """Forget a transaction that has ended."""
-        self._moved.pop(session, None)
-
-    def has(self, session: Session) -> bool:
-        """Return whether a transaction has moved and goes on in its workspace."""
-        return self._of(session) is not None
-
-    def _of(self, session: Session) -> _Moved | None:
-        moved = self._moved.get(session)
-        return moved if moved is not None and moved.workspace is session.workspace else None
 
     async def move(self, session: Session, caller: str) -> Mapping[str, int] | None:
         """Move a transaction to a workspace, if there is room for one.
@@ -64,9 +56,8 @@ class GrownTransactions:
             ConflictError: data or a schema on which it rests has changed.
         """
         engine = self._lending.engine
-        self._moved = {one: moved for one, moved in self._moved.items() if one.workspace is moved.workspace}
         try:
-            if not has_room(GROWN_MAX, (moved.caller for moved in self._moved.values()), caller):
+            if not has_room(GROWN_MAX, (one.caller for one in self._open if not one.is_closed), caller):
                 raise UnavailableError("no workspace is free for a transaction of many rows")
             engine.memory.check_large()
             place = Workspace(engine.beside())
@@ -75,25 +66,25 @@ class GrownTransactions:
             return None
         tick = self._workers.scope(session.command, session.clock).tick
         assert tick is not None
-        workspace = OverlayTransaction(place, session, tick)
-        self._moved[session] = moved = _Moved(workspace, caller, {})
-        await self._lending.begin(session, workspace, partial(self._take_snapshot, session, moved))
+        workspace = GrownTransaction(place, session, tick, caller)
+        self._open.add(workspace)
+        await self._lending.begin(session, workspace, partial(self._take_snapshot, session, workspace))
         if session.workspace is not workspace:
             return None
         await self._lending.run(session, workspace.open)
         return session.base
 
-    def _take_snapshot(self, session: Session, moved: _Moved) -> None:
+    def _take_snapshot(self, session: Session, moved: GrownTransaction) -> None:
         """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
         if session.ended:  # its step was cancelled, too; the lender closes the workspace
             return
         lending = self._lending
-        error = lending.interactive.overtaken(session, moves=True) or lending.take_snapshot(session, moved.workspace)
+        error = lending.interactive.overtaken(session, moves=True) or lending.take_snapshot(session, moved)
         if error is None:
             moved.checked = dict(lending.engine.applied)
             return
         session.workspace = None
-        moved.workspace.close()
+        moved.close()
         self._put_off(session)
 
     def _put_off(self, session: Session) -> None:
@@ -107,8 +98,8 @@ class GrownTransactions:
             ConflictError: data or a schema on which the transaction rests has changed.
             BedrockishError: as ``OverlayTransaction.run_list``.
         """
-        moved = self._of(session)
-        assert moved is not None
+        moved = session.workspace
+        assert isinstance(moved, GrownTransaction)
         assert session.sets is not None
         self._lending.interactive.check_schema(session)
         # Only newer commits are compared here, so that a lost transaction ends early; COMMIT compares all commits since
@@ -117,4 +108,4 @@ class GrownTransactions:
         if error is not None:
             raise error
         moved.checked = dict(self._lending.engine.applied)
-        return await self._lending.run(session, lambda: moved.workspace.run_list(statements, results, room))
+        return await self._lending.run(session, lambda: moved.run_list(statements, results, room))

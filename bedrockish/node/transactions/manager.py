@@ -69,7 +69,7 @@ from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
-from bedrockish.node.transactions.grown import GrownTransactions
+from bedrockish.node.transactions.grown import GrownTransaction, GrownTransactions
 from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
@@ -420,7 +420,6 @@ class Transactions:
         if self._open.get(one.name) is not one:
             return False
         del self._open[one.name]
-        self._grown.forget(one.session)
         self._interactive.end(one.session)
         return True
 
@@ -434,7 +433,9 @@ class Transactions:
         last = len(request.statements) - 1
         until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
-            if request.temporary and (one.session.workspace is None or self._grown.has(one.session)):
+            if request.temporary and (
+                one.session.workspace is None or isinstance(one.session.workspace, GrownTransaction)
+            ):
                 yield from self._reach_level(one)
                 lend = partial(self._temporary.lend, one.owner, one.session, request.temporary)
                 one.told = yield from steps.wait(lend)
@@ -449,7 +450,7 @@ class Transactions:
                 if alone <= place < last:
                     done, alone = self._alike(one, request.statements, place, results)
                 try:
-                    if self._grown.has(one.session):
+                    if isinstance(one.session.workspace, GrownTransaction):
                         room -= yield from self._run_moved(one, request.statements, room, results)
                         done = len(results) - place
                     if not done:
@@ -663,7 +664,7 @@ class Transactions:
                 return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
             except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
-        if self._grown.has(session):
+        if isinstance(session.workspace, GrownTransaction):
             prepared = yield from steps.wait(partial(self._lending.finish, session))
             self._find(one.owner, one.name)
         else:

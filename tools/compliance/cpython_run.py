@@ -103,23 +103,13 @@ class Recorder(Recording):
         self.world = world
 
     def name_of(self, test: Any) -> str:
-        """Return the name of a test without the package."""
-        return name_of(test)
+        """Return the name of a test as unittest says it, without the package."""
+        return str(test.id()).removeprefix(f"{PACKAGE}.test_")
 
     def startTest(self, test: Any) -> None:
         """Close the objects that the previous test left open."""
         self.world.begin()
         super().startTest(test)
-
-
-def name_of(test: Any) -> str:
-    """Return the name of a test as unittest says it, without the package."""
-    return str(test.id()).removeprefix(f"{PACKAGE}.test_")
-
-
-def load(module: str) -> unittest.TestSuite:
-    """Return the tests of one module of the suite."""
-    return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(f"{PACKAGE}.test_{module}"))
 
 
 def run(url: str, record: Path, only: Sequence[str]) -> None:
@@ -129,21 +119,10 @@ def run(url: str, record: Path, only: Sequence[str]) -> None:
     support.verbose = 0  # it prints a version that sqlite3 has given up
     world = World(url)
     sys.modules["sqlite3"] = make_module(world)
-    recorder = Recorder(world)
-    for module in MODULES:
-        suite = load(module)
-        for test in flat(suite):
-            if not only or any(word in name_of(test) for word in only):
-                unittest.TestSuite([test]).run(recorder)
+    recorder, loader = Recorder(world), unittest.TestLoader()
+    loader.testNamePatterns = [f"*{word}*" for word in only] or None
+    loader.loadTestsFromNames([f"{PACKAGE}.test_{module}" for module in MODULES]).run(recorder)
     record.write_text(json.dumps(recorder.outcomes, indent=1))
-
-
-def flat(suite: unittest.TestSuite) -> Sequence[unittest.TestCase]:
-    """Return the tests of a suite one by one."""
-    found: list[unittest.TestCase] = []
-    for one in suite:
-        found += flat(one) if isinstance(one, unittest.TestSuite) else [one]
-    return found
 
 
 if __name__ == "__main__":

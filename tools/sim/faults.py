@@ -213,11 +213,11 @@ def suspect(machine: "Machine", luck: Random) -> bool:
     pending = [txid for txid in node.state.votes.pending.transactions if txid not in node.recovery.rounds]
     if attempts and luck.random() < 0.3:
         attempt = luck.choice(attempts)
-        machine.world.suspected(machine.name, attempt.transaction.txid, give_up=True)
+        machine.world.trace(machine.name, "gives up", attempt.transaction.txid)
         machine.guarded(lambda node: node.coordinator.attempts.give_up(attempt))
     elif pending:
         transaction = node.state.votes.pending.transactions[luck.choice(pending)]
-        machine.world.suspected(machine.name, transaction.txid, give_up=False)
+        machine.world.trace(machine.name, "recovers", transaction.txid)
         machine.guarded(lambda node: node.recovery.start(transaction))
     machine.post(Woken())
     return bool(attempts or pending)

@@ -5,11 +5,9 @@ its messages until it is unblocked or the link breaks. Options may make a link w
 reordered, or silently lost.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bedrockish.core.protocol.events import Event, PeerDown, PeerUp, Received
 from bedrockish.core.protocol.messages import Message, decode
@@ -17,21 +15,12 @@ from tools.sim.options import Options
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
+    from tools.sim.world import World
 
 
 DECODED_MAX = 500
 DELAY_MAX_S = 10.0  # a slower link would break; and a limit is needed so that the world comes to rest after all faults
 FAREWELL_S = 0.5  # how long the link to a removed node is kept, so that the node learns of its removal
-
-
-class Scheduler(Protocol):
-    """The interface that a network needs of its world."""
-
-    now: float
-    counts: Counter[str]
-
-    def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Schedule an action after ``delay`` seconds."""
 
 
 @dataclass
@@ -57,7 +46,7 @@ class Link:
 class Network:
     """The links of all nodes."""
 
-    def __init__(self, world: Scheduler, options: Options, luck: Random) -> None:
+    def __init__(self, world: "World", options: Options, luck: Random) -> None:
         self.world = world
         self.options = options
         self.luck = luck

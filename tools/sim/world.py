@@ -269,10 +269,6 @@ class World:
         self.happened.append(name)
         return True
 
-    def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
-        """Record that a node begins a needless recovery, or needlessly gives up a transaction."""
-        self.trace(name, "gives up" if give_up else "recovers", txid)
-
     def trace(self, who: str, *what: object) -> None:
         """Add an event to the trace and to the digest."""
         event = what[0]

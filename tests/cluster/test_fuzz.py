@@ -35,7 +35,7 @@ def test_a_node_that_has_ended_is_a_finding(tmp_path: Path, monkeypatch: pytest.
     """The fuzzer must report that. The fourth member is down as well, so the others have no quorum."""
     monkeypatch.setattr("tools.fuzz.__main__.ANSWER_S", 1.0)
     with lab(tmp_path / "nodes") as made:
-        made.honest[1].kill()
+        made.nodes[1].kill()
         findings = examine(made)
     assert any(finding.startswith("B has ended") for finding in findings)
     assert any(finding.startswith("A does not write") for finding in findings)

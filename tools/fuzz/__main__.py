@@ -16,6 +16,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import trio
+
 import bedrockish
 from bedrockish.errors import BedrockishError
 from tools.fuzz.attacks import attack
@@ -34,7 +36,7 @@ def memory_mib(pid: int) -> int:
 def examine(made: Lab) -> list[str]:
     """Return the faults of the nodes."""
     wrong: list[str] = []
-    for index, node in enumerate(made.honest):
+    for index, node in enumerate(made.nodes):
         if node.process is None or not node.is_running:
             wrong.append(f"{node.name} has ended: {node.last_words()}")
             continue
@@ -55,32 +57,22 @@ def examine(made: Lab) -> list[str]:
         for name in ("internal_errors", "restarts"):
             if counts.get(name):
                 wrong.append(f"{node.name} counts {counts[name]} {name}, the last: {status['internal_error_last']}")
-    until = time.monotonic() + ANSWER_S
-    while True:
-        unread: list[str] = []
-        rows = read_rows(made, unread)
-        differ = len(set(rows.values())) > 1
-        if not differ or time.monotonic() > until:
-            break
-        time.sleep(0.1)  # a request that its client has given up may still commit
-    wrong += unread
-    if differ:
+    if differ := trio.run(made.wait_level, ANSWER_S):  # a request that its client has given up may still commit
+        wrong.append(differ)
+    rows = {node.name: read_rows(made, index) for index, node in enumerate(made.nodes) if node.is_running}
+    if len(set(rows.values())) > 1:
         wrong.append(f"the nodes have other rows: {rows}")
     return wrong
 
 
-def read_rows(made: Lab, wrong: list[str]) -> dict[str, str]:
-    """Return a digest of the table at each running node; append a finding for each node that cannot be read."""
-    rows: dict[str, str] = {}
-    for index, node in enumerate(made.honest):
-        if node.is_running:
-            try:
-                with bedrockish.connect(made.url(index, only=True, options="discover=no")) as db:
-                    query = "SELECT count(*), total(id), total(length(x)) FROM t"
-                    rows[node.name] = str(db.execute(query, read="strict", timeout=ANSWER_S).rows)
-            except BedrockishError as error:
-                wrong.append(f"{node.name} does not read: {error.message}")
-    return rows
+def read_rows(made: Lab, index: int) -> str:
+    """Return a digest of the table at a node, or the error of the read."""
+    try:
+        with bedrockish.connect(made.url(index, only=True, options="discover=no")) as db:
+            query = "SELECT count(*), total(id), total(length(x)) FROM t"
+            return str(db.execute(query, read="strict", timeout=ANSWER_S).rows)
+    except BedrockishError as error:
+        return error.message
 
 
 def main() -> int:

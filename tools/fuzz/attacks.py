@@ -85,14 +85,14 @@ class Frames(Attack):
     def __init__(self, lab: Lab, seed: int, until: float) -> None:
         super().__init__(lab, seed, until)
         self._links: dict[str, socket.socket] = {}
-        found = {node.name: lab.taps[node.name].messages(self.role) for node in lab.honest}
+        found = {node.name: lab.taps[node.name].messages(self.role) for node in lab.nodes}
         self._hellos = {name: hello for name, (hello, _) in found.items()}
         self._said = [payload for _, said in found.values() for payload in said]
         assert self._said, f"nothing was recorded of a {self.role}"
 
     def once(self) -> None:
         """Send some frames to one node."""
-        node = self.luck.choice(self.lab.honest)
+        node = self.luck.choice(self.lab.nodes)
         try:
             link = self._links.get(node.name) or self._open(node.name, node.port)
             frames = [mutated(self.luck.choice(self._said), self.luck) for _ in range(AT_ONCE)]
@@ -161,7 +161,7 @@ class Messages(Attack):
         said = self.lab.taps["A"].messages("peer")[1]
         with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
             path = Path(directory) / "copy.db"
-            source = apsw.Connection(str(self.lab.honest[0].database), flags=apsw.SQLITE_OPEN_READONLY)
+            source = apsw.Connection(str(self.lab.nodes[0].database), flags=apsw.SQLITE_OPEN_READONLY)
             target = apsw.Connection(str(path))
             with closing(source), closing(target), target.backup("main", source, "main") as backup:
                 backup.step(-1)
@@ -202,7 +202,7 @@ class Bytes(Attack):
 
     def once(self) -> None:
         """Send some bytes to one port."""
-        node, luck = self.luck.choice(self.lab.honest), self.luck
+        node, luck = self.luck.choice(self.lab.nodes), self.luck
         port = node.port if luck.random() < 0.5 else node.http_port
         data = luck.choice(
             (
@@ -311,7 +311,7 @@ class Http(Attack):
 
     def once(self) -> None:
         """Send one request."""
-        luck, node = self.luck, self.luck.choice(self.lab.honest)
+        luck, node = self.luck, self.luck.choice(self.lab.nodes)
         assert node.http_port is not None
         body: object = {"sql": odd_text(luck, FINE), "params": [1, {"blob": "AA=="}, None]}
         body = mutated_value(luck.choice((body, [body], [body["sql"]] if isinstance(body, dict) else body)), luck)

@@ -85,11 +85,6 @@ class Lab(LocalCluster):
         port = self.taps[peer.name].port if node.name == LIAR and peer.name in self.taps else peer.port
         return f"127.0.0.1:{port}"
 
-    @property
-    def honest(self) -> list[LocalNode]:
-        """The three nodes that run all the time."""
-        return self.nodes[:3]
-
     def record(self) -> None:
         """Let everything that clients and nodes say be said once, then end the fourth node."""
         for node in self.nodes:
@@ -106,6 +101,7 @@ class Lab(LocalCluster):
                     db.execute("UPDATE t SET x = x || '.' WHERE id = 1", timeout=2)
         time.sleep(1.0)
         liar.kill()
+        self.nodes.remove(liar)
 
 
 def talk(db: bedrockish.Connection) -> None:

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import click
@@ -163,21 +164,6 @@ def laws() -> list[str]:
     return lines
 
 
-def laws_page() -> str:
-    """Return docs/laws.md with new tables."""
-    return filled("laws.md", {"laws": laws})
-
-
-def architecture_page() -> str:
-    """Return docs/architecture.md with a new table of the folders."""
-    return filled("architecture.md", {"rooms": rooms})
-
-
-def protocol_page() -> str:
-    """Return docs/protocol.md with new text between its markers."""
-    return filled("protocol.md", {"messages": messages, "reasons": reasons, "quorums": quorums})
-
-
 def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
     """Return a page of docs/ with new text between its markers."""
     text = (ROOT / "docs" / page).read_text()
@@ -245,17 +231,20 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+TABLES_OF: dict[str, Mapping[str, Callable[[], list[str]]]] = {
+    "architecture.md": {"rooms": rooms},
+    "compliance.md": compliance.tables(),
+    "laws.md": {"laws": laws},
+    "protocol.md": {"messages": messages, "reasons": reasons, "quorums": quorums},
+    "sql.md": {"surface": surface},
+}
 GENERATED: dict[str, Callable[[], str]] = {
     "docs/alerts.yml": alerts_page,
-    "docs/architecture.md": architecture_page,
     "docs/cli.md": cli_page,
-    "docs/compliance.md": lambda: filled("compliance.md", compliance.tables()),
     "docs/errors.md": errors_page,
-    "docs/laws.md": laws_page,
-    "docs/protocol.md": protocol_page,
     "docs/reference.md": lambda: reference_page(NOTE),
-    "docs/sql.md": lambda: filled("sql.md", {"surface": surface}),
     "docs/troubles.md": troubles_page,
+    **{f"docs/{page}": partial(filled, page, parts) for page, parts in TABLES_OF.items()},
 }
 
 

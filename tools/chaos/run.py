@@ -15,7 +15,6 @@ from bedrockish import open_client
 from bedrockish.cli.verify import asking
 from bedrockish.client.compare_nodes import AskRange, NodeComparison
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
@@ -181,10 +180,7 @@ def _judge(cluster: ProxiedCluster, faults: Faults, workload: Workload, verdict:
     logs = [node.log.read_text(errors="replace") for node in cluster.nodes]
     verdict.counts["times that a node was filled again"] = sum(log.count("tables were filled again") for log in logs)
     verdict.wrong += [f"journal: {finding.text}" for finding in found.findings[:10]]
-    digests = {}
-    for node in cluster.nodes:
-        with reading(node.database) as db:
-            digests[node.name] = digest(db)
+    digests = {node.name: digest(node.database) for node in cluster.nodes}
     for node in [*cluster.nodes, *faults.former]:
         if "Traceback" in node.log.read_text(errors="replace"):
             verdict.wrong.append(f"node {node.name} printed a traceback: {node.log}")

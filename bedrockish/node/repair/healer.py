@@ -122,7 +122,7 @@ class Healer:
             reason = f"the entry {place} of the journal of node {state.me} is damaged: {why}"
             self._restart(DamagedError(reason, table="", entry=place))
             return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": reason}
-        elif await self._scrubber.fits_journal() is False:
+        elif (await self._scrubber.fits_journal())[0] is False:
             why = f"the tables of node {state.me} differ from a replay of its own journal"
             self._restart(DamagedError(why, table=""))
             return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": why}
@@ -206,17 +206,14 @@ class Healer:
         while UNPROVEN in health.alarms and health.applies:
             logger.info("comparing the tables of the copy with its journal")
             try:
-                fits = await self._scrubber.fits_journal()
+                fits, why_not = await self._scrubber.fits_journal()
             except ConfigError as error:  # no room for the comparison
                 logger.warning("the copy cannot be compared with its journal now: %s", error.message)
                 await trio.sleep(PROVE_AGAIN_S)
                 continue
-            except DamagedError as error:
-                fits, why = False, error.message
-            else:
-                why = f"the tables of node {me} are a copy, and differ from a replay of its journal"
             if fits is False:
-                self._restart(DamagedError(why, table=""))
+                why = f"the tables of node {me} are a copy, and differ from a replay of its journal"
+                self._restart(DamagedError(f"{why}: {why_not}", table=""))
                 return
             self._engine.set_meta(ALARM + UNPROVEN, None)
             await self._durable()
@@ -297,19 +294,10 @@ class Healer:
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
         """Compare the tables with this node's own journal; if it is not whole, return the result of the others."""
-        try:
-            same = await trio.to_thread.run_sync(
-                refill.fits_journal, self._config.database, self._prepare, trio.from_thread.check_cancelled
-            )
-        except refill.NotWholeError as error:
-            return agrees, f"{why}; and this node's journal does not tell: {error}"
-        except JournalError as error:
-            return False, f"its own journal is damaged: {error}"
-        except DamagedError as error:
-            return False, error.message
-        if same:
-            return True, f"its tables equal a replay of its journal ({why})"
-        return False, f"its tables differ from a replay of its own journal ({why})"
+        same, why_not = await self._scrubber.fits_journal()
+        if same is None:
+            return agrees, f"{why}; and this node's journal does not tell: {why_not}"
+        return same, f"its tables equal a replay of its journal ({why})" if same else f"{why_not} ({why})"
 
     # -- repairing -------------------------------------------------------------------------------------------------
 

@@ -215,7 +215,7 @@ class Scrubber:
         if not found:
             return
         others = {node for node in report.nodes if node != me}
-        right = await self.fits_journal()
+        right, _ = await self.fits_journal()
         if right is None:  # only a majority can tell
             mine = [one for one in found if me in one.minority]
             others &= {node for one in found for node in one.minority or one.nodes}
@@ -228,10 +228,10 @@ class Scrubber:
             for call in links.values():
                 await call({"do": "scrub"})  # the damaged node finds the same, and repairs itself
 
-    async def fits_journal(self) -> bool | None:
-        """Return whether the tables equal a replay of this node's journal; None if the journal is not whole."""
+    async def fits_journal(self) -> tuple[bool | None, str]:
+        """Return whether the tables equal a replay of this node's journal, and why not; None if it is not whole."""
         try:
-            return await trio.to_thread.run_sync(
+            fits = await trio.to_thread.run_sync(
                 refill.fits_journal,
                 self._config.database,
                 self._prepare,
@@ -239,14 +239,15 @@ class Scrubber:
                 trio.from_thread.check_cancelled,
                 limiter=self._replays,
             )
-        except refill.NotWholeError:
-            return None
+        except refill.NotWholeError as error:
+            return None, str(error)
         except JournalError as error:
             logger.error("the journal of this node is damaged: %s", error)
-            return False
+            return False, f"its own journal is damaged: {error}"
         except DamagedError as error:
             logger.error("the tables of this node cannot be read: %s", error.message)
-            return False
+            return False, error.message
+        return fits, "" if fits else "its tables differ from a replay of its own journal"
 
 
 def differs(me: str, found: Difference) -> DamagedError:

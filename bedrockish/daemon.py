@@ -12,11 +12,9 @@ from pathlib import Path
 
 import trio
 
-from bedrockish.common.levels import LEVEL
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory
@@ -47,6 +45,8 @@ from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
 from bedrockish.node.waiting import wait_in_the_open
 from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net import mesh as net
 from bedrockish_net.doors import Doors
 from bedrockish_net.errors import ListenError, NetError

@@ -16,10 +16,10 @@ from typing import Any
 import cbor2
 
 from bedrockish.api.column_blocks import Blocks, rows_of_blocks
-from bedrockish.common.levels import LEVEL
 from bedrockish.common.trace_context import came_with
 from bedrockish.errors import ForeignClusterError, ProtocolMismatchError, UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.transaction import DIGEST_BYTES, LONG_BYTES, head
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check

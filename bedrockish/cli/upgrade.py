@@ -11,8 +11,8 @@ from bedrockish import __version__
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_of
 from bedrockish.client.trio_client import open_client
-from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.levels import LEVEL
 
 TIMEOUT_S = 5.0
 EXPECTED = "upgrade_unfinished"  # a trouble that every cluster has during an upgrade

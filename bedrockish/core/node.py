@@ -7,7 +7,6 @@ a node only when the writes that the node made before it, or those that it names
 from collections.abc import Callable
 from typing import assert_never
 
-from bedrockish.common.levels import OLDEST
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.coordinator.request import Stage
@@ -28,6 +27,7 @@ from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import OLDEST
 from bedrockish_journal.model.transaction import Txid
 
 # The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and the ends

@@ -20,7 +20,7 @@ from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
-from bedrockish.core.protocol.records import Prepared, Recovered, decode_membership
+from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.engine.background_reads import BackgroundReads
 from bedrockish.engine.batch import Batch, Hooks, State
 from bedrockish.engine.derived.index_keeper import stale_indexes
@@ -49,6 +49,7 @@ from bedrockish.engine.storage.wal import Wal
 from bedrockish.engine.stored_votes import StoredVotes
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage import store
 
@@ -515,7 +516,7 @@ class Engine:
         self._applier.indexes.rebuild(stale_indexes(before, tables.virtual, changed, statements))
 
     def _learn_members(self) -> None:
-        membership = decode_membership(system.get_meta(self._db, "membership"))
+        membership = read_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes, membership.version)
         self.entries.void |= system.follow_resolutions(self._db, membership.void)

@@ -12,11 +12,11 @@ import apsw
 from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.common.forks import watch_forks
-from bedrockish.core.protocol.records import Membership, decode_membership
 from bedrockish.engine.execution.executor import Known
 from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.local.page import Facts
+from bedrockish_journal.model.membership import Membership, read_membership
 
 FILES_MAX = 4  # files whose schemas are kept
 
@@ -57,7 +57,7 @@ class _FileSchemas:
         """
         key = facts.device, facts.inode, facts.generation, facts.since
         version, node = int(system.get_meta(db, "schema_version")), str(system.get_meta(db, "node"))
-        membership = decode_membership(system.get_meta(db, "membership"))
+        membership = read_membership(system.get_meta(db, "membership"))
         with self._lock:
             newest = self._newest.get(key)
             if newest is not None and newest.version == version:

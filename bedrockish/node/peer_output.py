@@ -8,7 +8,6 @@ from typing import Any
 import trio
 
 from bedrockish import __version__
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.describe import describe_said
 from bedrockish.core.node import Node
 from bedrockish.core.protocol import effects as do
@@ -20,6 +19,7 @@ from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import begin_on_file, set_members
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.scheduling.durability_gate import DurabilityGate
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ import trio
 from bedrockish import __version__
 from bedrockish.api.wire import PING, STATUS, Ask, Call, Failed, MalformedCallError, Reply, Told, decode_call
 from bedrockish.api.wire import encode_reply as encode
-from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.node.admin.status import WAITING
@@ -25,6 +24,7 @@ from bedrockish.node.admin.troubles import CANNOT_WRITE
 from bedrockish.node.admin.watching import Room
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.published import close_socket, open_socket
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_net.errors import LinkClosedError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import accept, is_local

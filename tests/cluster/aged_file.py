@@ -5,13 +5,13 @@ import secrets
 from pathlib import Path
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.common.levels import LEVEL
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.node.admin.retention import PACKED_MS
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import make_id
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.common.levels import LEVEL
+from bedrockish_journal.model.levels import LEVEL
 from tools.cluster import ROOT
 
 NAMED = Path(__file__).with_name("last_release.txt")  # its version and its commit

@@ -22,8 +22,8 @@ from bedrockish.api.requests import (
     MemberChange,
 )
 from bedrockish.common.password_hash import hash_password
-from bedrockish.core.protocol.records import decode_membership
 from bedrockish.errors import ConflictError, ForbiddenError, MembershipError
+from bedrockish_journal.model.membership import read_membership
 from tests.cluster.story import judge_files, level, ready, status_of, until
 from tests.cluster.test_members import newcomer, voters
 from tools.cluster import LocalCluster, free_ports, local_cluster
@@ -119,7 +119,7 @@ async def retires(operator: Client, node: str) -> bool:
     await operator.change_members(MemberChange(ADD, "E", "127.0.0.1:1"))
     await operator.change_members(MemberChange(REMOVE, "E"))
     found = await operator.execute("SELECT value FROM bedrockish_meta WHERE key = 'membership'")
-    return node in decode_membership(bytes(found.value())).retired
+    return node in read_membership(bytes(found.value())).retired
 
 
 USERS = (

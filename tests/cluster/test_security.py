@@ -18,9 +18,9 @@ import trio
 
 import bedrockish.dbapi
 from bedrockish import connect
-from bedrockish.common.levels import LEVEL
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_net.errors import NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.stream import Link

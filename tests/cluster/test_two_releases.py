@@ -12,8 +12,8 @@ import trio
 from bedrockish import Client, open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.transaction import Transaction
-from bedrockish.common.levels import LEVEL
 from bedrockish.errors import ConstraintError, UnsupportedError
+from bedrockish_journal.model.levels import LEVEL
 from tests.cluster.releases import unpack_last_release, unpack_lower_level
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
 from tests.cluster.test_members import Work, working

@@ -27,8 +27,8 @@ import pytest
 import trio
 
 from bedrockish import connect, open_client
-from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish_journal.model.levels import LEVEL
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, status_of, until
 from tests.cluster.test_waiting import LIMIT_BYTES, limit_files

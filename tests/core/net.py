@@ -5,8 +5,8 @@ from collections import deque
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Gossip, Message
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.membership import Member, Membership
 from tools.modelcheck.place import Place, new_place
 
 PLAIN = Settings(ask_rest_ms=0)  # every voter gets each BEGIN at once

@@ -4,9 +4,9 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, STEP, Incarnations
 from bedrockish.node.cluster.starts import STARTS, STARTS_MAX, add_start, read_starts
+from bedrockish_journal.model.membership import Member, Membership
 
 MEMBERS = Membership(0, {"B": Member("B", "h:1"), "L": Member("L", "h:2", voter=False)})
 

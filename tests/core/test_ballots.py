@@ -19,10 +19,11 @@ from bedrockish.core.protocol.messages import (
     Rollback,
     Standing,
 )
-from bedrockish.core.protocol.records import Membership, Prepared
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 from tests.core.net import Net, add

@@ -23,7 +23,7 @@ from bedrockish.core.protocol.messages import (
     decode,
     encode,
 )
-from bedrockish.core.protocol.records import ENDED, Member, Membership, Prepared, Recovered
+from bedrockish.core.protocol.records import ENDED, Prepared, Recovered
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
@@ -38,6 +38,7 @@ from bedrockish_journal.model.clock import (
     pack,
 )
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_member_changes import CLOCK, WALL, One, membership

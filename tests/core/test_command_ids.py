@@ -20,7 +20,7 @@ from bedrockish.core.protocol.messages import (
     Reject,
     Standing,
 )
-from bedrockish.core.protocol.records import FORGOTTEN, Member, Membership, Prepared, Recovered
+from bedrockish.core.protocol.records import FORGOTTEN, Prepared, Recovered
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
@@ -28,6 +28,7 @@ from bedrockish.errors import ForgottenError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 

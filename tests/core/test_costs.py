@@ -11,12 +11,13 @@ from bedrockish.api.requests import Request
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted
 from bedrockish.core.protocol.messages import Begin, Commit, Gossip, Outcome, Reason, Recover, Reject
-from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 WALL = 1_700_000_000_000

@@ -9,10 +9,11 @@ from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
-from bedrockish.core.protocol.records import ENDED, Membership, Prepared, Vote
+from bedrockish.core.protocol.records import ENDED, Prepared, Vote
 from bedrockish.errors import DeadlineError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 ALICE, BETTY = Txid(1, "A"), Txid(2, "B")

@@ -4,7 +4,6 @@ import cbor2
 import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.attempts import Attempt
 from bedrockish.core.coordinator.request import InFlight, did_not_happen
 from bedrockish.core.node import Node
@@ -49,6 +48,7 @@ from bedrockish.errors import ConflictError, ReadOnlyError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.test_member_changes import CLOCK, WALL, commit, membership, transaction
 

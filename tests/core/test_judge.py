@@ -16,12 +16,13 @@ import pytest
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Promise, Standing
-from bedrockish.core.protocol.records import Member, Membership, Recovered
+from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery import judge as judging
 from bedrockish.core.recovery.judge import ABORT, COMMIT, Answer, First, Verdict, judge
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority, may_count_out
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tools.editing import fault, in_force
 

@@ -6,7 +6,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.events import Event, Now, PeerUp, Received, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Gossip, Promise, Recover, Standing
-from bedrockish.core.protocol.records import Member, Membership, Recovered
+from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.state import commit_window, packed_commits
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.file_lookups import FileLookups
@@ -14,6 +14,7 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 

@@ -9,7 +9,6 @@ import cbor2
 import pytest
 
 from bedrockish.api.requests import STRICT, Request, Token
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.revalidation import KEEPS_BASE, overtaken
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import (
@@ -52,7 +51,7 @@ from bedrockish.core.protocol.messages import (
     Rollback,
     ToldClock,
 )
-from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, encode_membership
+from bedrockish.core.protocol.records import Joining, Prepared, Recovered
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import NEVER
@@ -61,7 +60,8 @@ from bedrockish.errors import LearnerError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.membership import UserSaid
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Member, Membership, UserSaid, pack_membership
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector
 
@@ -81,7 +81,7 @@ def transaction(
     written = AccessSet(write_points=frozenset({b"t:x\0" + str(number).encode()}))
     command = f"{leader}-{number}"
     access_set = claim(written if change is None else AccessSet(), (command,), kind, CLOCK + number)
-    changes = b"" if change is None else encode_membership(change)
+    changes = b"" if change is None else pack_membership(change)
     txid = Txid(CLOCK + number, leader)
     return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", kind, access_set, changes, b"")
 

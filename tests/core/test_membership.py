@@ -7,18 +7,11 @@ from itertools import product
 import pytest
 
 from bedrockish.api.requests import MEMBER_ACTIONS, MemberChange
-from bedrockish.core.protocol.records import (
-    Joining,
-    Member,
-    Membership,
-    decode_joining,
-    decode_membership,
-    encode_joining,
-    encode_membership,
-)
+from bedrockish.core.protocol.records import Joining, decode_joining, encode_joining
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.errors import MembershipError
+from bedrockish_journal.model.membership import Member, Membership, pack_membership, read_membership
 
 NAMES = "ABCD"
 
@@ -59,7 +52,7 @@ def test_every_change_of_every_membership_keeps_the_laws() -> None:
         if new.voters != old.voters and not change.force:
             assert len(alive & set(new.voters)) >= approvals_needed(len(new.voters))
         assert len({member.address for member in new.members.values()}) == len(new.members)
-        assert decode_membership(encode_membership(new)) == new
+        assert read_membership(pack_membership(new)) == new
     assert made > 1000
 
 
@@ -164,7 +157,7 @@ def test_name_of_a_former_voter_is_refused_for_another_file(leaves: tuple[str, .
     if "D" not in old.members:
         with pytest.raises(MembershipError, match="D: the name has voted"):
             change_members(old, MemberChange("replace", "A", "h:1", "D"), facts)
-    assert decode_membership(encode_membership(old)).former == ("D",)
+    assert read_membership(pack_membership(old)).former == ("D",)
 
 
 def test_former_voter_votes_again_with_its_own_file() -> None:

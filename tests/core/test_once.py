@@ -10,13 +10,14 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Execute, Reply, Send, SendEntries
 from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Begin, Entries, Message, Rollback
-from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.core.state.settings import Settings
 from bedrockish.engine.execution.merging import merge
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
 

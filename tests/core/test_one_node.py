@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
@@ -31,7 +30,7 @@ from bedrockish.core.protocol.messages import (
     Rollback,
     Standing,
 )
-from bedrockish.core.protocol.records import Joining, Membership, Prepared, Recovered, Vote
+from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
@@ -39,6 +38,8 @@ from bedrockish.errors import ConflictError, MembershipError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import milliseconds, moved, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_ballots import begin, hear, state

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import Request
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.attempts import Attempt
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservation
@@ -32,7 +31,7 @@ from bedrockish.core.protocol.messages import (
     Stored,
     ToldClock,
 )
-from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, Vote
+from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.replica.voter import COMPARING_S
 from bedrockish.core.state.certifier import claim
@@ -43,6 +42,8 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import CLOCK_LIMIT, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 

@@ -8,12 +8,13 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.events import Executed, Now, Submitted
 from bedrockish.core.protocol.messages import Begin, Check, Reason, Reject, Rollback
-from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import AccessSet, clock_key
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net
 

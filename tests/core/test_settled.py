@@ -8,11 +8,12 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Keep, Send, SendOutcome
 from bedrockish.core.protocol.events import Now, Received, Woken
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Gossip, Message, Outcome, Recover
-from bedrockish.core.protocol.records import Joining, Membership, Recovered
+from bedrockish.core.protocol.records import Joining, Recovered
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from tests.core.test_member_changes import CLOCK, WALL, membership, transaction
 

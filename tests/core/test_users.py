@@ -7,11 +7,21 @@ import pytest
 
 from bedrockish.api.requests import ADD, USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.common.password_hash import hash_password
-from bedrockish.core.protocol.records import Member, Membership, decode_membership, encode_membership
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.errors import MembershipError
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER, UserSaid, read_membership, without_secrets
+from bedrockish_journal.model.membership import (
+    ADMIN,
+    OWNER,
+    READER,
+    WRITER,
+    Member,
+    Membership,
+    UserSaid,
+    pack_membership,
+    read_membership,
+    without_secrets,
+)
 
 HASH = str(hash_password("x", bytes(16)))
 OTHER = str(hash_password("y", bytes(16)))
@@ -98,12 +108,12 @@ def test_malformed_password_hashes_are_refused(arguments: tuple[str, ...], secre
 
 def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     both = change(change(ONE, USER_ADD, "ann", "writer", secret=OTHER), USER_REMOVE, "bob")
-    assert decode_membership(encode_membership(both)) == both
+    assert read_membership(pack_membership(both)) == both
     grown = change_members(both, MemberChange(ADD, "B", "h:2"), Facts())
     assert grown.users == both.users
     plain = replace(ONE, users={})
-    assert len(cbor2.loads(encode_membership(plain))) == 4, "nothing extra without users"
-    open_ = without_secrets(encode_membership(both))
+    assert len(cbor2.loads(pack_membership(plain))) == 4, "nothing extra without users"
+    open_ = without_secrets(pack_membership(both))
     assert (HASH.encode() in open_, OTHER.encode() in open_) == (False, False)
     assert read_membership(open_).users == {"ann": UserSaid("", WRITER, 8), "bob": None, "root": UserSaid("", ADMIN, 1)}
     assert "scrypt" not in repr(both)
@@ -117,8 +127,8 @@ def test_roles_for_single_tables_are_granted_and_revoked() -> None:
 
     users = at(at(users, USER_GRANT, "writer", "account"), USER_GRANT, "reader", "It'em")
     assert users.users["ann"] == UserSaid(HASH, 0, 8, {"account": WRITER, "It'em": READER})
-    assert decode_membership(encode_membership(users)) == users
-    assert read_membership(without_secrets(encode_membership(users))).users["ann"] == UserSaid(
+    assert read_membership(pack_membership(users)) == users
+    assert read_membership(without_secrets(pack_membership(users))).users["ann"] == UserSaid(
         "", 0, 8, {"account": WRITER, "It'em": READER}
     )
     users = at(at(users, USER_GRANT, "reader", "account"), USER_REVOKE, "writer", "account")
@@ -152,7 +162,7 @@ def test_roles_for_single_tables_are_granted_and_revoked() -> None:
     ],
 )
 def test_users_that_are_none_are_refused(users: object) -> None:
-    fields = cbor2.loads(encode_membership(ONE))
+    fields = cbor2.loads(pack_membership(ONE))
     fields[5] = users
     with pytest.raises(EntryMalformedError):
-        decode_membership(cbor2.dumps(fields))
+        read_membership(cbor2.dumps(fields))

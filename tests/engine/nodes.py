@@ -7,9 +7,10 @@ from typing import Any
 import apsw
 
 from bedrockish.api.requests import Request, Result, Statement, decode_results
-from bedrockish.core.protocol.records import Member, Membership, Prepared
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.verify.replay import digest
 

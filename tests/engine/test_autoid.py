@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
+from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.statements.insert_rewriter import rewrite
 from bedrockish.engine.statements.rowid_allocator import stripe
 from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
 from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.membership import Member, Membership, pack_membership
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import Sql, TestNode, ids_like_sqlite
@@ -305,7 +306,7 @@ def test_a_changed_membership_gives_new_stripes(full: TestNode) -> None:
     changed = Transaction(
         *(Txid(9, "A"), prepared.base, 0, prepared.schema, 1, "m", "serializable", MEMBERS),
         prepared.access_set,
-        encode_membership(membership),
+        pack_membership(membership),
         prepared.result,
     )
     full.apply(type(entry)(entry.leader, entry.tick, entry.after, changed, None, entry.prev))

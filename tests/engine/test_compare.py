@@ -15,8 +15,8 @@ import pytest
 
 from bedrockish.client import compare_nodes
 from bedrockish.client.compare_nodes import NodeComparison, Report
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.errors import UnavailableError
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.verify import row_digests
 from bedrockish_journal.verify.compare_rows import UNREADABLE, minority

@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 from bedrockish.core.protocol.pieces import Part
-from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
+from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES, RESERVE_BYTES, RESERVE_LEAST
@@ -23,6 +23,7 @@ from bedrockish.errors import ConfigError, DamagedError
 from bedrockish.node.admin.wal_readers import HELD_FRAMES_MIN, describe_held_wal, readers_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
+from bedrockish_journal.model.membership import Member, Membership, pack_membership
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import MEMBERSHIP, Engine, Founding, Limits, TestNode
@@ -328,7 +329,7 @@ def test_a_membership_entry_changes_the_membership(make_node: MakeNode) -> None:
     node.run(SCHEMA)
     prepared = node.prepare("INSERT INTO t(filler) VALUES (1)")
     after = Membership(1, {**MEMBERSHIP.members, "C": Member("C", "localhost:C", voter=False)})
-    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), encode_membership(after), prepared.result)
+    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), pack_membership(after), prepared.result)
     node.apply(node.entry(members))
 
     assert node.engine.recover().membership == after
@@ -340,7 +341,7 @@ def test_membership_entry_voids_transactions_durably(make_node: MakeNode) -> Non
     node.run(SCHEMA)
     prepared = node.prepare("INSERT INTO t(filler) VALUES (1)")
     after = Membership(1, MEMBERSHIP.members, void=(Txid(5, "B"),))
-    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), encode_membership(after), prepared.result)
+    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), pack_membership(after), prepared.result)
     node.apply(node.entry(members))
     assert node.engine.entries.void == {Txid(5, "B")}
     node.engine.flush()

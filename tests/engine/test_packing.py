@@ -7,13 +7,13 @@ import pytest
 import trio
 
 from bedrockish.core.protocol.health import DISK_FULL
-from bedrockish.core.protocol.records import Membership
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.rights import opened
 from bedrockish.errors import SqlError, UnavailableError, UnsupportedError
 from bedrockish.node.admin import retention
 from bedrockish.node.admin.retention import PACKED_MS, Upkeep
 from bedrockish_journal.model.clock import moved
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode

@@ -6,11 +6,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import scratch_files
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import ConfigError, DamagedError, UnavailableError
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.verify.replay import digest
 
 FOUNDING = Founding("A", Membership(0, {"A": Member("A", "h:1")}, "id"), "store")

@@ -23,8 +23,9 @@ def anchored(paths: Sequence[Path]) -> list[Anchor]:
     db = open_readonly(paths[0])
     founders, digest = read_membership(db.execute(_FOUNDERS).get), founders_hash(db)
     db.close()
-    voters = tuple(sorted(name for name, votes in founders.voters.items() if votes))
-    said = Statement("c", 1, FIRST, time.time_ns() // 1_000_000, 0, digest, founders.version, voters, ends)
+    said = Statement(
+        "c", 1, FIRST, time.time_ns() // 1_000_000, 0, digest, founders.version, tuple(founders.voters), ends
+    )
     return [Anchor(said.text(), said)]
 
 

@@ -19,13 +19,13 @@ from bedrockish.config.config import Config
 from bedrockish.core.protocol.effects import Early, Keep, KeepHold
 from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError, UnavailableError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling import durability
 from bedrockish.node.scheduling.durability import FsyncThread
 from bedrockish_journal.model.clock import pack
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_net import mesh as net
 from bedrockish_net.inflow import Inflow

@@ -23,7 +23,6 @@ from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.effects import Keep
 from bedrockish.core.protocol.health import DAMAGED_TABLES, Health
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.errors import lost_file
@@ -47,6 +46,7 @@ from bedrockish.node.event_loop import Runtime
 from bedrockish.node.repair.healer import RestartError, note_damage
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import STUCK_S, Job
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net.errors import ListenError
 from bedrockish_net.mesh import Mesh
 from tests.node.test_durability import open_runtime

@@ -11,9 +11,7 @@ import trio
 
 from bedrockish.api.url import Address
 from bedrockish.client.credentials import Entry
-from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage.database_file import check_alone, is_node_file
 from bedrockish.errors import ConfigError
@@ -29,6 +27,8 @@ from bedrockish.node.cluster.identity import (
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, disbelieve
 from bedrockish.node.cluster.starts import STARTS, read_starts
 from bedrockish.node.event_loop import Runtime
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net.errors import Code, RemoteProtocolError
 from bedrockish_net.events import Hello
 from bedrockish_net.mesh import PeerUp, TurnedAway

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.core.protocol.records import Joining, Member, Membership, encode_joining
+from bedrockish.core.protocol.records import Joining, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage.rename_copy import relabel
 from bedrockish.node.cluster.incarnations import OLDER_FILE, Incarnations
 from bedrockish.node.cluster.membership import begin_on_file
 from bedrockish.node.cluster.starts import STARTS, Start, read_starts
+from bedrockish_journal.model.membership import Member, Membership
 
 MEMBERS = Membership(0, {name: Member(name, f"h:{place}") for place, name in enumerate("AB", 1)})
 

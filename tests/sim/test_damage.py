@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from bedrockish.core.protocol.records import Membership, Vote
+from bedrockish.core.protocol.records import Vote
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.sim.disk import ALARM, Image
 from tools.sim.options import Options, draw_hard_options, draw_wide_options

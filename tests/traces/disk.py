@@ -6,8 +6,9 @@ from typing import Any
 import cbor2
 
 from bedrockish.core.protocol.effects import Apply, Effect, Forget, Keep, Persist
-from bedrockish.core.protocol.records import Membership, Recovered, Vote, decode_membership
+from bedrockish.core.protocol.records import Recovered, Vote
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import ROWS, Txid
 
 
@@ -37,7 +38,7 @@ class Image:
                 if not repeat and entry.transaction.kind == ROWS:
                     self.rows.update(cbor2.loads(entry.transaction.changes))
                 elif not repeat:
-                    self.membership = decode_membership(entry.transaction.changes)
+                    self.membership = read_membership(entry.transaction.changes)
             case _:
                 return False
         return True

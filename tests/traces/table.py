@@ -29,11 +29,12 @@ from bedrockish.core.protocol.effects import (
 )
 from bedrockish.core.protocol.events import Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, decode, encode
-from bedrockish.core.protocol.records import Member, Membership, Prepared, encode_membership
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.roster import Roster
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.membership import Member, Membership, pack_membership
 from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 from tests.traces.disk import Disk
@@ -252,7 +253,7 @@ class Table:
 
     def _prepare_members(self, place: Place, names: tuple[str, ...]) -> Prepared:
         version = self.core(place.name).state.roster.membership.version + 1
-        changes = encode_membership(Membership(version, {name: Member(name, "") for name in names}))
+        changes = pack_membership(Membership(version, {name: Member(name, "") for name in names}))
         return Prepared(place.disk.live.applied, 0, False, MEMBERS, AccessSet(), changes, b"")
 
     def _keep(self, place: Place, text: str, level: int, flight: Flight | None = None) -> None:

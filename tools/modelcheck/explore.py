@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from bedrockish.core.protocol.messages import decode
-from bedrockish.core.protocol.records import Member, Membership
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.ending import Ending
 from tools.modelcheck.frozen import thaw

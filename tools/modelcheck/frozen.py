@@ -15,10 +15,10 @@ from hashlib import blake2b
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Transaction
 
 # Statistics, numbers that only distinguish timers, and constants of a scope.

@@ -13,11 +13,11 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.messages import Message
-from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write

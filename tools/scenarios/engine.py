@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.core.protocol.records import Member, Membership, Prepared
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.daemon import calm_collector
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 ROWS = 10_000

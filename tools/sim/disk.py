@@ -15,21 +15,14 @@ from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Early,
 from bedrockish.core.protocol.health import DAMAGED_TABLES, decode_alarm
 from bedrockish.core.protocol.messages import Entries, Outcome
 from bedrockish.core.protocol.pieces import Part
-from bedrockish.core.protocol.records import (
-    Joining,
-    Membership,
-    Recovered,
-    Vote,
-    decode_joining,
-    decode_membership,
-    encode_joining,
-)
+from bedrockish.core.protocol.records import Joining, Recovered, Vote, decode_joining, encode_joining
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.node.cluster.incarnations import PREFIX
 from bedrockish.node.cluster.starts import STARTS, Start, add_start, read_starts
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector
 from tools.sim.database import Row, apply
@@ -123,7 +116,7 @@ class Image:
             assert self.scheduled is None, f"{entry.txid} changes the schema before {self.scheduled} is in force"
             self.scheduled = entry.transaction
         if entry.transaction.kind == MEMBERS:
-            self.membership = decode_membership(entry.transaction.changes)
+            self.membership = read_membership(entry.transaction.changes)
         apply(self.rows, entry.transaction)
         if self.flipped and entry.transaction.kind == ROWS:
             for key, _, _ in cbor2.loads(entry.transaction.changes):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import cbor2
 
 from bedrockish.api.requests import SNAPSHOT, STALE, STRICT
-from bedrockish.core.protocol.records import Prepared, decode_membership, encode_membership
+from bedrockish.core.protocol.records import Prepared
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import ReplayBlockedError
+from bedrockish_journal.model.membership import pack_membership, read_membership
 from bedrockish_journal.model.order import draws, replay_order
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
@@ -90,7 +91,7 @@ class Histories:
         its timeline would seem to continue after it was retired.
         """
         bodies: dict[Txid, bytes] = {}
-        founding = encode_membership(self.world.founded)
+        founding = pack_membership(self.world.founded)
 
         def original(clock: int, origin: str, _seq: int) -> bytes | None:
             return bodies.get(Txid(clock, origin))
@@ -113,7 +114,7 @@ class Histories:
         ends: dict[str, int] = {}
         for entry in self.first.values():
             if entry.transaction.kind == MEMBERS:
-                said = decode_membership(entry.transaction.changes)
+                said = read_membership(entry.transaction.changes)
                 new = [leader for leader, since in said.retired.items() if since == said.version]
                 ends.update((leader, entry.after.get(leader, 0)) for leader in new)
         for (leader, tick), entry in self.entries.items():

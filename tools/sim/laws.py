@@ -23,10 +23,10 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.messages import Outcome as Told
-from bedrockish.core.protocol.records import decode_membership
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry, decode_label
+from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from tools.sim.clients import Call
 from tools.sim.damage import is_damaged
@@ -242,7 +242,7 @@ class Laws:
     def _changed_durably(self, entry: Entry) -> None:
         """Check that a membership change follows the last one, changes at most one voter, and leaves a quorum."""
         world, old = self.world, self.world.membership
-        new = decode_membership(entry.transaction.changes)
+        new = read_membership(entry.transaction.changes)
         if new.version != old.version + 1:
             self.broken("memberships follow each other", f"{entry.place} makes {new.version} after {old.version}")
         if len(set(old.voters) ^ set(new.voters)) > 1:

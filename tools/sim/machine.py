@@ -19,7 +19,7 @@ from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.events import Event, Now
 from bedrockish.core.protocol.messages import Gossip, Message, encode
 from bedrockish.core.protocol.pieces import Part
-from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
+from bedrockish.core.protocol.records import Joining, Prepared
 from bedrockish.core.state.membership import change_members
 from bedrockish.engine.execution.merging import merge
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -28,6 +28,7 @@ from bedrockish.node.cluster.incarnations import OLDER_FILE, PREFIX, Incarnation
 from bedrockish.node.cluster.membership import facts
 from bedrockish.node.cluster.starts import STARTS
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.membership import pack_membership
 from bedrockish_journal.model.transaction import MEMBERS
 from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute, join, only_writes
@@ -461,7 +462,7 @@ class Machine:
         if request.change is None:
             return self.execute(request, clock, [other.request for other in others])
         known = facts(node, self.known.stores, self.now())
-        changes = encode_membership(change_members(node.state.roster.membership, request.change, known))
+        changes = pack_membership(change_members(node.state.roster.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, AccessSet(), changes, NOTHING)
 
     def execute(self, request: Request, clock: int, others: Sequence[Request] = ()) -> Prepared:

@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, RAISE, REMOVE, REPLACE, Answer, MemberChange, Request
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.records import Joining
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.errors import BedrockishError, MembershipError
+from bedrockish_journal.model.levels import LEVEL
 from tools.sim.disk import Image
 
 if TYPE_CHECKING:

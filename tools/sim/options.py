@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.state import commit_window, packed_commits
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.levels import LEVEL
 
 FAULTS = (
     "crash",

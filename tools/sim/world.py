@@ -10,10 +10,10 @@ from typing import Any
 from bedrockish.core.describe import Printer
 from bedrockish.core.protocol.events import Received
 from bedrockish.core.protocol.messages import Message
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
 from bedrockish.node.cluster.starts import Seen, lacks
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.sim.clients import Client, FeedReader
 from tools.sim.damage import Flips

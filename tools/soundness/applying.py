@@ -28,7 +28,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.access_sets.writeset import _agree
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
 from bedrockish.core.coordinator.revalidation import first_conflict
-from bedrockish.core.protocol.records import Member, Membership, Prepared
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import claim, prepare_commit
 from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
@@ -39,6 +39,7 @@ from bedrockish.errors import BedrockishError, ConflictError, DamagedError, Unsu
 from bedrockish.sqltext.session_settings import NONE, with_settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify.replay import RANDOM, digest, replay

@@ -9,9 +9,10 @@ rule makes that true for every observer. The only exception is a Send that names
 from bedrockish.api.requests import Answer
 from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.pieces import Part
-from bedrockish.core.protocol.records import Membership, Vote
+from bedrockish.core.protocol.records import Vote
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector

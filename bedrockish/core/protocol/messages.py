@@ -22,12 +22,12 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.common.levels import LEVEL, OLDEST
 from bedrockish.common.trace_context import read_traceparent
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL, OLDEST
 from bedrockish_journal.model.transaction import Transaction, Txid, check_txid, decode_transaction, pack
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 import cbor2
 
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.health import Alarm
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import MemberSaid, MembershipSaid, UserSaid, pack_membership, read_membership
+from bedrockish_journal.model.membership import Membership, pack_membership, read_membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
@@ -72,63 +71,6 @@ class Vote:
 
 
 @value
-class Member:
-    """A member of the cluster."""
-
-    node: str  # the name of the member
-    address: str  # ``host:port`` at which it listens
-    voter: bool = True  # whether it approves transactions; a learner only applies them
-    store: str = ""  # the random id of its file; empty until it is known
-
-
-@value
-class Membership:
-    """The members and users of the cluster, as of a commit."""
-
-    version: int  # the number of changes before; the cluster was founded with 0
-    members: Mapping[str, Member]  # the members, by name
-    cluster_id: str = ""  # the random id that the cluster got at its founding
-    level: int = LEVEL  # the release level that every member reads, see ``levels``
-    # Timelines of former members that vectors omit, each with the version from which on.
-    retired: Mapping[str, int] = field(default_factory=dict)
-    # The users of the cluster, by name; None for a removed user.
-    users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
-    former: tuple[str, ...] = ()  # the sorted names of former voters: no node with another file gets such a name
-    # Transactions that no node could apply, and whose changes all members skip by an operator's order.
-    void: tuple[Txid, ...] = ()
-
-    @property
-    def voters(self) -> list[str]:
-        """Names of the voters, sorted."""
-        return sorted(node for node, member in self.members.items() if member.voter)
-
-    @property
-    def nodes(self) -> list[str]:
-        """Names of all members, sorted."""
-        return sorted(self.members)
-
-
-def encode_membership(membership: Membership) -> bytes:
-    """Return the canonical bytes of a membership (``bedrockish_journal.model.membership``)."""
-    # The journal has its own types for members: readers of it need not have the core.
-    members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
-    cluster = membership.cluster_id, membership.level, membership.retired, membership.users, membership.former
-    return pack_membership(MembershipSaid(membership.version, members, *cluster, membership.void))
-
-
-def decode_membership(data: bytes) -> Membership:
-    """Return the membership that ``encode_membership`` wrote.
-
-    Raises:
-        EntryMalformedError: the bytes are not a membership.
-    """
-    said = read_membership(data)
-    members = {one.node: Member(*one) for one in said.members}
-    later = said.cluster_id, said.level, said.retired, said.users, said.former, said.void
-    return Membership(said.version, members, *later)
-
-
-@value
 class Joining:
     """The facts that a new node gets when it is added; its own file lacks them until it has caught up."""
 
@@ -138,7 +80,7 @@ class Joining:
 
 def encode_joining(joining: Joining) -> bytes:
     """Return the bytes of a ``Joining`` in a new node's file."""
-    return cbor2.dumps([encode_membership(joining.membership), canonical(joining.vector)])
+    return cbor2.dumps([pack_membership(joining.membership), canonical(joining.vector)])
 
 
 def decode_joining(data: bytes) -> Joining:
@@ -149,7 +91,7 @@ def decode_joining(data: bytes) -> Joining:
     """
     try:
         membership, vector = cbor2.loads(data)
-        return Joining(decode_membership(membership), check(vector))
+        return Joining(read_membership(membership), check(vector))
     except (cbor2.CBORError, ValueError, TypeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not the record of a join: {error}") from error
 

@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Apply, Halt, SendEntries, SetMembers
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
-from bedrockish.core.protocol.records import Membership, decode_membership
 from bedrockish.core.state.commit_window import NEVER
 from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.repeat import Repeat
@@ -21,6 +19,8 @@ from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers, merge
 
@@ -221,7 +221,7 @@ class ApplyQueue:
         # The vote was kept for the outcome, which is in the journal from now on.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
-            self._change_members(entry.place, txid, decode_membership(entry.transaction.changes))
+            self._change_members(entry.place, txid, read_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
         """Put a scheduled change in force if a transaction ran on its schema; return whether the entry can be applied.

@@ -8,7 +8,6 @@ against recoveries.
 from collections import deque
 from collections.abc import Mapping
 
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Keep
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.messages import Gossip
@@ -18,6 +17,7 @@ from bedrockish.core.replica.times import Times
 from bedrockish.core.state.settings import majority
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.clock import moved
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 

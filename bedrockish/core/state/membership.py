@@ -10,11 +10,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from bedrockish.api.requests import ADD, ADDRESS, MEMBER_ACTIONS, RAISE, USER_ACTIONS, VOID, MemberChange
-from bedrockish.common.levels import UNKNOWN
-from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.core.state.users import change_users
 from bedrockish.errors import MembershipError
+from bedrockish_journal.model.levels import UNKNOWN
+from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import parse_txid
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-from bedrockish.common.levels import LEVEL, UNKNOWN
 from bedrockish.core.protocol.health import Health, Mode
-from bedrockish.core.protocol.records import Membership, Recovered
+from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish_journal.model.levels import LEVEL, UNKNOWN
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.vector import Vector, covers
 
 

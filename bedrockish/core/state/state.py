@@ -13,7 +13,7 @@ from bedrockish.core.protocol.effects import Activate, Keep, KeepHold, SetMember
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Health
 from bedrockish.core.protocol.messages import Reserved
-from bedrockish.core.protocol.records import Membership, Recovered
+from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.clock import Clock
@@ -31,6 +31,7 @@ from bedrockish.core.state.votes import Votes
 from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.clock import CLOCK_LIMIT, milliseconds, moved
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers
 

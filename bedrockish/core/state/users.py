@@ -9,9 +9,8 @@ from collections.abc import Mapping
 
 from bedrockish.api.requests import USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, MemberChange
 from bedrockish.common.password_hash import LOG_N, USER, P, R, read_hash
-from bedrockish.core.protocol.records import Membership
 from bedrockish.errors import MembershipError
-from bedrockish_journal.model.membership import ADMIN, ROLES, WRITER, UserSaid
+from bedrockish_journal.model.membership import ADMIN, ROLES, WRITER, Membership, UserSaid
 
 USERS_MAX, TABLES_MAX, NAME_CHARACTERS_MAX = 10_000, 1_000, 200
 _NO_TABLES = ("sqlite_", "bedrockish_")

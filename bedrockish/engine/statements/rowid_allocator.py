@@ -15,11 +15,12 @@ import apsw
 
 from bedrockish.access_sets.key_encoding import apply_affinity
 from bedrockish.access_sets.table_layout import Table, Tables, quote
-from bedrockish.core.protocol.records import Membership, Vote
+from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.sqlite.bind import INT_MAX
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, UsageError
 from bedrockish_journal.model.changes import Value, decode_changes
+from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS
 
 STRIPES_MIN = 16  # the number of stripes is the same for up to so many members

@@ -14,8 +14,6 @@ import apsw
 from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.common.levels import LEVEL
-from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.storage import system_tables as system
@@ -24,6 +22,8 @@ from bedrockish.engine.storage.stand_in import remove_leftovers
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Membership, pack_membership, read_membership
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.own_objects import strange_objects
@@ -283,7 +283,7 @@ def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
 def founded_alone(path: Path) -> str:
     """Return the name of the only member of the cluster that a file belongs to; empty for any other file."""
     with suppress(apsw.Error, EntryMalformedError), _looking_into(path) as db:
-        members = decode_membership(system.get_meta(db, "membership")).nodes
+        members = read_membership(system.get_meta(db, "membership")).nodes
         return members[0] if len(members) == 1 else ""
     return ""
 
@@ -392,7 +392,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         system.set_meta(db, "schema_version", 0)
         system.set_meta(db, "batches", 0)
         system.set_meta(db, "began_with", began_with[0] if began_with else 0)  # if not 0, the journal is incomplete
-        membership = encode_membership(founding.membership)
+        membership = pack_membership(founding.membership)
         system.set_meta(db, "bootstrap", membership)  # the first membership: auditors count quorums by it
         system.set_meta(db, "membership", membership)  # the current membership
         if founding.joining:
@@ -403,7 +403,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
         schema.create(db)  # files of earlier versions lack these tables
         _check_own(db, path)
-        _check_level(path, decode_membership(system.get_meta(db, "membership")).level)
+        _check_level(path, read_membership(system.get_meta(db, "membership")).level)
         node = system.get_meta(db, "node")
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")

@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 
 from bedrockish.core.protocol.health import decode_alarm
-from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining, decode_membership
+from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import INCREMENTAL
 from bedrockish.errors import DamagedError, forgotten
@@ -18,6 +18,7 @@ from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import packing, pruning, store
@@ -105,7 +106,7 @@ class Journal:
         return Recovered(
             node=system.get_meta(db, "node"),
             store=system.get_meta(db, "store"),
-            membership=decode_membership(system.get_meta(db, "membership")),
+            membership=read_membership(system.get_meta(db, "membership")),
             applied=applied,
             heads=heads,
             window=self._window(settled, max(0, moved(settled, -window_ms), min(settled, self._begin_of_window()))),

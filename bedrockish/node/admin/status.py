@@ -5,7 +5,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bedrockish import __version__
-from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.core.coordinator.request import readable
 from bedrockish.core.node import Node
@@ -17,6 +16,7 @@ from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.troubles import SILENT_MS_MAX
 from bedrockish.node.admin.wal_readers import describe_held_wal
 from bedrockish.node.admin.watching import open_files
+from bedrockish_journal.model.levels import LEVEL
 
 if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine

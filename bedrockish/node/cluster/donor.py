@@ -14,11 +14,11 @@ from typing import Any
 import trio
 
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.records import encode_membership
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.scratch_files import LENT, remove, scratch_path
 from bedrockish.errors import UnavailableError, UsageError
 from bedrockish.node.scheduling.durability import Durable
+from bedrockish_journal.model.membership import pack_membership
 
 CHUNK_BYTES = 4 << 20
 
@@ -74,7 +74,7 @@ class Donor:
         self._check()
         told = {
             "bootstrap": self._engine.bootstrap,
-            "membership": encode_membership(state.roster.membership),
+            "membership": pack_membership(state.roster.membership),
             "vector": dict(state.timelines.applied),
             "replayable": not self._engine.get_meta("began_with").get("began_with")
             and not self._engine.journal.removed

@@ -16,11 +16,11 @@ import trio
 from bedrockish.api.url import Address
 from bedrockish.api.wire import CLUSTER_ID
 from bedrockish.client.credentials import Entry
-from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.records import Membership
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster.incarnations import Refusal
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import Membership
 from bedrockish_net.errors import Code, NetError, RemoteProtocolError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits

@@ -13,8 +13,8 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.core.protocol.records import Membership
 from bedrockish.node.cluster.starts import STARTS, Seen, lacks, read_starts
+from bedrockish_journal.model.membership import Membership
 
 PREFIX = "seen:"
 STEP = 100

@@ -26,7 +26,7 @@ from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.health import Alarm, Mode
-from bedrockish.core.protocol.records import Joining, decode_membership, encode_joining
+from bedrockish.core.protocol.records import Joining, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import founded_alone, whole_path
@@ -44,6 +44,7 @@ from bedrockish.errors import (
 )
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
+from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import check
 from bedrockish_journal.verify.new_file import why_not_new
 from bedrockish_net.errors import NetError
@@ -185,9 +186,9 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
         while True:
             packed = await call(Ask(1, JOIN))
             try:
-                membership, bootstrap = decode_membership(packed["membership"]), packed["bootstrap"]
+                membership, bootstrap = read_membership(packed["membership"]), packed["bootstrap"]
                 told = Joining(membership, check(packed["vector"]))
-                decode_membership(bootstrap)
+                read_membership(bootstrap)
             except (EntryMalformedError, TypeError, KeyError) as error:
                 raise ProtocolMismatchError(f"the node answered something else than facts: {error}") from error
             member = membership.members.get(node)
@@ -220,7 +221,7 @@ def _not_whole(packed: Mapping[str, Any]) -> str:
 
 def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
     """Make an empty file that knows the cluster; the journal comes when the node runs."""
-    founding = Founding(config.node, decode_membership(bootstrap), store, joining)
+    founding = Founding(config.node, read_membership(bootstrap), store, joining)
     Engine.open(path, founding=founding).close()
 
 

@@ -27,11 +27,10 @@ from bedrockish.api.requests import (
     encode_results,
 )
 from bedrockish.api.url import parse_address
-from bedrockish.common.levels import LEVEL
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Mode
-from bedrockish.core.protocol.records import Membership, Prepared, encode_membership
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.users_vtab import write_tables
@@ -40,7 +39,8 @@ from bedrockish.node.cluster.identity import ID, judge_identity
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.starts import STARTS, add_start, read_starts
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.membership import ROLES
+from bedrockish_journal.model.levels import LEVEL
+from bedrockish_journal.model.membership import ROLES, Membership, pack_membership
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
@@ -202,7 +202,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
         readonly=False,
         kind=MEMBERS,
         access_set=AccessSet(),  # the core adds that it conflicts with everything
-        changes=encode_membership(membership),
+        changes=pack_membership(membership),
         result=encode_results([(users_table if change.action in USER_ACTIONS else members_table)(membership)]),
     )
 

@@ -87,7 +87,7 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     if transaction.kind == MEMBERS:
         try:
             made = read_membership(transaction.changes)
-            makes, members = made.version, [{"member": name, "voter": votes} for name, votes in made.voters.items()]
+            makes, members = made.version, [{"member": name, "voter": one.voter} for name, one in made.members.items()]
             retired = _vector(made.retired)
         except EntryMalformedError as error:
             wrong = str(error)

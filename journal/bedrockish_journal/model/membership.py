@@ -6,21 +6,25 @@ with every transaction. So vectors no longer name a retired timeline; its absenc
 """
 
 from collections.abc import Mapping
+from dataclasses import field, replace
 from typing import NamedTuple
 
 import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.transaction import Txid, check_txid
+from bedrockish_journal.model.value import value
 
 
-class MemberSaid(NamedTuple):
-    """A member of a membership: its name, its address ``host:port``, whether it votes, and the id of its file."""
+@value
+class Member:
+    """A member of the cluster."""
 
-    node: str
-    address: str
-    voter: bool
-    store: str
+    node: str  # the name of the member
+    address: str  # ``host:port`` at which it listens
+    voter: bool = True  # whether it approves transactions; a learner only applies them
+    store: str = ""  # the random id of its file; empty until it is known
 
 
 READER, WRITER, OWNER, ADMIN = 1, 2, 3, 4
@@ -36,33 +40,40 @@ class UserSaid(NamedTuple):
     tables: Mapping[str, int] = {}  # roles for single tables, ``READER`` or ``WRITER``, by the tables' names
 
 
-class MembershipSaid(NamedTuple):
-    """A decoded membership."""
+@value
+class Membership:
+    """The members and users of the cluster, as of a commit."""
 
-    version: int  # the number of membership changes before
-    members: tuple[MemberSaid, ...]  # the members in the order of the encoding
-    cluster_id: str  # the random id that the cluster got at its founding
-    level: int  # the release level that every member reads
-    # Timelines that vectors no longer name -> the version of the membership that retired them.
-    retired: Mapping[str, int]
-    users: Mapping[str, UserSaid | None] = {}  # the users of the cluster, by name; None for a removed user
-    former: tuple[str, ...] = ()  # names of nodes that were voters before and are not now, sorted
-    # Transactions whose changes fit the tables of no node, and that an operator had all members skip.
+    version: int  # the number of changes before; the cluster was founded with 0
+    members: Mapping[str, Member]  # the members, by name
+    cluster_id: str = ""  # the random id that the cluster got at its founding
+    level: int = LEVEL  # the release level that every member reads, see ``levels``
+    # Timelines of former members that vectors omit, each with the version from which on.
+    retired: Mapping[str, int] = field(default_factory=dict)
+    # The users of the cluster, by name; None for a removed user.
+    users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
+    former: tuple[str, ...] = ()  # the sorted names of former voters: no node with another file gets such a name
+    # Transactions that no node could apply, and whose changes all members skip by an operator's order.
     void: tuple[Txid, ...] = ()
 
     @property
-    def voters(self) -> dict[str, bool]:
-        """Name of each member -> whether it votes."""
-        return {member.node: member.voter for member in self.members}
+    def voters(self) -> list[str]:
+        """Names of the voters, sorted."""
+        return sorted(node for node, member in self.members.items() if member.voter)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all members, sorted."""
+        return sorted(self.members)
 
 
-def pack_membership(said: MembershipSaid) -> bytes:
+def pack_membership(said: Membership) -> bytes:
     """Return the canonical bytes of a membership.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
     number, {table: role}] or null}, [former voter], [[clock, leader], ...]]. Empty fields at the end are left out.
     """
-    members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
+    members = {node: [one.address, one.voter, one.store] for node, one in sorted(said.members.items())}
     later = (
         dict(sorted(said.retired.items())),
         {name: _pack_user(one) for name, one in sorted(said.users.items())},
@@ -73,7 +84,7 @@ def pack_membership(said: MembershipSaid) -> bytes:
     return cbor2.dumps([said.version, members, said.cluster_id, said.level, *later[:last]])
 
 
-def read_membership(data: bytes) -> MembershipSaid:
+def read_membership(data: bytes) -> Membership:
     """Return the membership that ``pack_membership`` encoded, without the fields that a later release appends.
 
     Raises:
@@ -81,7 +92,7 @@ def read_membership(data: bytes) -> MembershipSaid:
     """
     try:
         version, packed, cluster_id, level, *later = cbor2.loads(data)
-        members = tuple(MemberSaid(node, *fields[:3]) for node, fields in packed.items())
+        members = {node: Member(node, *fields[:3]) for node, fields in packed.items()}
         retired = later[0] if later else {}
         retirements = list(retired.items())
         packed_users = later[1] if len(later) > 1 else {}
@@ -93,7 +104,7 @@ def read_membership(data: bytes) -> MembershipSaid:
             f"these {len(data)} bytes are not a membership that this release reads: {error}; if a newer release has "
             "written them, install that release here, or else the file is damaged"
         ) from error
-    texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
+    texts = [cluster_id, *(text for one in members.values() for text in (one.node, one.address, one.store))]
     texts += [*(leader for leader, _ in retirements), *former]
     known = [one for one in users.values() if one is not None]
     tables = [pair for one in known for pair in _tables_of(one)]
@@ -103,10 +114,10 @@ def read_membership(data: bytes) -> MembershipSaid:
     if (
         not all(isinstance(text, str) for text in texts)
         or not all(type(number) is int and number >= 0 for number in numbers)
-        or not all(type(one.voter) is bool for one in members)
+        or not all(type(one.voter) is bool for one in members.values())
     ):
         raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
-    return MembershipSaid(version, members, cluster_id, level, retired, users, former, void)
+    return Membership(version, members, cluster_id, level, retired, users, former, void)
 
 
 def _pack_user(one: UserSaid | None) -> list[object] | None:
@@ -127,4 +138,4 @@ def without_secrets(data: bytes) -> bytes:
     """
     said = read_membership(data)
     users = {name: one and one._replace(secret="") for name, one in said.users.items()}
-    return pack_membership(said._replace(users=users))
+    return pack_membership(replace(said, users=users))

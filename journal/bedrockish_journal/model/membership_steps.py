@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from bedrockish_journal.model.membership import ADMIN, WRITER, MemberSaid, MembershipSaid, UserSaid
+from bedrockish_journal.model.membership import ADMIN, WRITER, Member, Membership, UserSaid
 
 
-def wrong_membership(said: MembershipSaid) -> Iterator[str]:
+def wrong_membership(said: Membership) -> Iterator[str]:
     """Yield the faults of a membership alone, each as the end of a sentence."""
     for name, user in said.users.items():
         if user is None:
@@ -19,7 +19,7 @@ def wrong_membership(said: MembershipSaid) -> Iterator[str]:
             yield f"says that membership {user.number} made the password of the user {name}"
 
 
-def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
+def wrong_step(old: Membership, new: Membership) -> Iterator[str]:
     """Yield the faults of a membership as the successor of ``old``, each as the end of a sentence."""
     if new.level < old.level:
         yield f"lowers the release level from {old.level} to {new.level}"
@@ -34,7 +34,7 @@ def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
     if new.void[: len(old.void)] != old.void and new.void:
         yield "no longer names a transaction that is applied without its changes"
     for node in old.former:
-        if node not in new.former and not new.voters.get(node):
+        if node not in new.former and node not in new.voters:
             yield f"no longer says that {node} voted before"
     yield from _wrong_secrets(old, new)
     changes = [*_changed_members(old, new), *_changed_users(old, new)]
@@ -44,7 +44,7 @@ def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
         yield f"changes {', '.join(changes)} at once, and a node makes one change at a time"
 
 
-def _wrong_secrets(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
+def _wrong_secrets(old: Membership, new: Membership) -> Iterator[str]:
     for name in old.users:
         if name not in new.users:
             yield f"no longer names the user {name}; a user that is removed stays as a name"
@@ -59,9 +59,9 @@ def _wrong_secrets(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
             yield f"says that membership {user.number} made the password of the user {name}, not {before.number}"
 
 
-def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
+def _changed_members(old: Membership, new: Membership) -> list[str]:
     """Return the members that changed; a member and the one that replaces it are one item."""
-    before, after = ({one.node: one for one in said.members} for said in (old, new))
+    before, after = old.members, new.members
     gone, come = before.keys() - after.keys(), after.keys() - before.keys()
     changed = [f"member {node}" for node in sorted(before.keys() & after.keys()) if _differs(before[node], after[node])]
     if len(gone) == len(come) == 1:
@@ -69,7 +69,7 @@ def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
     return [*(f"member {node}" for node in sorted(gone | come)), *changed]
 
 
-def _differs(old: MemberSaid, new: MemberSaid) -> bool:
+def _differs(old: Member, new: Member) -> bool:
     """Return whether a member changed.
 
     A membership change also records the ids of files that the leader has learned; a first id does not count.
@@ -77,7 +77,7 @@ def _differs(old: MemberSaid, new: MemberSaid) -> bool:
     return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
 
 
-def _changed_users(old: MembershipSaid, new: MembershipSaid) -> list[str]:
+def _changed_users(old: Membership, new: Membership) -> list[str]:
     names = sorted({*old.users, *new.users})
     return [f"user {name}" for name in names if _shape(old.users, name) != _shape(new.users, name)]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import OWNER, ROLES, WRITER, MembershipSaid, UserSaid
+from bedrockish_journal.model.membership import OWNER, ROLES, WRITER, Membership, UserSaid
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction
 
 NO_ROLE = 0
@@ -41,7 +41,7 @@ class Rights:
         memberships: by version.
     """
 
-    def __init__(self, memberships: Mapping[int, MembershipSaid]) -> None:
+    def __init__(self, memberships: Mapping[int, Membership]) -> None:
         self._memberships = memberships
 
     def lacking(self, transaction: Transaction) -> str | None:

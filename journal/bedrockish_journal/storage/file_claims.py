@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.membership_steps import wrong_membership, wrong_step
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
@@ -50,7 +50,7 @@ class Claims:
 
     wrong: list[Claim] = field(default_factory=list)  # the claims that do not hold
     # All memberships that the file has, by version.
-    memberships: dict[int, MembershipSaid] = field(default_factory=dict)
+    memberships: dict[int, Membership] = field(default_factory=dict)
     # The number of objects with which the cluster began, by the file; None if the file does not say it.
     began_with: int | None = None
 
@@ -93,7 +93,7 @@ def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
         yield node, Claim("members", None, None, f"the files do not agree on what the cluster began with: {texts}")
 
 
-def _memberships(ask: Ask, *, has_meta: bool) -> Iterator[tuple[str | None, int | None, MembershipSaid]]:
+def _memberships(ask: Ask, *, has_meta: bool) -> Iterator[tuple[str | None, int | None, Membership]]:
     """Yield timeline, tick and content of each membership; other laws report malformed ones."""
     packed: list[tuple[str | None, int | None, object]] = []
     if has_meta:
@@ -123,7 +123,7 @@ def _removed(kept: object) -> Iterator[tuple[str | None, int | None, object]]:
             return
 
 
-def _void(ask: Ask, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim]:
+def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
     marked = {str(key).removeprefix(VOID) for (key,) in ask(_MARKED, ())}
     said = {str(txid) for one in memberships.values() for txid in one.void}
     for txid in sorted(marked - said):
@@ -135,9 +135,9 @@ def _void(ask: Ask, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim
         )
 
 
-def _store(ask: Ask, node: str, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim]:
+def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
     store = _value(ask, "store")
-    bound = {one.store for said in memberships.values() for one in said.members if one.node == node and one.store}
+    bound = {said.members[node].store for said in memberships.values() if node in said.members} - {""}
     if isinstance(store, str) and bound and store not in bound:
         yield Claim(
             "members", None, None, f"the file says that it is {node}'s, and the memberships bind {node} to another file"

@@ -150,7 +150,7 @@ def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
             said = read_membership(data)
         except EntryMalformedError:
             continue
-        yield said.version, tuple(sorted(name for name, votes in said.voters.items() if votes))
+        yield said.version, tuple(said.voters)
 
 
 def _marks(db: apsw.Connection) -> dict[str, Mark]:

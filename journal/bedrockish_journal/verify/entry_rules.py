@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from bedrockish_journal.model.entry import Entry, decode_entry, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.rights import Rights
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
@@ -77,7 +77,7 @@ class Audit:
         # Returns whether the same entry was checked in another file, so that its changes need not be decoded again.
         is_judged: Callable[[Stored], bool] = lambda _row: False,
         # All memberships of the file, by version; they have the rights of the users.
-        memberships: Mapping[int, MembershipSaid] | None = None,
+        memberships: Mapping[int, Membership] | None = None,
     ) -> None:
         """Start at an empty database, or at the beginning of the file's journal."""
         self._rights = Rights(memberships or {})
@@ -136,8 +136,8 @@ class Audit:
                 self._learn_members(said)
                 self._changed.append((leader, tick, said.version))
 
-    def _learn_members(self, said: MembershipSaid) -> None:
-        self._members[said.version] = said.voters
+    def _learn_members(self, said: Membership) -> None:
+        self._members[said.version] = {node: one.voter for node, one in said.members.items()}
         self._retired.update(said.retired)
 
     def end(self) -> Iterator[Finding]:

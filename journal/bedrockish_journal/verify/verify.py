@@ -17,7 +17,7 @@ import apsw
 
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
 from bedrockish_journal.model.laws import LAWS
-from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
@@ -171,7 +171,7 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     """Return the nodes that founded the cluster or lead a timeline, sorted, without reading the journal."""
     founding = read_meta(db, "bootstrap")
     try:
-        members = read_membership(founding).voters if isinstance(founding, bytes) else {}
+        members = read_membership(founding).members if isinstance(founding, bytes) else {}
     except EntryMalformedError:  # ``verify`` reports it; the names of timelines are enough to print vectors
         members = {}
     return sorted({*members, *applied(db)})
@@ -209,7 +209,7 @@ def _verify_one(
     progress: Progress | None,
     is_judged: Callable[[Stored], bool],
     together: tuple[Conflicts, Snapshots],
-    memberships: Mapping[int, MembershipSaid],
+    memberships: Mapping[int, Membership],
 ) -> tuple[Audit, Counts]:
     founding = read_meta(db, "bootstrap")
 

@@ -117,4 +117,6 @@ def decode_members(data: bytes) -> list[Member]:
     """
     said = read_membership(data)
     retired = sorted(said.retired.items())
-    return [(said.version, *member, retired) for member in sorted(said.members)]
+    return [
+        (said.version, node, one.address, one.voter, one.store, retired) for node, one in sorted(said.members.items())
+    ]

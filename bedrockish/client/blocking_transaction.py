@@ -31,7 +31,7 @@ class BlockingTransaction:
 
     def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement; see ``Transaction.execute``."""
-        found = self._opened.run_plain(sql, params, timeout)
+        found = self._opened.run_plain(sql, params, timeout, again=True)
         return found if found is not None else run(self._opened.execute, sql, params, timeout=timeout)
 
     @property

@@ -249,14 +249,16 @@ class LocalSteps:
             raise closed() from error
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
-    def run_at_once(self, one: LocalTransaction, statement: Statement) -> Result | None:
+    def run_at_once(self, one: LocalTransaction, statement: Statement, *, again: bool) -> Result | None:
         """Run a statement in this thread; return None if it needs ids or the node: ``run_here`` must run it.
+
+        With ``again``, first try ``LocalTransaction.run_again``.
 
         The errors are those of ``LocalTransaction.run``; the caller gets those of ``explained``.
         """
         params = statement.params
         try:
-            known = None if isinstance(params, dict) else one.run_again(statement.sql, tuple(params or ()))
+            known = one.run_again(statement.sql, tuple(params or ())) if again and type(params) is not dict else None
             return one.run(statement) if known is None else known
         except (IdsNeededError, NodeNeededError):
             return None

@@ -146,6 +146,10 @@ class Session(Calls):
             told = self._switched(sql)
             if told is not None:
                 return told
+            if self.local is not None and command is None and not self._core.temporary.name:
+                found = await self._read_in_program([(sql, params)], read, timeout)
+                if found is not None:
+                    return found[0]
         modes: dict[str, Any] = {"timeout": timeout, "read": read, "isolation": isolation}
         return (await self.transact([(sql, params)], **modes, command=command, resend=resend))[0]
 
@@ -179,9 +183,8 @@ class Session(Calls):
         if command is None and not is_plain:
             if await self._is_opened_for(texts):
                 done = await self._transact_opened(statements, self._options(isolation, read, timeout))
-            elif self.local is not None:
-                given = [statements] if isinstance(statements, str) else statements
-                pairs = [(one, None) if isinstance(one, str) else one for one in given]
+            elif self.local is not None and len(texts) > 1:
+                pairs = [(one, None) if isinstance(one, str) else one for one in statements]
                 done = await self._read_in_program(pairs, read, timeout)
         if done is not None:
             return done

@@ -136,11 +136,12 @@ class Transaction:
             found = rows_of(reply.answer, len(made))
         return seen(found, options.values)
 
-    def run_plain(self, sql: str, params: Params, timeout_s: float | None) -> Rows | None:
+    def run_plain(self, sql: str, params: Params, timeout_s: float | None, *, again: bool = False) -> Rows | None:
         """Run a statement in this thread, in less time than ``run`` takes, and return its result.
 
         Begin the transaction in this process if it is the first statement. Return None if ``run`` must run it: the
-        transaction is not open in this process, the statement depends on the session, or it needs the node.
+        transaction is not open in this process, the statement depends on the session, or it needs the node. With
+        ``again``, a text that has run before takes the short way.
 
         Raises:
             BedrockishError: see ``run``.
@@ -160,7 +161,7 @@ class Transaction:
         if one is None or one.keeps_rows:
             return None
         try:
-            result = local.run_at_once(one, statement)
+            result = local.run_at_once(one, statement, again=again)
         except BaseException as error:
             self.fail(one, error)
         if result is None:

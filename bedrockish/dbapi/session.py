@@ -332,8 +332,10 @@ class Session:
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
+        stays_here = self._here is not None
         for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
+            stays_here = stays_here and kind in (READ, WRITE)  # others may set what the short way does not know
             if kind not in (READ, PRAGMA):
                 self._wrote = True
             if kind == SCHEMA:
@@ -341,7 +343,8 @@ class Session:
         results = opened.run(statements, timeout=self.timeout_s)
         if self.replay:
             self._replayed.append((statements, results))
-        self._here = None if self.replay or self.query_only or not self._is_as_ever else opened.here
+        if not stays_here:
+            self._here = None if self.replay or self.query_only or not self._is_as_ever else opened.here
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:

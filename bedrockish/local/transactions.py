@@ -21,6 +21,7 @@ from bedrockish.api.requests import SERIALIZABLE, STALE, STRICT, Request, Result
 from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.sqlite.limits import Limits
@@ -50,7 +51,7 @@ from bedrockish.local.snapshots import may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.transaction_control import control_of
+from bedrockish.sqltext.transaction_control import control_of, parse_control
 
 IDLE_MAX = 8  # workspaces that are kept for the next transaction
 OPEN_S = 60.0  # a transaction is rolled back after so long, because its snapshot blocks the node's checkpoints
@@ -211,14 +212,14 @@ class LocalTransaction:
         return found, alone
 
     def _run(self, statement: Statement) -> Result:
-        control = control_of(statement.sql, statement.params)
-        if control is None:
-            is_for_node = _is_for_node(statement.sql) or self._running.interactive.is_schema(statement)
-            if is_for_node and not self.keeps_rows:
+        if not _is_ordinary(statement.sql):
+            control = control_of(statement.sql, statement.params)
+            if control is not None:
+                self._running.control(control)
+                return Result((), [], -1, self.lastrowid)
+            if not self.keeps_rows:
                 raise NodeNeededError("the schema changes at the node")
-            return self._running.run(statement, RESULT_BYTES)[0]
-        self._running.control(control)
-        return Result((), [], -1, self.lastrowid)
+        return self._running.run(statement, RESULT_BYTES)[0]
 
     def read(self, statement: Statement) -> Result:
         """Run one statement that only reads; return its result.
@@ -373,9 +374,10 @@ class _Statement:
 
 
 @remembered
-def _is_for_node(sql: str) -> bool:
-    """Return whether a text is an EXPLAIN, which the node answers."""
-    return first_word(without_settings(sql)) == "EXPLAIN"
+def _is_ordinary(sql: str) -> bool:
+    """Return whether a text is neither transaction control nor for the node: a schema change, or an EXPLAIN."""
+    is_explain = first_word(without_settings(sql)) == "EXPLAIN"
+    return not (is_explain or Interactive.is_schema(Statement(sql)) or parse_control(sql) is not None)
 
 
 BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]

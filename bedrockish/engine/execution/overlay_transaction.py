@@ -47,6 +47,7 @@ class OverlayTransaction:
         self.is_closed = False  # whether the transaction was rolled back or kept
         self.version = 0  # the version of the schema on which the transaction runs
         self.applied: dict[str, int] = {}  # the commits in its snapshot
+        self.schema_version = self.applied_clock = 0  # the version of its schema, and a clock after all these commits
         self.flushed = Flushed(self.applied, 0, 0)
         self._writer: Writer | None = None
         self._interactive: Interactive | None = None
@@ -108,16 +109,6 @@ class OverlayTransaction:
         """The executor of the statements."""
         return self.writer.executor
 
-    @property
-    def schema_version(self) -> int:
-        """The version of the schema of its snapshot."""
-        return self.flushed.schema
-
-    @property
-    def applied_clock(self) -> int:
-        """A clock at or after the clock of every entry in its snapshot."""
-        return self.flushed.clock
-
     def come_back(self) -> None:
         """Return at once, because the writer is not shared."""
 
@@ -142,6 +133,7 @@ class OverlayTransaction:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
         self._writer, self.flushed = writer, self.workspace.flushed
         self.applied = dict(self.flushed.applied)
+        self.schema_version, self.applied_clock = self.flushed.schema, self.flushed.clock
         self._interactive = Interactive(self, lambda _access_set, _base: None)
         self._interactive.committed = self.workspace.reader
 
@@ -152,7 +144,7 @@ class OverlayTransaction:
             ConflictError: its rows no longer fit.
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
-        with self.workspace.stoppable():
+        with self.workspace.stoppable:
             self.start()
             self.executor.reader = None  # this connection would show the rows without the transaction's changes
             self.session.begin_sets(self.executor.analysis)
@@ -184,7 +176,7 @@ class OverlayTransaction:
                 results.append(Result((), [], -1, session.lastrowid or None))
                 continue
             if place >= alone:
-                with self.workspace.stoppable():
+                with self.workspace.stoppable:
                     done, alone = self.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
                     session.note(Logged(one, result))
@@ -211,7 +203,7 @@ class OverlayTransaction:
         self._check_goes_on()
         interactive, taken = self.interactive, 0
         last: Result | None = None
-        with self.workspace.stoppable():
+        with self.workspace.stoppable:
             known = interactive.single(self.session, statement)
             for piece, params in interactive.pieces(self.session, statement) if known is None else (known,):
                 if read_only and piece.kind != READ:
@@ -222,13 +214,16 @@ class OverlayTransaction:
         return last, taken
 
     def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        session = self.session
+        session, interactive, writer = self.session, self._interactive, self._writer
+        assert interactive is not None
+        assert writer is not None
         session.looks(piece)
         if session.wrote:
-            self.executor.reader = None  # the other connection does not see what this one has written
-        self.enter()
+            writer.executor.reader = None  # the other connection does not see what this one has written
+        if interactive.inside is not session:
+            self.enter()
         try:
-            return self.interactive.run(session, piece, params, room)
+            return interactive.run(session, piece, params, room)
         except BedrockishError as failure:
             if session.over or not isinstance(failure, UsageError):
                 self._end = failure
@@ -245,7 +240,7 @@ class OverlayTransaction:
         return self.interactive.run_alike(self.session, statements, first, ALIKE_S)
 
     def _check_goes_on(self) -> None:
-        error = self.executor.stopped or self._end
+        error = self.writer.executor.stopped or self._end
         if error is not None:
             raise error
 
@@ -255,7 +250,7 @@ class OverlayTransaction:
         Raises:
             SqlError: SQLite does not accept it.
         """
-        with self.workspace.stoppable():
+        with self.workspace.stoppable:
             return explain(self.executor, statement, self.session.user, columns=True)
 
     def enter(self) -> None:
@@ -291,7 +286,7 @@ class OverlayTransaction:
         if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
             raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
         place = len(session.marks) if control.kind == SAVEPOINT else session.find(control.name)
-        with self.workspace.stoppable():
+        with self.workspace.stoppable:
             self.enter()
             if control.kind == SAVEPOINT:
                 self.db.execute(f"SAVEPOINT mark_{place}")
@@ -312,7 +307,7 @@ class OverlayTransaction:
         """
         if self._end is not None:
             raise self._end
-        with self.workspace.stoppable():
+        with self.workspace.stoppable:
             prepared = self.interactive.finish(self.session)
         for which in (READS, WRITES):
             prepared.access_set.ordered(which)  # sorted here, many keys hold up the loop less

@@ -8,8 +8,8 @@ The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ class Workspace:
     def __init__(self, beside: Beside) -> None:
         self._beside = beside
         self._stopped: BedrockishError | None = None
+        self.stoppable = _Stoppable(self)  # a context manager for SQL of the engine in an open transaction
         self._writer: Writer | None = None
         self._moment = Moment(0, b"", 0)
         self._base: dict[str, int] = {}
@@ -210,23 +211,13 @@ class Workspace:
         """
         writer = self._open()
         try:
-            with self.stoppable():
+            with self.stoppable:
                 if self._stopped is not None:
                     raise self._stopped
                 writer.begin()
                 return action(writer)
         finally:
             self._leave(writer)
-
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Raise the error of ``stop`` where its interrupt has met SQL of the engine, not a statement of the client."""
-        try:
-            yield
-        except apsw.Error as error:
-            if self._stopped is None or not isinstance(error, apsw.InterruptError | apsw.SQLError):
-                raise
-            raise self._stopped from None
 
     def open_writer(self, session: Session) -> "Writer":
         """Return the writing connection in a transaction that stays open between its statements, until ``leave_work``.
@@ -308,6 +299,23 @@ class Workspace:
             self._writer.executor.stopped = self._stopped
         self._writer.executor.reader = self._reader
         return self._writer
+
+
+class _Stoppable:
+    """Raises the error of ``stop`` where its interrupt has met SQL of the engine, not a statement of the client."""
+
+    __slots__ = ("_workspace",)
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        stopped = self._workspace._stopped
+        if stopped is not None and isinstance(error, apsw.InterruptError | apsw.SQLError):
+            raise stopped from None
 
 
 class Writer:

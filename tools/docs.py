@@ -110,17 +110,12 @@ def trace(name: str) -> list[str]:
     return ["```text", *path.read_text().rstrip("\n").splitlines(), "```"]
 
 
-def first_paragraph(cls: type) -> str:
-    """Return the first paragraph of a docstring as one line."""
-    return described(cls.__doc__)[0]
-
-
 def messages() -> list[str]:
     """Return the table of the messages between nodes."""
     lines = ["| number | message | fields | what it says |", "| --- | --- | --- | --- |"]
     for number, (cls, _) in WIRE.items():
         named = ", ".join(f"`{field.name}`" for field in fields(cls))
-        lines.append(f"| {number} | {cls.__name__.upper()} | {named} | {first_paragraph(cls)} |")
+        lines.append(f"| {number} | {cls.__name__.upper()} | {named} | {described(cls.__doc__)[0]} |")
     return lines
 
 

@@ -258,7 +258,7 @@ class Workload:
     def _draw_step(self, luck: random.Random, writes: bool) -> Step:
         key = self.keys.draw(luck)
         if not writes:
-            return Step(_reading(key), key)
+            return Step("read" if key[0] == "r" else "list", key)
         self._values += 1
         self.keys.wrote(key)
         return Step("write" if key[0] == "r" else "append", key, self._values)
@@ -273,10 +273,6 @@ def _statement(step: Step) -> tuple[str, list[str | int]]:
 
 def _place(rows: Rows) -> str:
     return "only read" if rows.place is None else f"{rows.place[0]}{rows.place[1]}"
-
-
-def _reading(key: str) -> str:
-    return "read" if key[0] == "r" else "list"
 
 
 def _all_seen(steps: list[Step], rows: list[Rows]) -> list[Step]:

@@ -45,7 +45,7 @@ class Cell:
 
 def measure_ours(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
     """Run all cells on three nodes of ours."""
-    works, clients = _axes(cells)
+    works, clients = dict.fromkeys(cell.work for cell in cells), list(dict.fromkeys(cell.clients for cell in cells))
     with local_cluster(directory / "ours", http="http" in works) as cluster:
         own = [work for work in works if work != "http"]
         found = trio.run(measure_all, cluster, own, clients, seconds, lambda _: None)
@@ -113,10 +113,6 @@ def _measure_theirs(cluster: Galera | etcd.Etcd, cells: list[Cell], seconds: flo
         p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
         found.append(Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms))
     return found
-
-
-def _axes(cells: list[Cell]) -> tuple[list[str], list[int]]:
-    return list(dict.fromkeys(cell.work for cell in cells)), list(dict.fromkeys(cell.clients for cell in cells))
 
 
 def render(found: dict[tuple[str, Cell], list[Measured]], cells: list[Cell], rounds: int) -> Table:

@@ -178,7 +178,7 @@ class Client:
 
     def _answered(self, call: Call, generation: int, answer: Answer | BedrockishError) -> None:
         if isinstance(answer, Answer) and call.answer is not None:
-            self.world.laws.answered_again(call, answer)
+            self.world.laws.answered(call.request.command, answer)
         if generation != self.generation or self.call is not call:
             return
         if isinstance(answer, Answer):

@@ -90,7 +90,7 @@ class Laws:
         """Record a call whose client has an answer or gave up, and check the answer."""
         self.calls.append(call)
         if call.answer is not None:
-            self._same_result(call.request.command, call.answer)
+            self.answered(call.request.command, call.answer)
 
     def changed(self, request: Request, answer: Answer) -> None:
         """Record and check a membership change that was answered to the operator."""
@@ -118,11 +118,8 @@ class Laws:
             and len(node.state.roster.voters) < FIVE
         )
 
-    def answered_again(self, call: Call, answer: Answer) -> None:
-        """Check a second answer to a client, which must be the same."""
-        self._same_result(call.request.command, answer)
-
-    def _same_result(self, command: str, answer: Answer) -> None:
+    def answered(self, command: str, answer: Answer) -> None:
+        """Check that each answer of a command has the same result."""
         if answer.place is None:
             return
         known = self.results.setdefault(command, answer.results)
@@ -276,12 +273,8 @@ class Laws:
 
     # -- rest ------------------------------------------------------------------------------------------------------
 
-    def at_rest(self) -> bool:
-        """Return whether no work is left, as far as the running nodes know."""
-        return not self.unrest()
-
     def unrest(self) -> str:
-        """Return a text about work that is still going on; empty if all is done."""
+        """Return a text about work that is still going on, as far as the running nodes know; empty if all is done."""
         for client in self.world.clients:
             if not client.idle:
                 assert client.call is None or client.call.request is not None

@@ -67,9 +67,11 @@ class Operator:
         if lost and self.luck.random() < 0.3 + self.stopped:
             self._go(self._replace(lost[0]))
         elif self._raises():
-            self._go(self._simply(MemberChange(RAISE, self.world.membership.nodes[0])))
+            self._go(self._change(MemberChange(RAISE, self.world.membership.nodes[0])))
         elif former and not self.stopped and self.names.random() < self.world.options.names_again:
-            self._go(self._give_name_again(self.names.choice(former)))
+            name = self.names.choice(former)  # installed on an empty file
+            store = f"second file of {name}"
+            self._go(self._change(MemberChange(ADD, name, f"{name.lower()}:4200", store=store)))
         elif self.world.options.changes_every_s and not self.stopped:
             self._go(self._choose())
         else:
@@ -111,7 +113,7 @@ class Operator:
             case "grow" if len(world.machines) < MACHINES_MAX:
                 return self._grow(promote=luck.random() < 0.7 and len(members.voters) < VOTERS_MAX)
             case "promote" if learners and len(members.voters) < VOTERS_MAX:
-                return self._simply(MemberChange(PROMOTE, luck.choice(learners)))
+                return self._change(MemberChange(PROMOTE, luck.choice(learners)))
             case "demote":
                 return self._shrink(DEMOTE, luck.choice(members.voters))
             case "remove":
@@ -119,20 +121,13 @@ class Operator:
             case _:
                 name = luck.choice(members.nodes)
                 address = f"{name.lower()}:{luck.randint(4101, 4999)}"
-                return self._simply(MemberChange(ADDRESS, name, address, force=True))
+                return self._change(MemberChange(ADDRESS, name, address, force=True))
 
     def _former_voters(self) -> list[str]:
         """Return the nodes that were voters and were removed."""
         laws = self.world.laws
         voted = {*self.world.founded.voters, *(name for voters in laws.voters.values() for name in voters)}
         return [name for name, machine in self.world.machines.items() if machine.retired and name in voted]
-
-    def _give_name_again(self, name: str) -> Plan:
-        """Install a node on an empty file under the name of a voter that left."""
-        yield from self._change(MemberChange(ADD, name, f"{name.lower()}:4200", store=f"second file of {name}"))
-
-    def _simply(self, change: MemberChange) -> Plan:
-        yield from self._change(change)
 
     def _shrink(self, action: str, name: str) -> Plan:
         """Take a voter's vote, if enough voters with intact files are left."""

@@ -75,7 +75,7 @@ class Schemas:
         """Check that every transaction ran on the schema in force at its clock, and that a client whose change was
         acknowledged sees it.
         """
-        changes = sorted((entry.transaction for entry in first.values() if entry.transaction.kind == SCHEMA), key=_at)
+        changes = [entry.transaction for entry in first.values() if entry.transaction.kind == SCHEMA]
         self.world.counts["schema changes"] += len(changes)
         for txid, entry in first.items():
             due = sum(change.activates <= txid.clock for change in changes)
@@ -108,7 +108,3 @@ class Schemas:
             after = commands.get(call.request.command, seen)
             if call.request.read != STALE or call.answer.place is not None:
                 sessions[call.client] = max(sessions.get(call.client, 0), after)
-
-
-def _at(change: Transaction) -> int:
-    return change.activates

@@ -181,7 +181,8 @@ class World:
                 machine.crash()
             self._start_all()
             self._rest("after a power cut")
-        self._last_reads()
+        for client in self.clients:
+            client.finish()
         self._rest("after the last reads")
         for machine in self.machines.values():
             if machine.node is not None:
@@ -233,14 +234,9 @@ class World:
     def _rest(self, when: str) -> None:
         self.trace("world", "settle", when)
         began = self.now
-        if not self.run_until(self.now + SETTLE_S, self.laws.at_rest):
+        if not self.run_until(self.now + SETTLE_S, lambda: not self.laws.unrest()):
             self.broken("the cluster comes to rest", f"{when}, not after {SETTLE_S:g} s: {self.laws.unrest()}")
         self.counts["settle_ms"] += int((self.now - began) * 1000)
-
-    def _last_reads(self) -> None:
-        """Have every client ask for the outcomes that it does not know, and then read all rows strictly."""
-        for client in self.clients:
-            client.finish()
 
     # -- messages and the trace ------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import apsw
 from bedrockish.access_sets.definitions import CATALOGUE, Definition, Definitions, folded, listed
 from bedrockish.access_sets.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
 from bedrockish.access_sets.virtual_layout import VirtualLayout, as_shadows
+from bedrockish_journal.storage.table_layout import quote
 
 Prepare = Callable[[apsw.Connection], None]
 """Gives a connection the functions and collations that SQLite does not have."""
@@ -211,15 +212,11 @@ def _rows(db: apsw.Connection, sql: str) -> list[tuple[Any, ...]]:
     return list(cursor.execute(sql))
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: bool, texts: dict[str, str]) -> Table:
     columns: list[Column] = []
     keys: list[tuple[int, str]] = []
     place = 0
-    for number, column, declared, _, _, primary, hidden in _rows(db, f"PRAGMA main.table_xinfo({_quoted(name)})"):
+    for number, column, declared, _, _, primary, hidden in _rows(db, f"PRAGMA main.table_xinfo({quote(name)})"):
         stored = hidden not in (_HIDDEN, _VIRTUAL)
         untyped = strict and (declared or "").upper() == "ANY"
         affinity = AFFINITY_BLOB if untyped else declared_affinity(declared or "")
@@ -227,7 +224,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: boo
         place += stored
         if primary:
             keys.append((number, declared or ""))
-    entries = _rows(db, f"PRAGMA main.index_list({_quoted(name)})")
+    entries = _rows(db, f"PRAGMA main.index_list({quote(name)})")
     indexes = [_read_index(db, name, columns, entry, without_rowid, texts) for entry in entries]
     key = next((index for index in indexes if index.primary), None) if without_rowid else None
     rowid_column = None
@@ -254,7 +251,7 @@ def _read_index(
     specs: list[Spec] = []
     declared = 0
     computed = foreign = False
-    for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({_quoted(name)})"):
+    for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({quote(name)})"):
         stored.append(number)
         if itself and not key:
             continue  # the other columns of the row
@@ -281,7 +278,7 @@ def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:
     """Add a table's foreign keys to it; all parent tables must have been described before."""
     table = schema.tables[name]
     grouped: dict[int, list[tuple[Any, ...]]] = {}
-    for row in _rows(db, f"PRAGMA main.foreign_key_list({_quoted(name)})"):
+    for row in _rows(db, f"PRAGMA main.foreign_key_list({quote(name)})"):
         grouped.setdefault(row[0], []).append(row)
     if not grouped:
         return
@@ -312,5 +309,5 @@ def _numbers(table: Table, names: list[str]) -> tuple[int, ...]:
 
 
 def _primary_key(db: apsw.Connection, table: Table) -> tuple[int, ...]:
-    rows = _rows(db, f"PRAGMA main.table_xinfo({_quoted(table.name)})")
+    rows = _rows(db, f"PRAGMA main.table_xinfo({quote(table.name)})")
     return tuple(row[0] for row in sorted(rows, key=lambda row: int(row[5])) if row[5])

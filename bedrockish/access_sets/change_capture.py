@@ -17,9 +17,10 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.derived_documents import DerivedDocuments
-from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
+from bedrockish_journal.storage.table_layout import quote
 
 FREED_AT_ONCE = 5_000
 SEARCHED_BYTES = 8 << 20  # limit of text for FTS5 in one transaction: about a second of work at each node

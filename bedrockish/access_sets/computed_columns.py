@@ -11,10 +11,10 @@ import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Prepare, Table
 from bedrockish.access_sets.key_encoding import KNOWN_COLLATIONS
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import Row, Value
 from bedrockish_journal.storage.schema_steps import enforce_checks
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.vector_modules import Connection
 
 
@@ -56,7 +56,7 @@ class ComputedColumns:
         self._has_rowid = table.key is None
         if self._has_rowid:
             taken = {column.name.lower() for column in table.columns}
-            free = [word for word in ("rowid", "_rowid_", "oid") if word not in taken]
+            free = [word for word in ROWID_NAMES if word not in taken]
             names.append(free[0] if free else quote(table.columns[table.rowid_column or 0].name))
         self._insert = f"INSERT OR ABORT INTO {name}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         self._select = f"SELECT {', '.join(f'({source})' for source in sources)} FROM {name}"

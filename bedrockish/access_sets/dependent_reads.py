@@ -28,10 +28,11 @@ from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, en
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
 from bedrockish.access_sets.loop_stops import Partner, Stop, asked_values, skeleton
 from bedrockish.access_sets.opcodes import Op
-from bedrockish.access_sets.query_names import Query, column_name, condition_of, key_names, quoted, rowid_name
+from bedrockish.access_sets.query_names import Query, column_name, condition_of, key_names, rowid_name
 from bedrockish.access_sets.register_values import Atom
 from bedrockish_journal.model.access_set import HIGH, Range
 from bedrockish_journal.model.changes import Change
+from bedrockish_journal.storage.table_layout import quote
 
 TEXTS_MAX = 100  # cached auxiliary queries of one loop, which differ by LIMIT
 KEYS_MAX = 1_000
@@ -485,9 +486,9 @@ class _Job:
             first, last = ("<=", ">=") if descending else (">=", "<=")
             name = self._compared(names, equal)
             conditions += ([f"{name} {first} ?"] if has_low else []) + ([f"{name} {last} ?"] if has_high else [])
-        source = quoted(table.name)
+        source = quote(table.name)
         if conditions:
-            source += " NOT INDEXED" if index is None else f" INDEXED BY {quoted(index.name)}"
+            source += " NOT INDEXED" if index is None else f" INDEXED BY {quote(index.name)}"
         if self._index is not None and self._index.partial and conditions:
             conditions.append(f"({condition_of(self._index)}\n)")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -574,7 +575,7 @@ class _StoppingJob(_Job):
             its_name = f"{name}p{number}"
             same = f"{_of(its_name, other, ROWID)} = {_of(name, table, partner.column)}"
             more = self._wanted(partner, other, its_name)
-            source = f"main.{quoted(other.name)} AS {its_name} NOT INDEXED"
+            source = f"main.{quote(other.name)} AS {its_name} NOT INDEXED"
             found.append(f"EXISTS (SELECT 1 FROM {source} WHERE {' AND '.join([same, *more])})")
         return found
 
@@ -614,11 +615,11 @@ class _StoppingJob(_Job):
             f"{name} COLLATE {spec.collation}{' DESC' if spec.descending != self._stop.backward else ''}"
             for name, spec in zip(self._key_names(), specs, strict=True)
         ]
-        index = "NOT INDEXED" if self._index is None else f"INDEXED BY {quoted(self._index.name)}"
+        index = "NOT INDEXED" if self._index is None else f"INDEXED BY {quote(self._index.name)}"
         if self._index is not None and self._index.partial:
             conditions = [*conditions, f"({condition_of(self._index)}\n)"]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        source = f"main.{quoted(self._table.name)} AS {_OUTER} {index}{where}"
+        source = f"main.{quote(self._table.name)} AS {_OUTER} {index}{where}"
         return f"SELECT {', '.join(names)} FROM {source} ORDER BY {', '.join(order)}{limit}"
 
     def _take_rows(self, state: "Resolution", ends: Range) -> bool:

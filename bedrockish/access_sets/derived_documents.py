@@ -8,10 +8,10 @@ meet other UNIQUE keys.
 
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.computed_columns import ComputedColumns, Scratch
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.document_functions import reads_documents
 from bedrockish_journal.model.changes import Row, same_value
+from bedrockish_journal.storage.table_layout import quote
 
 
 class DerivedDocuments:

@@ -8,8 +8,9 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.table_layout import Table, quote
+from bedrockish.access_sets.table_layout import Table
 from bedrockish_journal.model.changes import Change, Row, same_row
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of
 
 _Key = tuple[str, tuple[Any, ...]]

@@ -9,6 +9,7 @@ from bedrockish.access_sets.catalog import ROWID, Index, Table
 from bedrockish.access_sets.computed_columns import sources, told_columns
 from bedrockish.access_sets.key_values import Params
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 
 Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
 """Runs a query once for each tuple of parameters, on what the statement sees, and gives all their rows."""
@@ -30,9 +31,9 @@ def rowid_name(table: Table) -> str | None:
     if table.key is not None:
         return None
     if table.rowid_column is not None:
-        return quoted(table.columns[table.rowid_column].name)
+        return quote(table.columns[table.rowid_column].name)
     names = {column.name.lower() for column in table.columns}
-    return next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
+    return next((name for name in ROWID_NAMES if name not in names), None)
 
 
 def condition_of(index: Index) -> str | None:
@@ -49,18 +50,13 @@ def condition_of(index: Index) -> str | None:
     return None
 
 
-def quoted(name: str) -> str:
-    """Return a name as a double-quoted SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def column_name(table: Table, number: int) -> str:
     """Return the name of a table's column, or of its rowid, for a query."""
     if number == ROWID:
         name = rowid_name(table)
         assert name is not None
         return name
-    return quoted(table.columns[number].name)
+    return quote(table.columns[number].name)
 
 
 def key_names(table: Table, index: Index) -> list[str]:

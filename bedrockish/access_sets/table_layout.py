@@ -17,16 +17,11 @@ from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_sha
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.document_functions import reads_documents
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 _NO_USERS = ("sqlite_", "bedrockish_")
-_ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _OF_NO_MODULE = OwnRows("", (), None, None)
-
-
-def quote(name: str) -> str:
-    """Return a name as a quoted SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +252,7 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
         if len(key) == 1 and stored[key[0]][1].upper() == "INTEGER" and not any(row[2] == "pk" for row in indexes):
             alias = key[0]
         taken = {row[0].lower() for row in info}
-        free = [known for known in _ROWID_NAMES if known not in taken]
+        free = [known for known in ROWID_NAMES if known not in taken]
         rowid = quote(names[alias]) if alias is not None else quote(free[0]) if free else ""
     return Table(
         name=name,

@@ -5,9 +5,9 @@ from urllib.parse import quote as in_uri
 
 import apsw
 
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.attach import Order
+from bedrockish_journal.storage.table_layout import quote
 
 OWN = ("main", "temp")
 

@@ -13,12 +13,13 @@ import pytest
 from bedrockish.access_sets import catalog, definitions, table_layout
 from bedrockish.access_sets.catalog import Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions, folded
-from bedrockish.access_sets.table_layout import Tables, quote
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import decode_results
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.import_check import misfits
 from bedrockish.errors import UnsupportedError
+from bedrockish_journal.storage.table_layout import quote
 from tests.engine.nodes import TestNode, request
 
 NAMES = ["a", "B", "c", "child", "Ünit", "ünit", "x y", "sqlitex", "bedrock"]

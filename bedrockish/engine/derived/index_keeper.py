@@ -15,11 +15,12 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.definitions import folded
-from bedrockish.access_sets.table_layout import Table, quote
+from bedrockish.access_sets.table_layout import Table
 from bedrockish.access_sets.virtual_layout import ContentIndex, VirtualLayout
 from bedrockish.engine.sqlite.errors import is_of_module
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Value
+from bedrockish_journal.storage.table_layout import quote
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import apsw
 from bedrockish.access_sets.call_costs import Lengths, lengths
 from bedrockish.access_sets.opcodes import Op
 from bedrockish.access_sets.readset import EVERYTHING
-from bedrockish.access_sets.table_layout import Tables, quote
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, refused_on
@@ -45,7 +45,7 @@ from bedrockish_journal.storage.schema_steps import (
     set_option,
     violations,
 )
-from bedrockish_journal.storage.table_layout import value_as_sql
+from bedrockish_journal.storage.table_layout import quote, value_as_sql
 
 _DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it

@@ -8,7 +8,6 @@ from bedrockish.access_sets.catalog import Index, Schema, Table, stored_column
 from bedrockish.access_sets.dependent_reads import TOO_MANY
 from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, Op
 from bedrockish.access_sets.readset import program_of
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
@@ -16,6 +15,7 @@ from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
 from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.storage.table_layout import quote
 
 ITEMS_MAX = 100
 _SCANS = ("with no bound", "with one bound")

@@ -16,9 +16,10 @@ the same kind.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bedrockish.access_sets.table_layout import Table, quote
+from bedrockish.access_sets.table_layout import Table
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced
+from bedrockish_journal.storage.table_layout import quote
 
 FUNCTION = "bedrockish_id"
 ROWS = "bedrockish_rows"

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.key_encoding import apply_affinity
-from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.sqlite.bind import INT_MAX
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
@@ -22,6 +22,7 @@ from bedrockish.errors import ConstraintError, UsageError
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.storage.table_layout import quote
 
 STRIPES_MIN = 16  # the number of stripes is the same for up to so many members
 LEASE_MAX = 1_000  # ids that a program gets at a time

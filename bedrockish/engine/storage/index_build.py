@@ -29,12 +29,12 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.engine.storage.index_plan import IndexPlan, Plan
 from bedrockish.engine.storage.stand_in import DESCRIBE, REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row, decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of, select
 
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10

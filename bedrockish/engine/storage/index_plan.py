@@ -17,10 +17,11 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.virtual_tables import FTS5, parse_virtual
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, encode_alarm
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import changing, sync
@@ -20,6 +19,7 @@ from bedrockish_journal.feed.change_feed import cursor_of_copy
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
 
 

@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter
 
 import apsw
 
-from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.engine.derived.index_keeper import IndexKeeper
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage.staged_changes import Run, StagedChanges
@@ -24,6 +24,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of, select
 
 PIECE = 1_000  # the most changes that are made under one savepoint

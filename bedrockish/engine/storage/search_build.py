@@ -13,13 +13,13 @@ import apsw
 
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.system_names import SHADOWS, STAND_IN
-from bedrockish.access_sets.table_layout import quote
 from bedrockish.engine.storage import index_build
 from bedrockish.engine.storage.index_build import SAMPLES, SLICE_BYTES, Build, Phase, some
 from bedrockish.engine.storage.index_plan import SearchPlan
 from bedrockish.engine.storage.stand_in import REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row
 from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
 
 TRIED = 256  # rows in the trial of a build

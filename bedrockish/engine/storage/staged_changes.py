@@ -20,10 +20,11 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.system_names import PREFIX
-from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.engine.sqlite.bind import INT_MAX, INT_MIN
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of
 
 STAGED_MIN = 1_000  # fewer changes are not worth unpacking in advance

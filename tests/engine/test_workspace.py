@@ -208,7 +208,7 @@ def test_loop_can_stop_a_workspace(node: TestNode, workspace: Workspace) -> None
 
 @pytest.mark.parametrize(
     ("action", "owner", "method"),
-    [("run", OverlayTransaction, "enter"), ("finish", Interactive, "finish"), ("control", OverlayTransaction, "enter")],
+    [("run", Interactive, "run"), ("finish", Interactive, "finish"), ("control", OverlayTransaction, "enter")],
 )
 def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
     node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, action: str, owner: type, method: str

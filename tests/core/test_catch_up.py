@@ -5,8 +5,8 @@ from typing import TypeGuard
 import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
-from bedrockish.core.coordinator.awaited import NAMED_BEFORE, NAMED_MAX
 from bedrockish.core.coordinator.reads import EVERY_KEY_PACKED
+from bedrockish.core.coordinator.request import NAMED_BEFORE, NAMED_MAX
 from bedrockish.core.protocol.effects import Execute, Reply, Send
 from bedrockish.core.protocol.events import Dropped, Executed, Now, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Approve, Ask, Begin, Check, Checked, Commit, Entries, Outcome, Rollback

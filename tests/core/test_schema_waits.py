@@ -1,8 +1,7 @@
 """Requests that wait for a schema change are not executed while they wait."""
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement
-from bedrockish.core.coordinator.ready import Ready
-from bedrockish.core.coordinator.request import RETRY_MS_MIN, InFlight, Stage, retry_pause_ms
+from bedrockish.core.coordinator.request import RETRY_MS_MIN, InFlight, Ready, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Execute

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from bedrockish.core.coordinator.abort import Rollbacks
-from bedrockish.core.coordinator.ready import Ready
-from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.coordinator.request import InFlight, Ready, Stage
 from bedrockish.core.coordinator.reservations import Reservations
 from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.state.outbox import Timer

@@ -17,15 +17,13 @@ from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.attempts import Attempt, Attempts
-from bedrockish.core.coordinator.awaited import Awaited
 from bedrockish.core.coordinator.catch_up import CatchUp
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Reading
-from bedrockish.core.coordinator.ready import End, Ready
 from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.coordinator.request import Awaited, End, InFlight, Ready, Stage
 from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import Together

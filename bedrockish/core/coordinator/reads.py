@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import cbor2
 
-from bedrockish.core.coordinator.awaited import NAMED_BEFORE, NAMED_MAX, Awaited
 from bedrockish.core.coordinator.quickest import QuickestVoters
-from bedrockish.core.coordinator.request import InFlight
+from bedrockish.core.coordinator.request import NAMED_BEFORE, NAMED_MAX, Awaited, InFlight
 from bedrockish.core.protocol.effects import NewerTold
 from bedrockish.core.protocol.messages import Check, Checked
 from bedrockish.core.protocol.records import Prepared

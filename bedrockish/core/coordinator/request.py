@@ -1,12 +1,12 @@
 """One client's request on its way through this node, and the errors with which it may be answered."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token, digest_of
-from bedrockish.core.coordinator.awaited import Awaited
+from bedrockish.core.protocol.events import ClockWanted, Executed, Failed, Overtaken
 from bedrockish.core.protocol.messages import Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
@@ -34,6 +34,8 @@ UNFIT_MAX = 5  # executions that took too long for their clock; after so many th
 KEY_BYTES = 32  # about the length of a key
 RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
+NAMED_MAX = 256  # transactions that an answer to a question about every key names at most
+NAMED_BEFORE = 16  # ... and at most in the releases 0.2.0 and 0.2.1
 
 
 class Stage(Enum):
@@ -74,6 +76,36 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.ENDING: frozenset({Stage.ACTIVATING}),  # its last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
 }
+
+
+@dataclass(slots=True)
+class Awaited:
+    """The transactions whose ends a strict read of the cluster's own tables waits for."""
+
+    config: int  # the version of the membership whose majority was asked
+    names: set[Txid] = field(default_factory=set)  # those whose end is not known, or not applied, here
+    safe: int = 0  # the clock that safe time has to reach: it stands for transactions that an answer had no room for
+    asked: int = 0  # how often their leaders were asked for their outcomes
+
+    def add(self, others: Iterable[Txid], clock: int) -> None:
+        """Add the transactions that a voter has named; ``clock`` is the voter's clock then."""
+        named = tuple(others)
+        self.names.update(named)
+        # The answer may be cut off. Each transaction that is pending or committed at the voter has a clock up to the
+        # voter's, and once safe time has reached that clock, all of them have ended and every commit is applied.
+        if len(named) == NAMED_BEFORE or len(named) >= NAMED_MAX:
+            self.safe = max(self.safe, clock)
+
+    def is_over(self, state: State) -> bool:
+        """Return whether all of the transactions have ended, and the commits among them are applied here."""
+        safe, outcomes = state.clock.safe, state.votes.outcomes
+        self.names = {
+            txid
+            for txid in self.names
+            # Up to safe time, every commit is applied, and every other transaction was rolled back.
+            if txid.clock > safe and outcomes.get(txid) is not False and not state.is_applied(txid)
+        }
+        return not self.names and self.safe <= safe
 
 
 @dataclass(slots=True)
@@ -168,6 +200,27 @@ class InFlight:
         self.deadline += more_s
         state.timers.set(1000 * more_s, Timer.REQUEST_DEADLINE, self.number)
         return True
+
+
+# The end of a stage: the result of an execution; whether a strict read is valid, or the transactions that it has to
+# wait for; None for a wait that is over.
+End = Executed | Overtaken | ClockWanted | Failed | Awaited | bool | None
+
+
+class Ready:
+    """The queue of requests that move to another stage in this step.
+
+    Timers, completions and the parts of the coordinator that unblock a request only add it here.
+    """
+
+    def __init__(self) -> None:
+        # The requests by number, each with its stage when it was added, and the end of that stage. Empty at the end of
+        # most events.
+        self.queue: dict[int, tuple[InFlight, Stage, End]] = {}
+
+    def add(self, inflight: InFlight, end: End = None) -> None:
+        """Enqueue a request whose stage has ended; the entry is ignored if the stage changes first."""
+        self.queue[inflight.number] = inflight, inflight.stage, end
 
 
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:

@@ -9,8 +9,7 @@ requests that conflict with it wait for it, and the rest are executed.
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from bedrockish.core.coordinator.ready import Ready
-from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.coordinator.request import InFlight, Ready, Stage
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet, clocks_from, conflict

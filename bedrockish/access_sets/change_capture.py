@@ -41,14 +41,7 @@ class Touched:
 
 
 class Capture:
-    """Collects row changes from ``start`` to ``stop``, and ignores all others.
-
-    Attributes:
-        failure: the error that ends the running statement.
-        documents: returns the check of rows with STORED columns; None where rows are not checked.
-        has_temporary: whether the connection may have TEMP tables, whose rows are not replicated.
-        changed_temporary: whether rows of a TEMP table have changed since ``start``.
-    """
+    """Collects row changes from ``start`` to ``stop``, and ignores all others."""
 
     def __init__(self, db: apsw.Connection, limit_bytes: int) -> None:
         self._db, self._limit = db, limit_bytes
@@ -60,8 +53,10 @@ class Capture:
         self._touched: dict[str, Touched] = {}
         self._searched: dict[str, list[list[int]]] = {}
         self._size = self._searched_size = 0
-        self.failure: BedrockishError | None = None
-        self.has_temporary = self.changed_temporary = False
+        self.failure: BedrockishError | None = None  # the error that ends the running statement
+        self.has_temporary = False  # whether the connection may have TEMP tables, whose rows are not replicated
+        self.changed_temporary = False  # whether rows of a TEMP table have changed since ``start``
+        # Returns the check of rows with STORED columns; None where rows are not checked.
         self.documents: Callable[[], DerivedDocuments] | None = None
         db.preupdate_hook(self._hook)
 

@@ -65,24 +65,6 @@ class Engine:
 
     Why so large: It wires the parts that work on one file, each of which is an attribute. The short methods keep
     callers from reaching through two parts.
-
-    Attributes:
-        applied: the last applied tick of each timeline, including entries in the open batch.
-        bootstrap: the membership of the cluster's founding, encoded.
-        flushed: the contents of the file after the last flush, which a new reading connection sees.
-        durable: the last durable tick of each timeline, as of the last ``sync``.
-        durable_ceiling: the durable ceiling of the node's clock, as of the last ``sync``.
-        scope: the values that the clock's SQL functions return on the writing connection; the node sets its clock.
-        locks: the rows that transactions open at this node have locked.
-        access: the users' rights under the applied membership.
-        pages: the writer's page cache.
-        damaged: the damaged entries of the journal: the kind of damage, by place.
-        publication: tells other programs which batches are written and durable.
-        batch: the open batch.
-        entries: applies entries of the journal.
-        builds: builds indexes and tables online.
-        votes: the stored votes and pieces.
-        background: reads of committed batches in other threads.
     """
 
     def __init__(self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare) -> None:
@@ -90,11 +72,13 @@ class Engine:
         self._capture = Capture(db, limits.changes_bytes)
         self._ids = AutoIds()
         self._ids.register(db)
+        # The rows that transactions open at this node have locked.
         self.locks = RowLocks(lambda: self._executor.analysis.schema)
+        # The values that the clock's SQL functions return on the writing connection; the node sets its clock.
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
         store.unpack_on(db)
-        self.access = Access()
+        self.access = Access()  # the users' rights under the applied membership
         self._executor = Executor(db, Guard(db), self._capture, limits, self._ids, prepare, None, self.access)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
@@ -102,16 +86,18 @@ class Engine:
         self._ceiling: int = system.get_meta(db, CEILING) or 0
         self._members = 0  # how often the members and users were read from the file
         self._is_changed = False
-        self.publication = Publication(db, self._wal)
-        self.pages = PageCache(db, limits.memory.max_bytes)
+        self.publication = Publication(db, self._wal)  # tells other programs which batches are written and durable
+        self.pages = PageCache(db, limits.memory.max_bytes)  # the writer's page cache
+        # The damaged entries of the journal: the kind of damage, by place.
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
-        self.bootstrap: bytes = system.get_meta(db, "bootstrap")
+        self.bootstrap: bytes = system.get_meta(db, "bootstrap")  # the encoded membership of the founding
         hooks = Hooks(self._capture.deafen, self._reload, self._seal, self._committed)
         self.batch = batch = Batch(db, self._wal, limits, hooks, system.get_meta(db, "batches"))
         self._journal = Journal(db, batch.write, self.damaged)
         versions = Versions(db, batch.write, self._applier.loud, self._learn_schema, self._capture.noticing)
         self._versions = versions
-        self.votes = StoredVotes(db, batch)
+        self.votes = StoredVotes(db, batch)  # the stored votes and pieces
+        # Reads of committed batches in other threads.
         self.background = reads = BackgroundReads(db.filename, prepare, limits)
         self.builds = OnlineBuilds(
             db, batch, versions, lambda: self.tables, prepare, reads.open_reader, self._note_change
@@ -119,13 +105,14 @@ class Engine:
         self.entries = EntryApplier(db, batch, self._applier, self._capture, versions, self._learn_members)
         self._executor.encode_changes = self.entries.encode
         heads = store.heads(db)
+        # The last applied tick of each timeline, including entries in the open batch.
         self.applied: dict[str, int] = {leader: tick for leader, (tick, _) in heads.items()}
         self._heads: dict[str, bytes] = {leader: digest for leader, (_, digest) in heads.items()}
         self._learn_schema()
         self._learn_members()
-        self.flushed = self._left()
-        self.durable: Mapping[str, int] = {}
-        self.durable_ceiling = 0
+        self.flushed = self._left()  # the contents of the file after the last flush, which a new reader sees
+        self.durable: Mapping[str, int] = {}  # the last durable tick of each timeline, as of the last ``sync``
+        self.durable_ceiling = 0  # the durable ceiling of the node's clock, as of the last ``sync``
         self._ids.note_votes(system.votes(db))
         self._is_changed = False
         batch.open()

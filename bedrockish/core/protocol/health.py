@@ -58,20 +58,10 @@ class Health:
 
     Args:
         alarms: the alarms stored in the node's file.
-
-    Attributes:
-        alarms: all alarms, by name; changed only by the methods here, because the other attributes are derived from
-            them.
-        worst: the alarm that determines the mode; None without an alarm.
-        name: the name of the worst alarm; empty without one.
-        mode: the present mode.
-        reason: the reason of the worst alarm, for people; empty without one.
-        reads: whether its tables may answer reads.
-        writes: whether it may lead transactions and vote on those of others.
-        applies: whether it may write decided entries to its tables and its journal.
     """
 
     def __init__(self, alarms: Mapping[str, Alarm] | None = None) -> None:
+        # All alarms, by name; changed only by the methods here, because the other attributes are derived from them.
         self.alarms: dict[str, Alarm] = dict(alarms or {})
         self._follow()
 
@@ -91,12 +81,13 @@ class Health:
         """Derive the attributes from the alarms."""
         # The worst alarm; of two with one mode, the first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
-        self.worst: Alarm | None = self.alarms.get(self.name)
+        self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None without an alarm
         self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode
         self.reason: str = "" if self.worst is None else self.worst.reason
-        self.reads: bool = self.mode <= Mode.READ_ONLY
-        self.writes: bool = self.mode is Mode.SERVING
-        # A read-only node applies entries: they are decided already, and without them it would fall behind.
+        self.reads: bool = self.mode <= Mode.READ_ONLY  # whether its tables may answer reads
+        self.writes: bool = self.mode is Mode.SERVING  # whether it may lead transactions and vote on those of others
+        # Whether it may write decided entries to its tables and its journal. A read-only node applies entries: they are
+        # decided already, and without them it would fall behind.
         self.applies: bool = self.mode <= Mode.READ_ONLY
 
 

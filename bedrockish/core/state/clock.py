@@ -28,21 +28,6 @@ class Clock:
         cut, safe, settled: their values before the start.
         follows_wall: False is the safety valve: the clock then only counts and ignores the wall.
 
-    Attributes:
-        now: the driver's clocks.
-        followed_ms: the wall, as far as most voters would believe it; 0 before that is known.
-        wall_ms: Unix milliseconds, as our own machine has them.
-        believed_ms: the wall by most voters' clocks; 0 before that is known.
-        leap_ms: by how much most voters' walls have leapt ahead, if the cluster's clock does not follow so far; else 0.
-        value: the greatest value that this node has given out or heard of.
-        ceiling: the durable bound: no value above it has left this node.
-        floor: the ceiling at the start; below it there may be forgotten promises from before the start.
-        counted: whether the clock has only counted at any time since the start.
-        closed, cut, safe: see ``bedrockish.core.replica.times``.
-        settled: the safe time that will hold as soon as all entries that others have reported are applied here. No
-            transaction up to this clock can still be decided; but some entries may not be here yet.
-        lag: how far behind its clock this node closes time.
-
     Invariants:
         ``value <= ceiling`` whenever something leaves this node.
         ``cut <= closed`` and ``safe <= settled``; and none of these, nor ``value``, ever goes back.
@@ -60,24 +45,30 @@ class Clock:
         follows_wall: bool = True,
     ) -> None:
         self.settings = settings
-        self.now = now
-        self.wall_ms = now.wall_ms
-        self.believed_ms = self.leap_ms = 0
+        self.now = now  # the driver's clocks
+        self.wall_ms = now.wall_ms  # Unix milliseconds, as our own machine has them
+        self.believed_ms = 0  # the wall by most voters' clocks; 0 before that is known
+        # By how much most voters' walls have leapt ahead, if the cluster's clock does not follow so far; else 0.
+        self.leap_ms = 0
         self._pace: int | None = None  # the last believed wall, less our monotonic clock
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
+        # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: the durable bound, above
+        # which no value has left this node. ``floor``: the ceiling at the start, below which promises may be forgotten.
         # No value above the ceiling ever left this node, so a clock that begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         # Near the ceiling from the start on, so that the first step raises it, before a transaction needs it.
         self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
         self.follows_wall = follows_wall
-        self.counted = not follows_wall
+        self.counted = not follows_wall  # whether the clock has only counted at any time since the start
         # The file keeps the cut and not the closed time; V14 uses the floor for closed times before the restart.
-        self.closed = self.cut = cut
+        self.closed = self.cut = cut  # see ``bedrockish.core.replica.times``
+        # ``settled``: the safe time that will hold as soon as all entries that others have reported are applied here.
+        # No transaction up to it can still be decided; but some entries may not be here yet.
         self.safe, self.settled = safe, max(safe, settled)
-        self.lag = ClosingLag(settings)
+        self.lag = ClosingLag(settings)  # how far behind its clock this node closes time
         self.reading: Now | None = None
         self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one, in order
-        self.followed_ms = now.wall_ms
+        self.followed_ms = now.wall_ms  # the wall, as far as most voters would believe it; 0 before that is known
         self._wall = 0  # the followed wall as a value of the clock
 
     # -- the wall --------------------------------------------------------------------------------------------------

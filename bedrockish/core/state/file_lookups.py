@@ -11,25 +11,18 @@ from bedrockish_journal.model.vector import Vector
 
 @dataclass(frozen=True, slots=True)
 class FileLookups:
-    """The functions of the driver; each looks up the file in the state after the effects of earlier steps.
+    """The functions of the driver; each looks up the file in the state after the effects of earlier steps."""
 
-    Attributes:
-        find_command: returns the transaction of a command; None if the command never happened, ``FORGOTTEN`` if the
-            journal does not reach back to the age of its id.
-        has_applied: returns whether the journal has a transaction.
-        find_places: returns the places of a transaction in the journal.
-        conflicts: returns whether an access set conflicts with an entry of the journal that is in the second vector and
-            not in the first one; None if the journal lacks one of these entries.
-        compare_rows: returns why the rows that a transaction rests on differ from the rows here; empty if they are
-            equal;
-        None if the comparison takes longer, and the driver steps ``Compared`` at its end. The attribute is None if this
-        node has no tables to compare.
-    """
-
+    # Returns the transaction of a command; None if the command never happened, ``FORGOTTEN`` if the journal does not
+    # reach back to the age of its id.
     find_command: Callable[[str], Txid | None] = lambda _: None
-    has_applied: Callable[[Txid], bool] = lambda _: False
-    find_places: Callable[[Txid], Iterable[Place]] = lambda _: ()
+    has_applied: Callable[[Txid], bool] = lambda _: False  # returns whether the journal has a transaction
+    find_places: Callable[[Txid], Iterable[Place]] = lambda _: ()  # returns its places in the journal
+    # Returns whether an access set conflicts with an entry of the journal that is in the second vector and not in the
+    # first one; None if the journal lacks one of these entries.
     conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None
+    # Returns why the rows that a transaction rests on differ from the rows here; empty if they are equal; None if the
+    # comparison takes longer, and the driver steps ``Compared`` at its end. The field is None where no tables exist.
     compare_rows: Callable[[Transaction], str | None] | None = None
 
 

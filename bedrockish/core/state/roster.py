@@ -48,19 +48,6 @@ class Peer:
 class Roster:
     """The members, the links to them, and the reasons why this node may not vote.
 
-    Attributes:
-        me: the name of this node.
-        membership: the membership that is applied here.
-        voters: the names of its voters, in order.
-        quorum: how many approvals a commit needs.
-        majority: how many voters a promise, an acceptance or a closed time needs.
-        peers: every other member, by name; and no other node.
-        joining: the facts that a new node got when it was added; None once it has caught up.
-        heard_level: the highest release level of the messages received since the start.
-        let_in: the peers that have sent messages to this process, and so accept its file as ours; and this node.
-        accused: the peers that refuse our file as another or an older one, and their reasons.
-        lost: the reason why our file certainly lacks a promise, also stored in the file; empty otherwise.
-
     Invariants:
         ``me`` is not in ``peers``; every other member is.
         ``voters``, ``quorum`` and ``majority`` are those of ``membership``, whose version never goes back.
@@ -69,15 +56,17 @@ class Roster:
     def __init__(self, recovered: Recovered, health: Health, seconds: float) -> None:
         self.me = recovered.node
         self.health = health
-        self.joining = recovered.joining
-        self.heard_level = 0
+        self.joining = recovered.joining  # the facts that a new node got when it was added; None once it has caught up
+        self.heard_level = 0  # the highest release level of the messages received since the start
+        # The peers that have sent messages to this process, and so accept its file as ours; and this node.
         # Only this node at first: a peer that accepted this node's file before the restart may refuse the present file.
         self.let_in = {self.me}
-        self.accused: dict[str, str] = {}
-        self.lost = recovered.lost
-        self.peers: dict[str, Peer] = {}
-        self.membership: Membership = recovered.membership
-        self.voters: list[str] = []
+        self.accused: dict[str, str] = {}  # the peers that refuse our file as another or an older one: their reasons
+        self.lost = recovered.lost  # why our file certainly lacks a promise, also stored in the file; or empty
+        self.peers: dict[str, Peer] = {}  # every other member, by name; and no other node
+        self.membership: Membership = recovered.membership  # the membership that is applied here
+        self.voters: list[str] = []  # the names of its voters, in order
+        # How many approvals a commit needs, and how many voters a promise, an acceptance or a closed time.
         self.quorum = self.majority = 0
         self.set_membership(recovered.membership, seconds)
 

@@ -46,38 +46,19 @@ class State:
 
     Why so large: All parts of the core share it: each attribute is one kind of facts, and each method needs several
     kinds.
-
-    Attributes:
-        me, store, batches: the node's name, the random id of its file, and the number of durable batches of the file.
-        settings: timings and bounds.
-        draw: returns a random number in [0, 1).
-        health: the node's alarms, and the work that it still does.
-        clock: the node's clock and times. roster: the members. timelines: the state of each timeline here.
-        pieces: the pieces of large messages. outbox: the effects of this step. timers: the calls that are due later.
-        votes: the node's promises. commit_window: the commits that conflict tests still need. schema: the version in
-            force.
-        holds: readers that still need the journal; each with how often it began, and the clock from which on it needs
-            the journal.
-        blocked: decided transactions that fit no node's tables: not applied before an operator has decided.
-        stuck: why this node cannot get missing entries, for people; empty if it can.
-        counts: how often things happened, for people. contests: the leaders that compete for the same rows.
-        reserved: the reservation of a request of this node, as gossip tells it.
-        doubts: how often the rows here differed from the rows that a transaction rests on.
-        progress: whether this step applied an entry, or put a schema change in force.
-        commit_s: how long our transactions took lately from BEGIN to the quorum, in seconds.
-        answer_s: how long after BEGIN voters approved our transactions lately, in seconds.
     """
 
     def __init__(
         self,
         recovered: Recovered,
         settings: Settings,
-        draw: Callable[[], float],
+        draw: Callable[[], float],  # returns a random number in [0, 1)
         now: Now,
         *,
         follows_wall: bool = True,
         lookups: FileLookups = EMPTY_FILE,
     ) -> None:
+        # The node's name, the random id of its file, and the number of durable batches of the file.
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self._lookups = lookups
@@ -90,18 +71,21 @@ class State:
         self.outbox = Outbox(self.roster, self.clock, self.pieces)
         self.timers = Timers(self.clock)
         self.votes = Votes(self.me, self.clock, self.pieces, self.outbox)
+        # The commits that conflict tests still need.
         self.commit_window = CommitWindow(recovered.applied)
         self.schema = Schema(recovered.schema)
+        # Readers that still need the journal: how often each began, and the clock from which on it needs the journal.
         self.holds: dict[str, tuple[int, int]] = dict(recovered.holds)
+        # Decided transactions that fit no node's tables: not applied before an operator has decided.
         self.blocked = recovered.blocked
-        self.stuck = ""
-        self.counts: Counter[str] = Counter()
-        self.contests = Contests()
-        self.reserved: Reserved = None
-        self.doubts = 0
-        self.progress = False
-        self.commit_s = COMMIT_S
-        self.answer_s = 0.0
+        self.stuck = ""  # why this node cannot get missing entries, for people; empty if it can
+        self.counts: Counter[str] = Counter()  # how often things happened, for people
+        self.contests = Contests()  # the leaders that compete for the same rows
+        self.reserved: Reserved = None  # the reservation of a request of this node, as gossip tells it
+        self.doubts = 0  # how often the rows here differed from the rows that a transaction rests on
+        self.progress = False  # whether this step applied an entry, or put a schema change in force
+        self.commit_s = COMMIT_S  # how long our transactions took lately from BEGIN to the quorum, in seconds
+        self.answer_s = 0.0  # how long after BEGIN voters approved our transactions lately, in seconds
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:

@@ -44,11 +44,7 @@ class Flushed:
 
 
 class Guest(Protocol):
-    """The borrower of the writing connection.
-
-    Attributes:
-        inside: the transaction whose rows are in the open batch, or None.
-    """
+    """The borrower of the writing connection."""
 
     @property
     def inside(self) -> object | None:

@@ -224,6 +224,7 @@ async def test_constraints_hold_for_requests_that_race_at_all_nodes(cluster: Loc
                 if await happens(client, sql, isolation):
                     inserted[name] += 1
                     return
+                await trio.sleep(0.01)  # a conflicting transaction is pending, and may take some milliseconds
             raise AssertionError(f"{sql} did not happen in 20 attempts")
         except ConstraintError as error:
             errors[type(error)] += 1

@@ -309,7 +309,8 @@ class Attempts:
         for inflight in in_flight:
             # The error for the client names the reject for another transaction, if there was one.
             inflight.last, inflight.contested = lost or inflight.last, True
-            inflight.rejections += 1
+            # Of a group, most commands have not conflicted, and should not pause longer each time that it is divided.
+            inflight.rejections += not attempt.is_group
             inflight.hasty += is_hasty
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
         # A conflict of one command has rejected the whole group, so the next group is smaller.

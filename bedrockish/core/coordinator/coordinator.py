@@ -470,7 +470,7 @@ class Coordinator:
         if not prepared.joined:
             self.together.part(inflight)
             return False
-        if not self.together.halve(inflight):
+        if not self.together.divide_ready(inflight):
             return False
         self.together.shrink()
         return True

@@ -150,6 +150,7 @@ class InFlight:
     hasty: int = 0  # how often its schema change would have come into force too soon for a voter
     # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
     is_free: bool = False
+    was_divided: bool = False  # whether the group of requests with which it was batched has met a conflict
     # Seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
     turn: tuple[float, list[str]] | None = None
     came: float = 0.0  # seconds at which it arrived

@@ -6,6 +6,7 @@ otherwise only one command with a hot key would commit in each round trip. When 
 requests that conflict with it wait for it, and the rest are executed.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -336,6 +337,7 @@ def _queue(inflight: InFlight, queue: deque[int]) -> None:
 
 
 SIZE_MAX = 64  # commands in one group
+UNDIVIDED = 4  # the commands of a group of so many go on alone after a conflict
 
 
 class Together:
@@ -345,8 +347,8 @@ class Together:
     the node is busy are executed one on top of the other, and led as one transaction. The busier a node is, the larger
     its groups are; at a quiet node each command has its own transaction. The commands of a group are unrelated, so no
     command should wait long, or be rejected often, because of another one: a group that meets a conflict is divided.
-    The size of groups adapts like TCP's window: it shrinks by a quarter when a group meets a conflict, and grows by one
-    with each commit that met none.
+    The size of groups adapts like TCP's window: it halves when a group meets a conflict, and grows by one with each
+    commit that met none.
 
     Args:
         ready: takes the requests that can go on, each with the requests behind it.
@@ -382,27 +384,32 @@ class Together:
                 self._lead(free)
                 self._ready.add(free[0])
 
-    def halve(self, inflight: InFlight) -> bool:
+    def divide_ready(self, inflight: InFlight) -> bool:
         """Divide a group whose first request is to be executed again; return whether there was a group."""
         if self.leading.pop(inflight.number, None) is None:
             return False
-        first, *second = self.divide([inflight, *self._take_free(inflight)])
-        assert first is inflight, "the first half keeps its first request"
-        for head in second:
+        first, *others = self.divide([inflight, *self._take_free(inflight)])
+        assert first is inflight, "the first part keeps its first request"
+        for head in others:
             self._ready.add(head)
-        return bool(second)
+        return bool(others)
 
     def divide(self, group: list[InFlight]) -> list[InFlight]:
-        """Make two groups of one that has met a conflict; return the first request of each.
+        """Make several groups of one that has met a conflict; return the first request of each.
 
-        The conflict belongs to one command, and it is not known to which. Divided again and again, a group of n
-        commands needs about log n further transactions, and n if each command went on alone.
+        The conflict belongs to one command, and it is not known to which. A group of n commands becomes about √n
+        groups, and the commands of a group that meets a conflict again go on alone: that takes about 2 √n transactions
+        in place of n, and no command is held up by conflicts of others more than twice. A small group is not worth a
+        second try.
         """
-        half = (len(group) + 1) // 2
-        halves = [part for part in (group[:half], group[half:]) if part]
-        for part in halves:
+        is_last = len(group) <= UNDIVIDED or any(one.was_divided for one in group)
+        size = 1 if is_last else math.isqrt(len(group))
+        parts = [group[place : place + size] for place in range(0, len(group), size)]
+        for part in parts:
+            for one in part:
+                one.was_divided = True
             self._lead(part)
-        return [part[0] for part in halves]
+        return [part[0] for part in parts]
 
     def _lead(self, group: list[InFlight]) -> None:
         """Let the requests of a group wait behind its first request."""
@@ -412,6 +419,8 @@ class Together:
             if other.stage is not Stage.WAITING:
                 other.move(Stage.WAITING)
         first.behind.extend(other.number for other in others)
+        if others:
+            self.leading[first.number] = first
 
     def _take_free(self, inflight: InFlight) -> list[InFlight]:
         """Remove and return the requests behind a request that were only batched with it."""
@@ -423,7 +432,7 @@ class Together:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
             # The requests that were only grouped with it should not wait for its obstacle.
-            if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
+            if inflight.stage not in (Stage.EXECUTING, Stage.PAUSED) or number not in self._in_flight:
                 self.part(inflight)
 
     def grow(self) -> None:
@@ -434,8 +443,8 @@ class Together:
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """Make the next group smaller, because a group was rejected, here or by other nodes."""
-        self.size = max(1, self.size * 3 // 4)
+        """Halve the next group, because a group was rejected, here or by other nodes."""
+        self.size = max(1, self.size // 2)
 
     def _behind(self, inflight: InFlight) -> list[InFlight]:
         found = (self._in_flight.get(number) for number in inflight.behind)

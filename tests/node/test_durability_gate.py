@@ -18,6 +18,13 @@ def stage(gate: DurabilityGate) -> Stage:
     return gate.stage
 
 
+async def reached(gate: DurabilityGate, wanted: Stage) -> None:
+    """Wait until the batches are at a stage, at which the test holds them."""
+    with trio.fail_after(30):
+        while stage(gate) is not wanted:  # noqa: ASYNC110  the gate has no event for it
+            await trio.sleep(0.001)
+
+
 async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
@@ -30,14 +37,12 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         assert gate.durable_batches == engine.batch.number
         engine.set_meta("test", 1)  # as if others' commit had been applied
         runtime.post(Woken())
-        await settled()
-        assert stage(gate) is Stage.LINGERING
+        await reached(gate, Stage.LINGERING)
         assert gate.deadline is not None
         assert not gate.has_work
         disk.gate.clear()
         runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
-        await settled()
-        assert stage(gate) is Stage.SYNCING
+        await reached(gate, Stage.SYNCING)
         assert gate.deadline is None
         assert gate.has_output
         assert runtime.is_busy(0.0)
@@ -47,7 +52,7 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         with trio.fail_after(30):
             while not answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
-        assert stage(gate) is Stage.GATHERING
+        await reached(gate, Stage.GATHERING)
         assert gate.durable_batches == engine.batch.number
         assert not gate.has_output
         nursery.cancel_scope.cancel()

@@ -419,8 +419,6 @@ class Together:
             if other.stage is not Stage.WAITING:
                 other.move(Stage.WAITING)
         first.behind.extend(other.number for other in others)
-        if others:
-            self.leading[first.number] = first
 
     def _take_free(self, inflight: InFlight) -> list[InFlight]:
         """Remove and return the requests behind a request that were only batched with it."""
@@ -432,7 +430,7 @@ class Together:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
             # The requests that were only grouped with it should not wait for its obstacle.
-            if inflight.stage not in (Stage.EXECUTING, Stage.PAUSED) or number not in self._in_flight:
+            if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)
 
     def grow(self) -> None:

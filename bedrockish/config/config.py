@@ -244,7 +244,13 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
     return found
 
 
+# The settings of earlier releases that have gone. A similar name would be a wrong suggestion.
+REMOVED = frozenset({"command_ms_max", "traces"})
+
+
 def _suggest(key: str, section: str | None = None) -> str:
+    if key in REMOVED:
+        return "releases before 0.3 had it; remove the line"
     known = keys()
     here = [name for name, place in known.items() if section is None or place == section]
     home = known.get(key)

@@ -70,6 +70,10 @@ def test_node_is_always_among_its_own_peers() -> None:
         ("node = 7\ndatabase = 'x'", "f.toml: node: 7 is not a name"),
         ("node = 'A'\ndatabase = 7", "f.toml: database: 7 is not a path"),
         (MINIMAL + "lisen = 'x:1'", "f.toml: lisen: unknown key; did you mean 'listen'?"),
+        (
+            MINIMAL + "[limits]\ncommand_ms_max = 5",
+            "f.toml: limits.command_ms_max: unknown key; releases before 0.3 had it; remove the line",
+        ),
         (MINIMAL + "heartbeat_ms = 5", "f.toml: heartbeat_ms: unknown key; it belongs into [timings]"),
         (MINIMAL + "[timings]\nnode = 'A'", "f.toml: timings.node: unknown key; it belongs to the top"),
         (MINIMAL + "[timings]\nheartbeat = 5", "f.toml: timings.heartbeat: unknown key; did you mean 'heartbeat_ms'?"),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bedrockish.api.requests import SNAPSHOT, Request, Statement, Token
+from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX
 from bedrockish.core.protocol.events import Event, MovedToWorker
 from bedrockish.core.protocol.messages import Begin
@@ -35,6 +36,15 @@ def begins(net: Net) -> int:
     return sum(isinstance(message, Begin) for _, _, message in net.said)
 
 
+def hold(net: Net, key: str) -> None:
+    """Let a transaction of B with this key be pending at A, and never end."""
+    net.ask("B", add("other", key))
+    begin = [flight for flight in net.flights if isinstance(flight[2], Begin) and flight[1] == "A"]
+    net.flights.clear()
+    net.play("A", "receive", "B", begin[0][2])
+    net.flights.clear()  # B never hears that A approves
+
+
 def test_commands_share_one_round_of_votes_and_each_has_its_answer() -> None:
     net = Net("ABC")
     net.ask_together("A", *some(5))
@@ -56,11 +66,7 @@ def test_commands_that_come_one_by_one_share_no_transaction() -> None:
 def test_conflict_of_one_joined_command_holds_only_that_one() -> None:
     """A pending transaction of another leader blocks one of the commands; the others do not wait for it."""
     net = Net("ABC")
-    net.ask("B", add("other", ROWS[1]))
-    begin = [flight for flight in net.flights if isinstance(flight[2], Begin) and flight[1] == "A"]
-    net.flights.clear()
-    net.play("A", "receive", "B", begin[0][2])
-    net.flights.clear()  # B never hears that A approves
+    hold(net, ROWS[1])
     net.ask_together("A", *some(3))
     net.deliver()
     assert net.told("A") == {"c0": "A1", "c2": "A2"}
@@ -88,16 +94,30 @@ def test_group_with_a_rejected_command_is_divided() -> None:
 def test_group_with_a_blocked_command_is_divided_until_that_command_is_alone() -> None:
     """A pending transaction blocks the last of eight commands: the others need four transactions, and not seven."""
     net = Net("ABC")
-    net.ask("B", add("other", ROWS[7]))
-    begin = [flight for flight in net.flights if isinstance(flight[2], Begin) and flight[1] == "A"]
-    net.flights.clear()
-    net.play("A", "receive", "B", begin[0][2])
-    net.flights.clear()  # B never hears that A approves
+    hold(net, ROWS[7])
     net.ask_together("A", *some(8))
     net.deliver()
     assert sorted(commands(net)) == [("c0", "c1"), ("c2", "c3"), ("c4", "c5"), ("c6",)]
     net.run(20.0)
     assert net.told("A").keys() == {f"c{number}" for number in range(8)}
+
+
+def test_commands_go_on_alone_after_the_second_conflict_of_their_group() -> None:
+    net = Net("ABC")
+    hold(net, "k35")
+    net.ask_together("A", *(add(f"c{number}", f"k{number}") for number in range(36)))
+    net.deliver()
+    assert sorted(map(len, commands(net))) == [1, 1, 1, 1, 1, 6, 6, 6, 6, 6]
+
+
+def test_rejected_group_makes_no_command_pause_longer() -> None:
+    net = Net("ABC")
+    net.ask("B", add("other", ROWS[1]))
+    net.ask_together("A", *some(8))
+    net.run(0.001)
+    in_flight = net.places["A"].core.coordinator.replies.in_flight.values()
+    assert {one.stage for one in in_flight} == {Stage.PAUSED, Stage.WAITING}
+    assert {one.rejections for one in in_flight} == {0}
 
 
 def test_groups_grow_again_from_one() -> None:

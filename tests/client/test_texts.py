@@ -1,13 +1,12 @@
 """One text, one statement: several are refused before anything is sent."""
 
-import time
-
 import pytest
 
 from bedrockish.client.request_builder import Statements, make_request
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.transaction_control import parse_control
+from tests.processor import at_most
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELETE FROM c; END"
 
@@ -63,10 +62,9 @@ def test_text_without_a_statement_is_refused(sql: object) -> None:
 
 def test_a_large_text_is_looked_through_once() -> None:
     """The time is linear: a megabyte of semicolons in a string stays far below the bound."""
-    begin = time.process_time()
-    check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")
-    check_statement("INSERT INTO t VALUES ('" + "a'';" * 250_000 + "');" + " ;--;\n" * 100_000)
-    assert time.process_time() - begin < 60
+    with at_most(10):
+        check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")
+        check_statement("INSERT INTO t VALUES ('" + "a'';" * 250_000 + "');" + " ;--;\n" * 100_000)
 
 
 @pytest.mark.parametrize("sql", [["SELECT 1"], ("SELECT 1",), None, 5, b"SELECT 1", {"sql": "SELECT 1"}])

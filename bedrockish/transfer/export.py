@@ -6,12 +6,10 @@ from pathlib import Path
 
 import trio
 
-from bedrockish.engine.storage.rename_copy import put_in_place, strip
+from bedrockish.engine.storage.rename_copy import claimed, put_in_new_place, strip
 from bedrockish.engine.storage.scratch_files import remove
-from bedrockish.errors import ConfigError
 from bedrockish.node.cluster.join import back_up
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.verify.new_file import why_not_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +29,16 @@ async def export(url: str, path: Path) -> Exported:
         ConfigError: the file is there already or cannot be written.
         BedrockishError: no node gave a copy.
     """
-    if why := why_not_new(path):
-        raise ConfigError(why)
-    unfinished = path.with_name(path.name + ".unfinished")
-    with suppress(OSError):  # a folder that may not be written is named by the next step
-        remove(unfinished)  # left behind by a run that was killed, with its log
-    await back_up(url, unfinished)
-    try:
-        vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)
-        put_in_place(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            remove(unfinished)
-        raise
+    with claimed(path):
+        unfinished = path.with_name(path.name + ".unfinished")
+        with suppress(OSError):  # a folder that may not be written is named by the next step
+            remove(unfinished)  # left behind by a run that was killed, with its log
+        await back_up(url, unfinished)
+        try:
+            vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)
+            put_in_new_place(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                remove(unfinished)
+            raise
     return Exported((await trio.Path(path).stat()).st_size, vector, clock, cursor)

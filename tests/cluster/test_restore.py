@@ -12,6 +12,7 @@ import trio
 import bedrockish
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
+from bedrockish.engine.storage.rename_copy import claimed
 from bedrockish.transfer.continuous import numbered
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.verify.replay import digest
@@ -168,6 +169,25 @@ async def test_log_of_an_older_database_spoils_no_new_file(tmp_path: Path) -> No
             with closing(apsw.Connection(str(tmp_path / name))) as db:
                 assert db.execute("SELECT * FROM account").fetchall() == [(1, "ann")]
         assert numbered(tmp_path, "*-wal") == []
+
+
+async def test_only_one_process_at_a_time_writes_a_backup_an_export_or_a_joined_file(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Two backups to one file wrote into the same unfinished copy, and one of them gave it its name before its end."""
+    await ready(cluster)
+    target, url = tmp_path / "b.db", cluster.url(1, only=True)
+    config = tmp_path / "D.toml"
+    config.write_text(f'node = "D"\ndatabase = "{target}"\nlisten = "127.0.0.1:1"\n')
+    with claimed(target):
+        target.with_name("b.db.part").write_text("of the other process")
+        for arguments in (("backup", url, target), ("export", url, target), ("join", url, "--config", config)):
+            told = await trio.to_thread.run_sync(program, *map(str, arguments))
+            assert told.returncode == 2, told
+            assert f"another process writes {target} now; wait until it has ended" in told.stderr, told.stderr
+        assert target.with_name("b.db.part").read_text() == "of the other process"
+    await trio.to_thread.run_sync(command, "backup", url, target)
+    assert numbered(tmp_path, "b.db*") == [target]
 
 
 def test_restored_file_is_not_served_with_the_log_of_the_one_before(tmp_path: Path) -> None:

@@ -19,9 +19,20 @@ LEFT = (
     *("a.db.lent", "a.db.lent-journal", "a.db.refill", "a.db.refill-wal", "a.db.moment", "a.db.moment-shm"),
     *("a.db.proof", "a.db.proof.4711.part", "a.db.proof.4711.part-journal", "a.db.proof.4711.compact"),
     *("a.db.refill.moment", "a.db.refill.proof.12.part", "a.db.refill.12.part"),
+    *("a.db.proof.part", "a.db.proof.part-lock", "a.db.proof.part.compact", "a.db.refill.moment.part-journal"),
 )
 OTHERS = (
-    *("a.db.copy", "a.db.bak", "a.db.proof.pdf", "a.db.lent.old", "a.db.moments", "b.db.lent", "a.db.4711.part"),
+    *(
+        "a.db.copy",
+        "a.db.bak",
+        "a.db.proof.pdf",
+        "a.db.lent.old",
+        "a.db.moments",
+        "b.db.lent",
+        "a.db.4711.part",
+        "a.db.part",
+        "a.db.part-lock",
+    ),
     *("a-db.lent", "a.db.refill.lent", "xa.db.proof"),
 )
 

@@ -280,7 +280,7 @@ restore(sys.argv[1], sys.argv[2], journals=[sys.argv[3]], progress=progress)
 """
 
 
-def test_a_killed_restore_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+def test_next_restore_removes_the_unfinished_files_of_a_killed_one(tmp_path: Path) -> None:
     lived, target = Lived(tmp_path, 1), tmp_path / "new.db"
     command = [sys.executable, "-c", KILLED, str(lived.backup), str(target), str(lived.path("B"))]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -290,8 +290,21 @@ def test_a_killed_restore_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     running.wait()
     running.stdout.close()
     assert not target.exists()
-    assert list(tmp_path.glob("new.db.*.part"))
+    assert {path.name for path in tmp_path.glob("new.db.*")} >= {"new.db.part", "new.db.part-lock"}
     assert restore(lived.backup, target, journals=[lived.path("B")]).digest == digest(lived.path("A"))
+    assert list(tmp_path.glob("new.db*")) == [target]
+    lived.world.close()
+
+
+def test_restore_refuses_a_target_that_another_process_writes(tmp_path: Path) -> None:
+    lived, target = Lived(tmp_path, 1), tmp_path / "new.db"
+    other = NewFile(target)
+    Path(other.path).write_text("of the other process")
+    with pytest.raises(TargetExistsError, match=r"another process writes .*new\.db now; wait until it has ended"):
+        restore(lived.backup, target)
+    assert Path(other.path).read_text() == "of the other process"
+    other.drop()
+    assert restore(lived.backup, target).digest
     lived.world.close()
 
 

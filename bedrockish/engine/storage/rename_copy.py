@@ -5,7 +5,8 @@ The data, the journal and the clocks up to which the journal is complete hold fo
 """
 
 import os
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import changing, sync
 from bedrockish.errors import ConfigError
 from bedrockish_journal.feed.change_feed import cursor_of_copy
+from bedrockish_journal.model.errors import JournalFileError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.verify.new_file import Claim, why_not_new
 
 
 def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | None = None) -> None:
@@ -102,6 +105,34 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
         raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
     make_plain(copy)
     return vector, clock, str(cursor_of_copy(safe, above, cluster))
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keep other processes from making a new file of this path during the block.
+
+    Raises:
+        ConfigError: the path exists, another process writes it, or its folder cannot be written.
+    """
+    try:
+        claim = Claim(path)
+    except JournalFileError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        yield
+    finally:
+        claim.release()
+
+
+def put_in_new_place(copy: Path, path: Path) -> None:
+    """Give a finished copy the name of a new file, durably.
+
+    Raises:
+        ConfigError: another program took the name in the meantime, or the copy cannot be renamed.
+    """
+    if why := why_not_new(path):
+        raise ConfigError(why)
+    put_in_place(copy, path)
 
 
 def put_in_place(copy: Path, path: Path) -> None:

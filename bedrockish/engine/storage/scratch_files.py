@@ -29,7 +29,10 @@ REASONS = {
 }
 """Explanations of the system's error numbers for a file that cannot be written."""
 RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # 1/50 of the disk, at most 256 MiB, is kept for decided entries
-_LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
+_LEFT = re.compile(
+    r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))"
+    r"(\.(\d+\.)?(part|compact|part\.compact))?(-wal|-shm|-journal|-lock)?"
+)
 
 
 def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:

@@ -30,7 +30,7 @@ from bedrockish.core.protocol.records import Joining, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import founded_alone, whole_path
-from bedrockish.engine.storage.rename_copy import make_plain, put_in_place, relabel
+from bedrockish.engine.storage.rename_copy import claimed, make_plain, put_in_new_place, relabel
 from bedrockish.engine.storage.scratch_files import remove
 from bedrockish.errors import (
     AuthenticationError,
@@ -46,7 +46,6 @@ from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import check
-from bedrockish_journal.verify.new_file import why_not_new
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
@@ -112,11 +111,17 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
         replay: fetch the journal when the node runs, instead of a copy of a file now.
 
     Raises:
-        ConfigError: the node has a file already, or no address that others could use.
+        ConfigError: the node has a file already, another process makes it, or no address that others could use.
         MembershipError: the cluster does not admit the node.
         BedrockishError: no node could be asked, or none could give a copy.
     """
-    target, path, address = parse_url(url), _place(config), config.peers[config.node]
+    path = _place(config)
+    with claimed(path):
+        await _join(config, url, path, replay=replay)
+
+
+async def _join(config: Config, url: str, path: Path, *, replay: bool) -> None:
+    target, address = parse_url(url), config.peers[config.node]
     if address.host in ("0.0.0.0", "::") or not address.port:
         raise ConfigError(f"the others cannot reach {config.node} at {address}; add its address to [peers]")
     store, entry = secrets.token_hex(8), Credentials(config).entry(target)
@@ -154,8 +159,6 @@ def _place(config: Config) -> Path:
         )
     if path.exists():
         raise ConfigError(f"{path} is there already; a node that has joined is started with 'bedrockish serve'")
-    if why := why_not_new(path):
-        raise ConfigError(why)
     if not path.parent.is_dir():
         raise ConfigError(f"{path} is in a directory that does not exist; create it first")
     return path
@@ -242,7 +245,7 @@ async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -
         logger.warning("the copy is taken unproven: %s; run 'bedrockish verify URL' when this node serves", why_not)
     reason = f"node {node} began with a copy, and approves nothing until its tables are compared with its journal"
     relabel(unfinished, node, store, joining, None if why_not else Alarm(Mode.READ_ONLY, reason, {}))
-    put_in_place(unfinished, path)
+    put_in_new_place(unfinished, path)
 
 
 async def download(call: Call, unfinished: Path, check_room: Callable[[int], None] = lambda _: None) -> int:
@@ -288,13 +291,16 @@ async def back_up(url: str, path: Path, others: Iterable[Address] = ()) -> int:
     The nodes of the URL are asked first, and then ``others``.
 
     Raises:
-        ConfigError: the file is there already or cannot be written.
+        ConfigError: the file is there already, another process writes it, or it cannot be written.
         BedrockishError: no node gave a copy.
     """
+    with claimed(path):
+        return await _back_up(url, path, others)
+
+
+async def _back_up(url: str, path: Path, others: Iterable[Address]) -> int:
     target = parse_url(url)
     entry = entry_of(target)
-    if why := why_not_new(path):
-        raise ConfigError(why)
     unfinished = path.with_name(path.name + ".part")
     last = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for address in dict.fromkeys((*target.addresses, *others)):
@@ -306,7 +312,7 @@ async def back_up(url: str, path: Path, others: Iterable[Address] = ()) -> int:
             continue
         try:
             make_plain(unfinished)
-            put_in_place(unfinished, path)
+            put_in_new_place(unfinished, path)
         except ConfigError:
             with suppress(OSError):
                 remove(unfinished)

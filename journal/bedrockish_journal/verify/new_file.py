@@ -1,5 +1,6 @@
-"""A database file that gets its name only when it is complete and durable."""
+"""A database file that one process makes, and that gets its name only when it is complete and durable."""
 
+import errno
 import os
 from contextlib import suppress
 
@@ -23,6 +24,71 @@ def why_not_new(path: str | os.PathLike[str]) -> str:
     return ""
 
 
+class Claim:
+    """The right to make a new file, which one process at a time has until it releases it or ends.
+
+    So the unfinished file may have the same name in each run, and a run after a kill removes it.
+
+    Args:
+        target: the path of the complete file.
+
+    Raises:
+        TargetExistsError: the path exists already, has the log of an older database, or another process writes it now.
+        TargetUnwritableError: its directory cannot be written.
+    """
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(target)
+        # A file of its own, because NFS makes locks of flock that exclude those of SQLite on the same file.
+        self._lock = f"{self.name}.part-lock"
+        self.refuse_existing()
+        try:
+            self._descriptor = self._locked()
+        except BlockingIOError as error:
+            why = f"another process writes {self.name} now; wait until it has ended, or name another file"
+            raise TargetExistsError(self.name, why) from error
+        except OSError as error:
+            has_room = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+            how = "name a folder that may be written" if has_room else "make room and try again"
+            raise TargetUnwritableError(self.name, f"{self.name} cannot be written: {error.strerror}; {how}") from error
+        try:
+            self.refuse_existing()  # the last holder may have finished the file
+        except TargetExistsError:
+            self.release()
+            raise
+
+    def _locked(self) -> int:
+        """Return a descriptor that holds the lock; the lock file is the one that has the name now."""
+        import fcntl  # not on Windows, where commands that make no file work by URL
+
+        while True:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with suppress(FileNotFoundError):  # its last holder has removed it
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
+                        return descriptor
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def refuse_existing(self) -> None:
+        """Check that no file has the path.
+
+        Raises:
+            TargetExistsError: the path exists, or has the log of an older database.
+        """
+        if why := why_not_new(self.name):
+            raise TargetExistsError(self.name, why)
+
+    def release(self) -> None:
+        """Let other processes make the file."""
+        with suppress(OSError):
+            os.unlink(self._lock)
+        os.close(self._descriptor)
+
+
 class NewFile:
     """A file that is written under another name in the target's directory, and renamed when it is complete.
 
@@ -30,23 +96,18 @@ class NewFile:
         target: the path of the complete file.
 
     Raises:
-        TargetExistsError: the path exists already, or has the log of an older database.
-        TargetUnwritableError: its directory does not exist.
+        TargetExistsError: the path exists already, has the log of an older database, or another process writes it now.
+        TargetUnwritableError: its directory does not exist, or cannot be written.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.name = os.fspath(target)
-        self._refuse_existing()
         self._folder = os.path.dirname(os.path.abspath(self.name))
         if not os.path.isdir(self._folder):
             raise TargetUnwritableError(self.name, f"{self._folder} is not a directory; create it first")
-        # The names contain the process id, so that two processes with the same target do not write the same file.
-        self.path, self._compact = (f"{self.name}.{os.getpid()}.{end}" for end in ("part", "compact"))
-        self.drop()
-
-    def _refuse_existing(self) -> None:
-        if why := why_not_new(self.name):
-            raise TargetExistsError(self.name, why)
+        self.path, self._compact = f"{self.name}.part", f"{self.name}.part.compact"
+        self._claim = Claim(self.name)
+        self._remove()  # left by a process that was killed
 
     def compact(self, db: apsw.Connection) -> None:
         """Replace the database by a copy without free pages; a plain VACUUM may renumber rowids.
@@ -63,7 +124,7 @@ class NewFile:
             TargetExistsError: another program took the name in the meantime.
         """
         _sync(self.path, os.O_RDWR)
-        self._refuse_existing()
+        self._claim.refuse_existing()
         os.rename(self.path, self.name)
         _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
 
@@ -78,7 +139,11 @@ class NewFile:
         return str(error)
 
     def drop(self) -> None:
-        """Remove the unfinished files."""
+        """Remove the unfinished files, and let other processes make the file."""
+        self._remove()
+        self._claim.release()
+
+    def _remove(self) -> None:
         for path in (self.path, self._compact):
             for name in (path, f"{path}-journal"):
                 with suppress(FileNotFoundError):

@@ -1,5 +1,6 @@
 """The program ``bedrockish``. Here, and only here, an error becomes one line on standard error and an exit status."""
 
+import ast
 import errno
 import os
 import signal
@@ -24,128 +25,53 @@ from bedrockish_net.errors import NetError
 
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
 OTHERS = 0o077
+WIDTH_MAX = 1_000  # characters of a sentence of the help: no bound
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 _ENDED_BY: list[int] = []  # the signals that were taken as Ctrl-C
 # SQLite's errors about the disk or a limit of the system, by name, so that apsw need not be imported.
 OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
-# For each command: its module, its name there, and the first sentence of its help. A module is imported when its
-# command runs, so that the list of commands imports none of them: the audit, for example, needs Spark.
-COMMANDS = {
-    "init": (
-        "bedrockish.cli.init",
-        "init",
-        "Make the configurations of a new cluster in DIRECTORY, a folder for each node.",
-    ),
-    "serve": ("bedrockish.cli.serve", "serve", "Run a node until SIGTERM or SIGINT."),
-    "join": (
-        "bedrockish.cli.join",
-        "join",
-        "Join the cluster at URL with a new, empty node, and run it until SIGTERM or SIGINT.",
-    ),
-    "sql": (
-        "bedrockish.cli.shell.command",
-        "sql",
-        "Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).",
-    ),
-    "explain": (
-        "bedrockish.cli.explain",
-        "explain",
-        "Print the keys that SQL would read and write at the node at URL (by default that of BEDROCKISH_URL).",
-    ),
-    "status": ("bedrockish.cli.status", "status", "Print the status of the node at URL, its troubles first."),
-    "nodes": ("bedrockish.cli.status", "nodes", "Print the members of the cluster, as the node at URL knows them."),
-    "statements": (
-        "bedrockish.cli.statements",
-        "statements",
-        "Print which statements cost most since the nodes started: by their text, with ? for each value.",
-    ),
-    "transactions": (
-        "bedrockish.cli.statements",
-        "transactions",
-        "Print the open transactions of clients, those between BEGIN and COMMIT, or end one.",
-    ),
-    "verify": (
-        "bedrockish.cli.verify",
-        "verify",
-        "Compare the rows of all tables at all members, and print differences: "
-        "table, key, and the node in the minority.",
-    ),
-    "upgrade": ("bedrockish.cli.upgrade", "upgrade", "Take a cluster to another release, node after node."),
-    "backup": (
-        "bedrockish.cli.backup",
-        "backup",
-        "Copy the present file of a node at URL to the new FILE, while clients are served.",
-    ),
-    "restore": (
-        "bedrockish.cli.restore",
-        "restore",
-        "Write a plain SQLite database with the cluster's contents at a moment; found a new cluster with it.",
-    ),
-    "import": (
-        "bedrockish.cli.database",
-        "import_database",
-        "Make the tables, rows, indexes, views and triggers of the SQLite database FILE "
-        "the content of the cluster at URL.",
-    ),
-    "export": (
-        "bedrockish.cli.database",
-        "export_database",
-        "Write the contents of the cluster at URL into the new SQLite database FILE, while clients are served.",
-    ),
-    "clock": (
-        "bedrockish.cli.upkeep",
-        "clock",
-        "Print the clocks of all members, or make them follow the wall clock (on) or only count (off).",
-    ),
-    "user": ("bedrockish.cli.user", "user", "Show and change the users of the cluster."),
-    "member": ("bedrockish.cli.member", "member", "Change the members of the cluster, and repair nodes."),
-    "password": (
-        "bedrockish.cli.secure",
-        "password",
-        "Ask for the password of USER and print the line for the section [users] of each node's configuration.",
-    ),
-    "tls": ("bedrockish.cli.secure", "tls", "Make certificates for nodes, and for clients, in DIRECTORY."),
-    "changes": (
-        "bedrockish.cli.changes",
-        "changes",
-        "Print every committed transaction once, in the order of the cluster's clock, up to safe time.",
-    ),
-    "journal": (
-        "bedrockish.cli.journal",
-        "journal",
-        "Read, verify and replay the journal in a node's file; shorten it in running nodes.",
-    ),
-    "export-journal": (
-        "bedrockish.cli.export",
-        "export_journal",
-        "Write journals as Parquet into a directory, or bring it up to the journals' newest commits.",
-    ),
-    "audit": ("bedrockish.cli.audit", "audit", "Audit journals: one file of each node, or its URL, or exports."),
-    "anchor": (
-        "bedrockish.cli.anchor",
-        "anchor",
-        "Add a line to FILE: the present end of each timeline of the journals, as a majority of the voters has it.",
-    ),
-    "compact": (
-        "bedrockish.cli.compact",
-        "compact_file",
-        "Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.",
-    ),
-}
-
-
+# The commands as the help lists them, each with its module and its name there. A module is imported when its command
+# runs, so that the list of commands imports none of them: the audit, for example, needs Spark.
 GROUPS = {
-    "Start": ("init", "serve", "join"),
-    "Use": ("sql", "explain", "import", "export"),
-    "Operate": (
-        *("status", "nodes", "statements", "transactions", "member"),
-        *("user", "password", "tls", "clock", "upgrade", "verify"),
-    ),
-    "Data": ("backup", "restore", "changes", "export-journal", "compact"),
-    "Audit": ("journal", "audit", "anchor"),
+    "Start": {
+        "init": "bedrockish.cli.init:init",
+        "serve": "bedrockish.cli.serve:serve",
+        "join": "bedrockish.cli.join:join",
+    },
+    "Use": {
+        "sql": "bedrockish.cli.shell.command:sql",
+        "explain": "bedrockish.cli.explain:explain",
+        "import": "bedrockish.cli.database:import_database",
+        "export": "bedrockish.cli.database:export_database",
+    },
+    "Operate": {
+        "status": "bedrockish.cli.status:status",
+        "nodes": "bedrockish.cli.status:nodes",
+        "statements": "bedrockish.cli.statements:statements",
+        "transactions": "bedrockish.cli.statements:transactions",
+        "member": "bedrockish.cli.member:member",
+        "user": "bedrockish.cli.user:user",
+        "password": "bedrockish.cli.secure:password",
+        "tls": "bedrockish.cli.secure:tls",
+        "clock": "bedrockish.cli.upkeep:clock",
+        "upgrade": "bedrockish.cli.upgrade:upgrade",
+        "verify": "bedrockish.cli.verify:verify",
+    },
+    "Data": {
+        "backup": "bedrockish.cli.backup:backup",
+        "restore": "bedrockish.cli.restore:restore",
+        "changes": "bedrockish.cli.changes:changes",
+        "export-journal": "bedrockish.cli.export:export_journal",
+        "compact": "bedrockish.cli.compact:compact_file",
+    },
+    "Audit": {
+        "journal": "bedrockish.cli.journal:journal",
+        "audit": "bedrockish.cli.audit:audit",
+        "anchor": "bedrockish.cli.anchor:anchor",
+    },
 }
-"""The commands as the help lists them."""
+COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 
 
 class Program(click.Group):
@@ -153,13 +79,13 @@ class Program(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
-        return [name for name, (module, _, _) in COMMANDS.items() if find_spec(module) is not None]
+        return [name for name, place in COMMANDS.items() if find_spec(place.partition(":")[0]) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import and return a command, or None if this installation lacks it."""
         if cmd_name not in COMMANDS:
             return None
-        module, name, _ = COMMANDS[cmd_name]
+        module, _, name = COMMANDS[cmd_name].partition(":")
         try:
             command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
@@ -172,8 +98,8 @@ class Program(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups, each with its whole first sentence."""
         known = set(self.list_commands(ctx))
-        for title, names in GROUPS.items():
-            rows = [(name, COMMANDS[name][2]) for name in names if name in known]
+        for title, commands in GROUPS.items():
+            rows = [(name, _first_sentence(place)) for name, place in commands.items() if name in known]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -206,6 +132,17 @@ class Program(click.Group):
             sys.stderr.flush()
             signal.raise_signal(_ENDED_BY[0])  # by now with its default action, so that the caller sees the signal
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _first_sentence(place: str) -> str:
+    """Return the first sentence of a command's help, read from the source of its module."""
+    module, _, name = place.partition(":")
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    functions = ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+    helps = (ast.get_docstring(one) for one in functions if isinstance(one, ast.FunctionDef) and one.name == name)
+    return click.Command(name, help=next(helps)).get_short_help_str(WIDTH_MAX)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})

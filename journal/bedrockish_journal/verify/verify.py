@@ -18,7 +18,6 @@ import apsw
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
 from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.model.membership import Membership, read_membership
-from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.pruning import Mark, marks
@@ -290,7 +289,7 @@ def _compare(
     """
     everybody = {node for node, _ in opened}
     removed = {count.node: count.removed for count in counts}
-    lacks: dict[tuple[str, str], Ticks] = {}
+    lacks: dict[str, list[tuple[str, int, int]]] = {}
     if len(opened) < 2:
         return {}
     merged = heapq.merge(*(heapq.merge(_places(node, db), _marks(node, db)) for node, db in opened))
@@ -304,11 +303,11 @@ def _compare(
             findings.append(Finding("fork", min(hashes.values(), key=len)[0], leader, tick, text=text))
         for node in everybody.difference(*hashes.values()) if tick > 0 else ():
             if tick > removed[node].get(leader, 0):
-                lacks.setdefault((node, leader), Ticks()).add(tick)
-    found: dict[str, list[tuple[str, int, int]]] = {}
-    for (node, leader), ticks in sorted(lacks.items(), key=lambda item: item[0]):
-        found.setdefault(node, []).extend((leader, first, last) for first, last in ticks)
-    return found
+                spans = lacks.setdefault(node, [])
+                goes_on = bool(spans) and (spans[-1][0], spans[-1][2]) == (leader, tick - 1)
+                first = spans.pop()[1] if goes_on else tick
+                spans.append((leader, first, tick))
+    return dict(sorted(lacks.items()))
 
 
 def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, bytes]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compliance.nodes import three_nodes
+from tools.compliance.suites import three_nodes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 PLAIN, NODES = "plain SQLite", "three nodes"

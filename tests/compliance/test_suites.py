@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.compliance import cpython_suite
 from tools.compliance.outcomes import count, differences, part_of, path_of, read_expected
-from tools.compliance.suites import SUITES
+from tools.compliance.suites import SUITES, cpython_missing, cpython_release, run_cpython
 
 pytestmark = pytest.mark.cluster
 CPYTHON_PART = ("dbapi.CursorTests.test_execute", "dump.", "transactions.IsolationLevel", "dbapi.ClosedC")
@@ -14,12 +13,12 @@ CPYTHON_PART = ("dbapi.CursorTests.test_execute", "dump.", "transactions.Isolati
 
 def test_part_of_cpythons_tests_has_the_expected_outcomes(tmp_path: Path) -> None:
     """Our DB-API where they expect sqlite3."""
-    if why := cpython_suite.missing():
+    if why := cpython_missing():
         pytest.skip(why)
     expected = read_expected(path_of("cpython"))
-    if expected.release != cpython_suite.release():
+    if expected.release != cpython_release():
         pytest.skip(f"expectations are of {expected.release}")
-    found = cpython_suite.run_ours(tmp_path, CPYTHON_PART)
+    found = run_cpython(tmp_path, CPYTHON_PART)
     assert count(found)["passed"] > 40
     assert [*differences(part_of(expected, found), found)] == []
 

@@ -9,7 +9,7 @@ import sqlalchemy
 
 from tests.test_tidy import ROOT
 from tools.compliance.outcomes import count
-from tools.compliance.sqlalchemy_suite import failures, left_out, run_ours, run_plain
+from tools.compliance.suites import failures, left_out, run_plain, run_sqlalchemy
 
 PAGE = (ROOT / "docs" / "sqlalchemy.md").read_text()
 SAMPLE = [
@@ -29,7 +29,7 @@ IDS_FROM_ONE = "test_insert_w_floats and multiple_rows"
 def test_a_part_of_the_suite_fails_nowhere(tmp_path: Path) -> None:
     """No test fails, most run, at least one of each class, and each skip has a reason."""
     chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
-    found = run_ours(tmp_path, ["-k", chosen])
+    found = run_sqlalchemy(tmp_path, ["-k", chosen])
     assert failures(found) == {}
     passed = Counter(test.partition("::")[0] for test, (outcome, _) in found.items() if outcome == "passed")
     assert set(passed) == {*SAMPLE, "ReturningTest"}
@@ -61,7 +61,7 @@ def test_the_page_adds_up() -> None:
 @pytest.mark.cluster
 def test_the_whole_suite_fails_nowhere_and_the_page_tells_its_figures(tmp_path: Path) -> None:
     """The page's figures are for the release that it names; in any other nothing may fail, either."""
-    ours, plain = run_ours(tmp_path), run_plain(tmp_path)
+    ours, plain = run_sqlalchemy(tmp_path), run_plain(tmp_path)
     assert failures(ours) == {}
     words: Counter[str] = Counter()
     for reason, number in left_out(ours, plain).items():

@@ -8,7 +8,6 @@ audit could not be made.
 import importlib.util
 import json
 import re
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,8 @@ from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.laws import BY_NAME
 from bedrockish_journal.spark.session import check_java, check_pyspark
 from bedrockish_journal.verify.chain import Finding
-from bedrockish_journal.verify.differences import differences, last_writers
-from bedrockish_journal.verify.replay import digest, replay
-from bedrockish_journal.verify.tables import began_with_tables, copy_now, index_faults
+from bedrockish_journal.verify.differences import Difference, last_writers
+from bedrockish_journal.verify.tables import began_with_tables, compare_with_journal
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -234,38 +232,25 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
     """Replay each journal into a new database; return the differences from the node's database, row by row."""
     found: list[dict[str, Any]] = []
     for node, path in nodes.items():
-        with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory:
-            copy, target = Path(directory) / "copy.db", Path(directory) / "replayed.db"
-            copy_now(path, copy)
-            try:
-                made = replay([copy], target)
-            except JournalPrunedError:
-                text = f"{node} has removed the beginning of its journal, so its database cannot be rebuilt"
+        rows: list[Difference] = []
+        try:
+            rows = compare_with_journal(path, None, limit)
+        except JournalPrunedError:
+            text = f"{node} has removed the beginning of its journal, so its database cannot be rebuilt"
+            found.append(_finding(node, text, level="information"))
+        except JournalError as error:
+            if isinstance(error, ReplayMismatchError) and began_with_tables(path):
+                text = f"the cluster of {node} began with tables, so its database cannot be rebuilt"
                 found.append(_finding(node, text, level="information"))
-                continue
-            except ReplayMismatchError as error:
-                if began_with_tables(copy):
-                    text = f"the cluster of {node} began with tables, so its database cannot be rebuilt"
-                    found.append(_finding(node, text, level="information"))
-                    continue
-                place = {"leader": error.leader, "tick": error.tick, "table": error.table, "key": error.key}
+            else:
+                place = {name: getattr(error, name, None) for name in ("leader", "tick", "table", "key")}
                 found.append(_finding(node, f"the journal cannot be replayed: {error}", **place))
-                continue
-            except JournalError as error:
-                found.append(_finding(node, f"the journal cannot be replayed: {error}"))
-                continue
-            found += [_finding(node, one.text) for one in index_faults(copy, None, limit)]
-            if made.digest == digest(copy):
-                continue
-            rows = differences(str(copy), str(target), limit)
-            writers = last_writers(str(copy), rows)
-            for row in rows:
-                entry = writers.get((row.table, row.key or ""))
-                wrote = {"leader": entry.leader, "tick": entry.tick, "txid": str(entry.txid)} if entry else {}
-                text = row.text + (f"; {entry.leader}{entry.tick} wrote it last" if entry else "")
-                found.append(_finding(node, text, table=row.table, key=row.key, **wrote))
-            if not rows:
-                found.append(_finding(node, "the database differs from a replay of its journal"))
+        writers = last_writers(path, rows)
+        for row in rows:
+            entry = writers.get((row.table, row.key or ""))
+            wrote = {"leader": entry.leader, "tick": entry.tick, "txid": str(entry.txid)} if entry else {}
+            text = row.text + (f"; {entry.leader}{entry.tick} wrote it last" if entry else "")
+            found.append(_finding(node, text, table=row.table or None, key=row.key, **wrote))
     faults = sum(one["level"] == "fault" for one in found)
     return found, {"fault": faults, "information": len(found) - faults}
 

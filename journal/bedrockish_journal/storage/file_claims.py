@@ -15,7 +15,6 @@ from bedrockish_journal.model.membership_steps import wrong_membership, wrong_st
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
 Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
-VOID = "void:"
 SHOWN_MAX = 20  # findings of each kind
 
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
@@ -65,7 +64,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
     """
     found = Claims()
     has_meta = _has(ask, "bedrockish_meta")
-    for leader, tick, said in _memberships(ask, has_meta=has_meta):
+    for leader, tick, said in memberships(ask):
         place = f"membership {said.version}" if leader is None else f"{leader}{tick} (membership {said.version})"
         found.memberships.setdefault(said.version, said)
         for text in wrong_membership(said):
@@ -93,10 +92,10 @@ def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
         yield node, Claim("members", None, None, f"the files do not agree on what the cluster began with: {texts}")
 
 
-def _memberships(ask: Ask, *, has_meta: bool) -> Iterator[tuple[str | None, int | None, Membership]]:
+def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]:
     """Yield timeline, tick and content of each membership; other laws report malformed ones."""
     packed: list[tuple[str | None, int | None, object]] = []
-    if has_meta:
+    if _has(ask, "bedrockish_meta"):
         packed.append((None, None, _value(ask, "bootstrap")))
         packed += _removed(_value(ask, "pruned_members"))
     for leader, tick, body in ask(_MEMBERS, ()):
@@ -123,8 +122,13 @@ def _removed(kept: object) -> Iterator[tuple[str | None, int | None, object]]:
             return
 
 
+def skipped(ask: Ask) -> set[str]:
+    """Return the transactions that a node skipped by an operator's decision, because they fit the tables of no node."""
+    return {str(key).removeprefix("void:") for (key,) in ask(_MARKED, ())}
+
+
 def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
-    marked = {str(key).removeprefix(VOID) for (key,) in ask(_MARKED, ())}
+    marked = skipped(ask)
     said = {str(txid) for one in memberships.values() for txid in one.void}
     for txid in sorted(marked - said):
         text = f"the file applies {txid} as nothing, and no membership in its journal says that an operator decided so"

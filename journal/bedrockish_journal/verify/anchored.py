@@ -13,8 +13,7 @@ import apsw
 
 from bedrockish_journal.model.anchor import Anchor, AnchorError, Statement, parse_anchors
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.membership import read_membership
-from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
+from bedrockish_journal.storage.file_claims import memberships
 from bedrockish_journal.storage.pruning import Mark, marks
 from bedrockish_journal.storage.store import read_meta
 from bedrockish_journal.verify.chain import Finding
@@ -75,7 +74,9 @@ def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor
     told = Anchored(len(anchors))
     removed = {node: _marks(db) for node, db in files.items()}
     founders = {node: founders_hash(db) for node, db in files.items()}
-    voters = {node: dict(_memberships(db)) for node, db in files.items()}
+    voters = {
+        node: {said.version: tuple(said.voters) for _, _, said in memberships(db.execute)} for node, db in files.items()
+    }
     for anchor in anchors:
         said = anchor.statement
         told.findings += _check_founders(said, founders)
@@ -134,23 +135,6 @@ def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, 
                 f"which are {', '.join(here)}"
             )
             yield Finding(LAW, node, text=text)
-
-
-def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield version and voters of each membership in a file; other laws report malformed memberships."""
-    packed = [_bootstrap(db)]
-    packed += [data for mark in _marks(db).values() for _, data in mark.changed]
-    for (body,) in db.execute("SELECT body FROM bedrockish_journal WHERE kind = ? AND repeat = 0", (MEMBERS,)):
-        try:
-            packed.append(decode_transaction(body).changes)
-        except (EntryMalformedError, TypeError):
-            continue
-    for data in packed:
-        try:
-            said = read_membership(data)
-        except EntryMalformedError:
-            continue
-        yield said.version, tuple(said.voters)
 
 
 def _marks(db: apsw.Connection) -> dict[str, Mark]:

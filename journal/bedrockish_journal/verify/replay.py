@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apsw
 import cbor2
@@ -27,6 +27,7 @@ from bedrockish_journal.model.moment import FORMS, Moment
 from bedrockish_journal.model.order import draws, interleave, may_apply
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid, parse_txid
 from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.file_claims import skipped
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.schema_steps import run, switch
 from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
@@ -241,16 +242,11 @@ def _adopted(sources: Sequence[Source]) -> set[Txid]:
 
 
 def voided(db: apsw.Connection) -> set[Txid]:
-    """Return the transactions that this node skipped by an operator's decision, because they fit the tables of no
-    node.
-    """
+    """Return the transactions that this node skipped; none for a journal kept by another program than a node."""
     try:
-        rows: list[Any] = db.execute(
-            "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
-        ).fetchall()
-    except apsw.SQLError:  # no such table: a journal kept by another program than a node
+        return set(map(parse_txid, skipped(db.execute)))
+    except apsw.SQLError:  # no such table
         return set()
-    return {parse_txid(key.removeprefix("void:")) for (key,) in rows}
 
 
 class _Rebuild:

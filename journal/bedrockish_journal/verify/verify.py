@@ -320,10 +320,7 @@ def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, byt
 
 def _marks(node: str, db: apsw.Connection) -> list[tuple[str, int, str, bytes]]:
     """Return the places and hashes of the last removed entries of a file, which must be the same in all files."""
-    try:
-        return sorted((leader, mark.tick, node, mark.hash) for leader, mark in marks(db).items())
-    except EntryMalformedError:  # reported before
-        return []
+    return sorted((leader, mark.tick, node, mark.hash) for leader, mark in _removed(node, db, []).items())
 
 
 def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:

@@ -11,13 +11,13 @@ import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
-from bedrockish_journal.model.transaction import Txid, parse_txid
+from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.spark.source.plans import Ask
+from bedrockish_journal.storage.file_claims import skipped
 
 # A running node shows its own tables only to a statement with their name in its text, and not in a parameter.
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
-_VOID = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
 
 Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
@@ -84,7 +84,7 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
         founding, changed = (
             next((row[0] for row in ask(_META, (key,))), None) for key in ("bootstrap", "pruned_members")
         )
-        void = frozenset((txid.clock, txid.leader) for txid in _voids(ask))
+        void = frozenset((txid.clock, txid.leader) for txid in map(parse_txid, skipped(ask)))
     marks = tuple(Mark._make(row) for row in ask(_MARKS, ())) if _has(ask, "bedrockish_pruned") else ()
     for mark in marks:
         if list(map(type, mark)) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
@@ -92,11 +92,6 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
                 f"{path}: the row of timeline {mark.leader!r} in bedrockish_pruned is malformed; fill this node again"
             )
     return Beginning(founding, changed, marks, void)
-
-
-def _voids(ask: Ask) -> Iterator[Txid]:
-    for (key,) in ask(_VOID, ()):
-        yield parse_txid(str(key).removeprefix("void:"))
 
 
 def _has(ask: Ask, table: str) -> bool:

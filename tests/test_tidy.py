@@ -284,13 +284,13 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def named(path: Path) -> Iterator[str]:
-    """Yield the modules that a file names in a text, to import them only when they are needed."""
+    """Yield the modules that a file names in a text, to import them, or a name in them, when they are needed."""
     for node in nodes(path):
         match node:
             case ast.Constant(value=str(text)) if re.fullmatch(
-                r"(bedrockish|bedrockish_journal|bedrockish_net|tools)(\.\w+)+", text
+                r"(bedrockish|bedrockish_journal|bedrockish_net|tools)(\.\w+)+(:\w+)?", text
             ):
-                yield text
+                yield text.partition(":")[0]
             case _:
                 pass
 

@@ -119,6 +119,7 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         """Run the program and end with its exit status."""
         extra.pop("standalone_mode", None)
+        _open_standard_streams()
         os.umask(OTHERS)  # only the owner can read the files written here
         given = sys.argv[1:] if args is None else [*args]
         if given and given[0] not in (*NODES, "sql"):  # the shell takes Ctrl-C for the end of a statement
@@ -149,6 +150,20 @@ def _first_sentence(place: str) -> str:
 @click.version_option(__version__, prog_name="bedrockish")
 def main() -> None:
     """SQLite on several machines: write to any of them, and it is right."""
+
+
+def _open_standard_streams() -> None:
+    """Replace standard streams that are closed by the null device.
+
+    Else a database would get the number of one of them, and whatever a library prints there would go into the database.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the end
 
 
 def _take_sigterm_as_ctrl_c() -> None:

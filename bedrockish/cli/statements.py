@@ -67,6 +67,8 @@ def transactions(url: str, end: str | None, only: str | None, mode: str | None) 
         told = trio.run(everywhere, url, {"do": "transactions"}, only)
         rows = [(node, *(found[name] for name in OPEN)) for node, one in told.items() for found in one.get("open", ())]
         show(Rows(("node", *OPEN), rows), mode)
+        if not rows:
+            click.echo("no transaction is open", err=True)  # not among the rows, which a program may read
     _report_missing(told)
 
 

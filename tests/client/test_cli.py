@@ -213,6 +213,25 @@ def test_table_keeps_control_characters_out_of_the_terminal() -> None:
     assert "\\x1b[31m" in printed
 
 
+WITHOUT_STREAMS = """
+import os, sys
+from bedrockish.cli.main import main
+try:
+    main(["--version"])
+except SystemExit as end:
+    with open(sys.argv[1], "w") as told:
+        print(end.code, *(os.readlink(f"/proc/self/fd/{number}") for number in range(3)), file=told)
+"""
+
+
+def test_command_runs_with_closed_standard_streams_and_gives_their_numbers_to_no_file(tmp_path: Path) -> None:
+    """What is printed to a closed stream would go into the file that has its number, such as a backup."""
+    told = tmp_path / "told"
+    closing = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+    subprocess.run([*closing, sys.executable, "-c", WITHOUT_STREAMS, str(told)], check=True, env=clean_environment())
+    assert told.read_text() == "0 /dev/null /dev/null /dev/null\n"
+
+
 def test_script_from_a_pipe_runs_blocks_as_one_transaction() -> None:
     node = Table()
     script = "-- a comment\nINSERT INTO t VALUES ('a;b');\nBEGIN;\nINSERT 2;\nSELECT 3;\nCOMMIT;\nBEGIN;COMMIT;"

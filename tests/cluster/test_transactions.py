@@ -390,6 +390,8 @@ async def test_operator_lists_and_ends_an_open_transaction(cluster: LocalCluster
 
     async with open_client(cluster.url(1, only=True)) as client:
         await client.execute("CREATE TABLE held(id INTEGER PRIMARY KEY)")
+        none = await run("--mode", "json")
+        assert (none.stdout, none.stderr) == ("[]\n", "no transaction is open\n")
         tx = await client.begin()
         await tx.execute("INSERT INTO held VALUES (1)")
         (_, row) = csv.reader((await run("--mode", "csv")).stdout.splitlines())

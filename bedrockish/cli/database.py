@@ -80,7 +80,11 @@ async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded
         run = f"import-{fingerprint(file)}" + (f"-{uuid.uuid4().hex[:8]}" if again else "")
         async with open_client(url) as client:
             done = await commands_done(client, run + "-")
-            if not done:
+            if done:
+                await _check_kept(
+                    client, file, [name for n, (name, _) in enumerate(plan.tables) if f"{run}-table-{n}" in done]
+                )
+            else:
                 await _check_room(client, plan, add=add)
             with progress_bar() as told:
                 return await load(client, file, run, told, done)
@@ -96,6 +100,16 @@ def _check(file: Path, plan: Plan) -> None:
         found = misfits(made) or survey(db, plan)
     if found:
         raise UnsupportedError(f"{file} cannot be imported, and nothing was: {'; '.join(found)}")
+
+
+async def _check_kept(client: Client, file: Path, made: list[str]) -> None:
+    """Refuse to continue an import some of whose tables are gone: their rows would not be sent again."""
+    there = {str(name).lower() for (name,) in await client.execute(NAMES, read=STRICT)}
+    gone = [name for name in made if name.lower() not in there]
+    if gone:
+        first = "" if len(gone) == len(made) else "drop its other tables, too, and "
+        why = f"{file} was imported before, and {', '.join(gone[:5])} dropped since"
+        raise UsageError(f"{why}; nothing was imported: {first}import it with --again")
 
 
 async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:

@@ -101,9 +101,12 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
         BedrockishError: no node accepts the rows.
     """
     prefix = f"csv-{source.fingerprint(table)}-"
-    once = Once(client, prefix, await commands_done(client, prefix))
+    had = await commands_done(client, prefix)
+    once = Once(client, prefix, had)
     found = await client.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden = 0", (table,))
     columns = [name for (name,) in found]
+    if had and not columns:
+        raise UsageError(f"{source.path} was imported before, and {table} dropped since; --again imports it once more")
     rows = source.rows(told)
     filled = Filled(created=not columns or once.has("create"))
     if filled.created:

@@ -196,6 +196,40 @@ def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
     assert db.execute("SELECT count(*) FROM small").value() == 1
 
 
+def test_import_of_a_file_whose_tables_were_dropped_since_names_the_option(
+    own: tuple[Connection, str], tmp_path: Path
+) -> None:
+    """The rows count as imported, so a run without the option reported them and left no table."""
+    db, url = own
+    with closing(sqlite3.connect(tmp_path / "two.db")) as two:
+        two.executescript("CREATE TABLE a(x); CREATE TABLE b(x); INSERT INTO a VALUES (1);")
+    words = ("import", "--add", url, str(tmp_path / "two.db"))
+    assert run(*words).returncode == 0
+    assert "were not repeated" in run(*words).stdout
+    db.execute("DROP TABLE a")
+    said = run(*words)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert "two.db was imported before, and a dropped since; nothing was imported: drop its other tables" in said.stderr
+    db.execute("DROP TABLE b")
+    assert "and a, b dropped since; nothing was imported: import it with --again" in run(*words).stderr
+    assert run(*words, "--again").returncode == 0
+    assert db.execute("SELECT count(*) FROM a").value() == 1
+
+
+def test_import_of_a_csv_whose_table_was_dropped_since_names_the_option(
+    node: LocalCluster, db: Connection, tmp_path: Path
+) -> None:
+    write_csv(tmp_path / "gone.csv", 3)
+    words = ("sql", node.url(), f".import {tmp_path}/gone.csv gone")
+    assert run(*words).returncode == 0
+    db.execute("DROP TABLE gone")
+    said = run(*words)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert "gone.csv was imported before, and gone dropped since; --again imports it once more" in said.stderr
+    assert run("sql", node.url(), f".import --again {tmp_path}/gone.csv gone").returncode == 0
+    assert db.execute("SELECT count(*) FROM gone").value() == 3
+
+
 def test_backup_of_one_cluster_is_imported_into_another(
     node: LocalCluster, db: Connection, own: tuple[Connection, str], tmp_path: Path
 ) -> None:

@@ -155,7 +155,7 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Replace standard streams that are closed by the null device.
 
-    Else a database would get the number of one of them, and whatever a library prints there would go into the database.
+    Else a database would get the number of one of them, and a library's warnings would go into the database.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:

@@ -225,7 +225,7 @@ except SystemExit as end:
 
 
 def test_command_runs_with_closed_standard_streams_and_gives_their_numbers_to_no_file(tmp_path: Path) -> None:
-    """What is printed to a closed stream would go into the file that has its number, such as a backup."""
+    """A warning for a closed stream would go into the file that has its number, such as a backup."""
     told = tmp_path / "told"
     closing = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
     subprocess.run([*closing, sys.executable, "-c", WITHOUT_STREAMS, str(told)], check=True, env=clean_environment())

@@ -5,97 +5,28 @@ noted, and the error is raised by a statement that calls a function which no nod
 a SQLite function is refused, because the nodes would silently run SQLite's function instead.
 """
 
+import math
 import re
+from contextlib import closing
+from functools import cache
+
+import apsw
 
 from bedrockish.dbapi.errors import Error, NotSupportedError
 
 _MISSING = re.compile(r"no such (?:function|collation sequence): (\S+)")
-# SQLite's functions whose meaning a program could change. Mathematical functions are left out: they mean the same.
-_BUILT_IN = frozenset(
-    [
-        "abs",
-        "avg",
-        "changes",
-        "char",
-        "coalesce",
-        "concat",
-        "concat_ws",
-        "count",
-        "cume_dist",
-        "date",
-        "datetime",
-        "dense_rank",
-        "first_value",
-        "format",
-        "glob",
-        "group_concat",
-        "hex",
-        "ifnull",
-        "iif",
-        "instr",
-        "json",
-        "json_array",
-        "json_array_length",
-        "json_each",
-        "json_extract",
-        "json_group_array",
-        "json_group_object",
-        "json_insert",
-        "json_object",
-        "json_patch",
-        "json_quote",
-        "json_remove",
-        "json_replace",
-        "json_set",
-        "json_tree",
-        "json_type",
-        "json_valid",
-        "julianday",
-        "lag",
-        "last_insert_rowid",
-        "last_value",
-        "lead",
-        "length",
-        "like",
-        "lower",
-        "ltrim",
-        "max",
-        "min",
-        "nth_value",
-        "ntile",
-        "nullif",
-        "octet_length",
-        "percent_rank",
-        "printf",
-        "quote",
-        "random",
-        "randomblob",
-        "rank",
-        "replace",
-        "round",
-        "row_number",
-        "rtrim",
-        "sign",
-        "soundex",
-        "strftime",
-        "string_agg",
-        "substr",
-        "substring",
-        "sum",
-        "time",
-        "timediff",
-        "total",
-        "total_changes",
-        "trim",
-        "typeof",
-        "unhex",
-        "unicode",
-        "unixepoch",
-        "upper",
-        "zeroblob",
-    ]
-)
+# Names under which programs for a SQLite without these functions register their own, which mean the same.
+_SAME = frozenset({*dir(math), "ceiling", "ln", "mod", "power", "if"})
+_SAME |= {"median", "percentile", "percentile_cont", "percentile_disc"}
 _COLLATIONS = frozenset({"binary", "nocase", "rtrim"})
+
+
+@cache
+def _built_in() -> frozenset[str]:
+    """Return the names of SQLite's functions whose meaning a program could change."""
+    with closing(apsw.Connection(":memory:")) as db:
+        names = db.execute("SELECT name FROM pragma_function_list WHERE builtin").fetchall()
+    return frozenset(str(name) for (name,) in names) - _SAME
 
 
 class LocalFunctions:
@@ -121,7 +52,7 @@ class LocalFunctions:
             self._what.pop(key, None)
             self._removed.add(key)
             return
-        if key in (_COLLATIONS if kind == "collation" else _BUILT_IN):
+        if key in (_COLLATIONS if kind == "collation" else _built_in()):
             raise NotSupportedError(elsewhere(f"the {kind} {name}, which SQLite has as well,"))
         self._what[key] = f"the {kind} {name}"
 

@@ -331,6 +331,7 @@ def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
     "use",
     [
         lambda c: c.create_function("lower", 1, abs),
+        lambda c: c.create_function("jsonb_set", 3, max),
         lambda c: c.create_aggregate("SUM", 1, object),
         lambda c: c.create_window_function("rank", 1, object),
         lambda c: c.create_collation("NOCASE", lambda _a, _b: 0),
@@ -373,6 +374,8 @@ def test_registered_functions_raise_in_statements_that_need_them(
 ) -> None:
     """MLflow, Airflow, Peewee and Pony register functions right after they connect, and seldom use them."""
     register(connection)
+    connection.create_function("power", 2, pow)
+    connection.create_aggregate("median", 1, object)
     assert connection.execute("SELECT power(2, 3)").fetchone() == (8,)
     with pytest.raises(db.NotSupportedError, match=names):
         connection.execute(sql)

@@ -8,7 +8,7 @@ dropped.
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,13 +31,13 @@ from bedrockish.errors import (
 from bedrockish.node.cluster.donor import Copy, Donor
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_call, check_call_by_token
+from bedrockish.node.transactions.steps import Rest
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.handshake import is_local
 from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
 
-Rest = Callable[[], Awaitable[Answer]]
 NODE = "node:"  # prefix of the name of a node that has connected with its certificate
 AT_ONCE_S = 0.02  # how long the calls of one read may run in the reading task; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
@@ -108,7 +108,7 @@ class _Session:
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet.
-        self._begun: deque[tuple[wire.Call, int, Rest | None]] = deque()
+        self._begun: deque[tuple[wire.Call, int, Rest[Answer] | None]] = deque()
         self._until: float | None = None  # while calls are being started: until when they may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -194,21 +194,24 @@ class _Session:
         else:
             self._start_soon(call, size, None)
 
-    def _start_soon(self, call: wire.Call, size: int, rest: Rest | None) -> None:
+    def _start_soon(self, call: wire.Call, size: int, rest: Rest[Answer] | None) -> None:
         self._begun.append((call, size, rest))
         self._nursery.start_soon(self._run_next)
 
     def _step_at_once(self, call: wire.Step, size: int) -> None:
-        """Execute a step of a transaction in the reading task; a step that has to wait continues in another task."""
-        found: Answer | Rest | BedrockishError
+        """Execute a step in the reading task; if it waits for anything but the core, go on in another task."""
         try:
             found = self._step(call)
         except Exception as error:
-            found = self._failed(call, error)
-        if isinstance(found, (Answer, BedrockishError)):
+            self._end_step(call, size, error)
+            return
+        if isinstance(found, Answer):
             self._done(call.id, size, found)
         else:
-            self._start_soon(call, size, found)
+            found.run_without_task(partial(self._end_step, call, size), partial(self._start_soon, call, size))
+
+    def _end_step(self, call: wire.Step, size: int, found: Answer | Exception) -> None:
+        self._done(call.id, size, found if isinstance(found, Answer) else self._failed(call, found))
 
     def _refuse(self, number: int, error: BedrockishError, asked: int) -> None:
         self._hold_call(-asked)
@@ -299,7 +302,7 @@ class _Session:
             return error
         return self._node.faults.caught(f"{_what(call)} of client {self._link.remote.node}", error)
 
-    def _step(self, call: wire.Step) -> Answer | Rest:
+    def _step(self, call: wire.Step) -> Answer | Rest[Answer]:
         transactions = self._node.transactions
         is_nodes = False
         if call.owner is not None:

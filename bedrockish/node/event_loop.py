@@ -62,6 +62,7 @@ from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_c
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
+from bedrockish.node.transactions.steps import Submission
 from bedrockish_journal.model.transaction import Transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_net.read_loop import ReadLoop
@@ -101,7 +102,15 @@ class Runtime:
         self.workers = WorkerPool(engine, self.core, places, self._ran_in_worker, self.faults, self.boundary)
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self.post, self.durable)
         self.transactions = Transactions(
-            engine, self.core, self.submit, self.durable, limits, self.workers, self.faults, self.boundary
+            engine,
+            self.core,
+            self.submit,
+            self.submission,
+            self.durable,
+            limits,
+            self.workers,
+            self.faults,
+            self.boundary,
         )
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
@@ -262,6 +271,17 @@ class Runtime:
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]
+
+    def submission(
+        self, request: Request, prepare: Prepare, *, shares: bool = False, base: Vector | None = None
+    ) -> Submission:
+        """Return the submission of a command that ``prepare`` executes, with the same result each time; see
+        ``submit``.
+        """
+        options: dict[str, Any] = {"once": True, "shares": shares, "base": base}
+        return Submission(
+            lambda done: self.begin(request, done, prepare, **options), lambda: self.submit(request, prepare, **options)
+        )
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only."""

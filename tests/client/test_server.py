@@ -24,7 +24,7 @@ from bedrockish.api.wire import (
 )
 from bedrockish.errors import OutcomeUnknownError, TooLargeError
 from bedrockish.node import client_session
-from bedrockish.node.client_session import Rest
+from bedrockish.node.transactions import steps
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
@@ -132,13 +132,13 @@ class _Noting:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    def begin(self, _owner: object, op: str, request: Request) -> Rest:
+    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
         async def rest() -> Answer:
             self.seen.append((op, request.command))
             await trio.lowlevel.checkpoint()
             return Answer(NOTHING, Token())
 
-        return rest
+        return steps.begin(steps.wait(rest))
 
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
@@ -169,7 +169,7 @@ class _AtOnce:
         self.seen: list[str] = []
         self.go_on = trio.Event()
 
-    def begin(self, _owner: object, op: str, request: Request) -> Answer | Rest:
+    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
         self.seen.append(request.command)
         if op != COMMIT:
             return Answer(NOTHING, Token())
@@ -178,7 +178,7 @@ class _AtOnce:
             await self.go_on.wait()
             return Answer(NOTHING, Token())
 
-        return rest
+        return steps.begin(steps.wait(rest))
 
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")

@@ -221,18 +221,23 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
 ) -> None:
     """A waiter for the writer blocks the loop, so the thread must start without a turn of the loop."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    began, waited = threading.Event(), list[bool]()
+    began, looked, waited = threading.Event(), threading.Event(), list[bool]()
 
     async def look() -> None:
         while not engine.batch.is_away:
             await trio.lowlevel.checkpoint()
         waited.append(began.wait(5))
+        looked.set()
+
+    def write() -> None:
+        began.set()
+        looked.wait(5)
 
     async with trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(look)
         await trio.lowlevel.checkpoint()
-        await WriterThread(engine).run(began.set)
+        await WriterThread(engine).run(write)
         nursery.cancel_scope.cancel()
     assert waited
     assert all(waited)

@@ -69,13 +69,13 @@ class Known:
 
 
 class Keys:
-    """Packed keys in order; each takes a few bytes more than its own length."""
+    """Packed keys; each takes a few bytes more than its own length."""
 
     __slots__ = ("_bytes", "_ends")
 
-    def __init__(self, ordered: Sequence[bytes]) -> None:
-        self._bytes = b"".join(ordered)
-        self._ends = array("I", accumulate(map(len, ordered)))
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._bytes = b"".join(keys)
+        self._ends = array("I", accumulate(map(len, keys)))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -90,7 +90,7 @@ class Keys:
             begin = end
 
     def place(self, key: bytes) -> int:
-        """Return the place of the first packed key that is not smaller than a key."""
+        """Return the place of the first packed key that is not smaller than a key; the packed keys are in order."""
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
     def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -108,17 +108,17 @@ class Keys:
 
 
 class Segment:
-    """Packed access sets of a few hundred commits: all keys in order, each with its commit, and whether it was read or
-    written.
+    """Packed access sets of a few hundred commits: all keys, each with its commit, and whether it was read or written.
 
-    A filter of bits, made at the first query, sorts out most keys that no commit here has touched. The keys of large
-    access sets are kept apart.
+    The first query sorts the keys, and makes a filter of bits, which sorts out most keys that no commit here has
+    touched. The keys of large access sets are kept apart.
     """
 
     __slots__ = (
         "_bits",
         "_clocks",
         "_covered",
+        "_is_sorted",
         "_keys",
         "_large",
         "_last",
@@ -168,19 +168,25 @@ class Segment:
         self._pack(commits)
 
     def _pack(self, commits: Sequence[Known]) -> None:
-        touched: list[tuple[bytes, int]] = []
+        keys, owners = list[bytes](), array("H")
         for owner, one in enumerate(commits):
             # The keys of a large access set would be most of the segment; they are kept and compared apart.
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
             # The number of one of 256 commits and two bits fit into the 16 bits of an item.
-            touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
-            touched += [(key, owner << 2 | _READ) for key in reads - writes]
-        touched.sort()
-        self._keys = Keys([key for key, _ in touched])
-        self._owners = array("H", [owner for _, owner in touched])
-        self._bits = None
+            for some, bits in ((writes - reads, _WRITE), (writes & reads, _WRITE | _READ), (reads - writes, _READ)):
+                keys += some
+                owners.extend([owner << 2 | bits] * len(some))
+        self._keys, self._owners, self._is_sorted, self._bits = Keys(keys), owners, False, None
+
+    def _sort(self) -> None:
+        """Sort the keys at the first search: most segments are never searched, since each base has seen them."""
+        if not self._is_sorted:
+            touched = sorted(zip(self._keys, self._owners, strict=True))
+            self._keys = Keys([key for key, _ in touched])
+            self._owners = array("H", [owner for _, owner in touched])
+            self._is_sorted = True
 
     @property
     def last(self) -> Vector:
@@ -289,8 +295,7 @@ class Segment:
     def _filter(self) -> bytes:
         """Return the filter: the bits of all keys.
 
-        A lookup costs a search through the packed keys; the filter saves it for nine in ten absent keys. Most segments
-        are never searched, since each base has seen them, so the filter is made at the first query.
+        A lookup costs a search through the packed keys; the filter saves it for nine in ten absent keys.
         """
         bits = bytearray(FILTER_BYTES)
         for bit in map(_bit, self._keys):
@@ -298,6 +303,7 @@ class Segment:
         return bytes(bits)
 
     def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
+        self._sort()
         for number in range(self._keys.place(low), len(self._keys)):
             key = self._keys[number]
             if key >= high:

@@ -103,6 +103,7 @@ class Transactions:
         engine: Engine,
         core: Node,
         submit: Submit,
+        submission: steps.Submissions,
         durable: Durable,
         bounds: Bounds,
         workers: WorkerPool,
@@ -110,6 +111,7 @@ class Transactions:
         boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._submission = submission
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
@@ -122,9 +124,8 @@ class Transactions:
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
         self._grown = GrownTransactions(lending, core, workers)
-        self.programs = Programs(
-            engine, core, submit, durable, lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)
-        )
+        lease = lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
+        self.programs = Programs(engine, core, submit, submission, durable, lease)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
@@ -222,7 +223,7 @@ class Transactions:
     def begin(self, owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
         """Do one operation, as ``handle`` does, up to the first wait.
 
-        Return the answer; or an awaitable for it, if the operation has to wait.
+        Return the answer; or the rest of the operation, if it has to wait.
         """
         return steps.begin(self._handle(owner, op, request))
 
@@ -355,7 +356,7 @@ class Transactions:
         one.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
         try:
             empty = replace(request, read=SESSION, statements=(), digest=OPEN)
-            answer = yield from steps.wait(partial(self._submit, empty, self._nothing, once=True))
+            answer = yield from steps.wait(self._submission(empty, self._nothing))
         except CommandIdError as taken:
             self._end(one, taken)
             raise
@@ -661,7 +662,7 @@ class Transactions:
             engine = self._engine
             prepare = checked(engine.access, begun.user, lambda: replace(drafted, base=dict(engine.applied)))
             try:
-                return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
+                return (yield from steps.wait(self._submission(last, prepare)))
             except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         if isinstance(session.workspace, GrownTransaction):
@@ -675,7 +676,7 @@ class Transactions:
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         prepare = checked(self._engine.access, begun.user, lambda: prepared)
-        return (yield from steps.wait(partial(self._submit, last, prepare, once=True, shares=may_share(prepared))))
+        return (yield from steps.wait(self._submission(last, prepare, shares=may_share(prepared))))
 
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""

@@ -29,6 +29,7 @@ from bedrockish.local.prepared import check_prepared, decode_prepared
 from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
+from bedrockish.node.transactions.steps import Submissions
 
 Ids = Callable[[str, int, int], list[int]]  # (table, above, count): leases ``count`` ids above ``above``
 LEASE_S = 10.0
@@ -98,8 +99,11 @@ class Voters:
 class Programs:
     """A node's work for the programs that have its file open."""
 
-    def __init__(self, engine: Engine, core: Node, submit: Submit, durable: Durable, ids: Ids) -> None:
+    def __init__(
+        self, engine: Engine, core: Node, submit: Submit, submission: Submissions, durable: Durable, ids: Ids
+    ) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._submission = submission
         self._ids = ids
         self._voters: Voters | None = None
         self.is_closed = False  # whether the node leaves
@@ -122,7 +126,7 @@ class Programs:
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
         """Commit a transaction that a program has executed; ``is_nodes``: a learner sends it for its own program.
 
-        Return the answer; or an awaitable for it, if the operation has to wait.
+        Return the answer; or the rest of the operation, if it has to wait.
 
         Raises:
             BedrockishError: it did not happen.
@@ -153,8 +157,7 @@ class Programs:
         # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
-        submit = partial(self._submit, last, execute, once=True, shares=may_share(prepared), base=base)
-        return (yield from steps.wait(submit))
+        return (yield from steps.wait(self._submission(last, execute, shares=may_share(prepared), base=base)))
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine

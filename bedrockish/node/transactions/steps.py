@@ -1,18 +1,101 @@
-"""Operations that run without a task up to their first wait, and go on in a task only if they have to wait.
+"""Operations that run without a task until they wait for anything but the core.
 
 An operation is a generator, ``Steps``, which yields awaitables and is sent their results. As a rule it runs to its end
-where the call is read; if it has to wait, the same generator goes on in a task.
+where the call is read. If it submits a command to the core, the command's answer resumes it. If it waits for anything
+else, the same generator goes on in a task.
 """
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from bedrockish.api.requests import Answer, Request
+from bedrockish.errors import BedrockishError
+from bedrockish.node.scheduling.durability import Done, Prepare
+from bedrockish_journal.model.vector import Vector
 
 T = TypeVar("T")
 Wanted = Callable[[], Awaitable[Any]]
 Steps = Generator[Wanted, Any, T]
-Rest = Callable[[], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A command for the core, which steps yield like any awaitable.
+
+    ``begin`` submits the command and has its answer passed to a function. ``submit`` does the same for a task.
+    """
+
+    begin: Callable[[Done], None]
+    submit: Callable[[], Awaitable[Answer]]
+
+    def __call__(self) -> Awaitable[Answer]:
+        """Submit the command; return an awaitable for its answer."""
+        return self.submit()
+
+
+class Submissions(Protocol):
+    """Makes submissions; see ``Runtime.submission``."""
+
+    def __call__(
+        self, request: Request, prepare: Prepare, *, shares: bool = False, base: Vector | None = None
+    ) -> Submission:
+        """Return the submission of a request that ``prepare`` executes, with the same result each time."""
+
+
+class Rest(Generic[T]):
+    """The rest of an operation that waits."""
+
+    def __init__(self, steps: Steps[T], wanted: Wanted) -> None:
+        self._steps, self._wanted = steps, wanted
+
+    async def __call__(self) -> T:
+        """Run the rest to its end, and return the operation's result.
+
+        Raises:
+            Exception: any exception of the steps.
+        """
+        steps, wanted = self._steps, self._wanted
+        with closing(steps):
+            while True:
+                try:
+                    try:
+                        got = await wanted()
+                    except BaseException as error:  # also Cancelled: the steps release what they hold
+                        wanted = steps.throw(error)
+                    else:
+                        wanted = steps.send(got)
+                except StopIteration as end:
+                    found: T = end.value
+                    return found
+
+    def run_without_task(self, done: Callable[[T | Exception], None], start_task: Callable[["Rest[T]"], None]) -> None:
+        """Run the rest to its end, resumed by the core's answers, and pass ``done`` its result or its error.
+
+        If the steps wait for anything but the core, call ``start_task`` in place of ``done``, with what is left.
+        """
+        if isinstance(self._wanted, Submission):
+            self._wanted.begin(partial(self._resume, done, start_task))
+        else:
+            start_task(self)
+
+    def _resume(
+        self,
+        done: Callable[[T | Exception], None],
+        start_task: Callable[["Rest[T]"], None],
+        answer: Answer | BedrockishError,
+    ) -> None:
+        steps = self._steps
+        try:
+            self._wanted = steps.throw(answer) if isinstance(answer, BedrockishError) else steps.send(answer)
+        except StopIteration as end:
+            done(end.value)
+        except Exception as error:
+            done(error)
+        else:
+            self.run_without_task(done, start_task)
 
 
 def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
@@ -22,7 +105,7 @@ def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
 
 
 def begin(steps: Steps[T]) -> T | Rest[T]:
-    """Run steps up to the first wait; return their result, or an awaitable that goes on with them.
+    """Run steps up to the first wait; return their result, or the rest of them.
 
     Raises:
         Exception: any exception of the steps.
@@ -32,7 +115,7 @@ def begin(steps: Steps[T]) -> T | Rest[T]:
     except StopIteration as end:
         found: T = end.value
         return found
-    return partial(_go_on, steps, wanted)
+    return Rest(steps, wanted)
 
 
 async def run(steps: Steps[T]) -> T:
@@ -41,24 +124,5 @@ async def run(steps: Steps[T]) -> T:
     Raises:
         Exception: any exception of the steps.
     """
-    try:
-        wanted = next(steps)
-    except StopIteration as end:
-        found: T = end.value
-        return found
-    return await _go_on(steps, wanted)
-
-
-async def _go_on(steps: Steps[T], wanted: Wanted) -> T:
-    with closing(steps):
-        while True:
-            try:
-                try:
-                    got = await wanted()
-                except BaseException as error:  # also Cancelled: the steps release what they hold
-                    wanted = steps.throw(error)
-                else:
-                    wanted = steps.send(got)
-            except StopIteration as end:
-                found: T = end.value
-                return found
+    found = begin(steps)
+    return await found() if isinstance(found, Rest) else found

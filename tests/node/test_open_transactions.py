@@ -72,6 +72,20 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
         told(step(runtime, "reads", COMMIT))
 
 
+async def test_answer_of_a_commit_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        told(step(runtime, "tx", BEGIN))
+        told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
+        rest = step(runtime, "tx", COMMIT)
+        assert isinstance(rest, steps.Rest)
+        found = list[Answer | Exception]()
+        rest.run_without_task(found.append, lambda _rest: pytest.fail("a task was started"))
+        await runtime.durable()
+        await settled()
+        assert isinstance(found[0], Answer)
+        assert found[0].place is not None
+
+
 async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

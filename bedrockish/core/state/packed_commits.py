@@ -1,4 +1,4 @@
-"""Commits of the conflict window: new ones as Python objects, older ones packed into sorted segments of a few hundred.
+"""Commits of the conflict window: new ones as Python objects, older ones packed into segments of a few hundred.
 
 A commit with ten keys takes less than 400 bytes in a segment; as Python objects it would take ten times that.
 """

@@ -1,4 +1,4 @@
-"""Steps of operations: resumed by an answer of the core without a task, and continued in a task for other waits."""
+"""Steps run at once until they wait: an answer of the core resumes them without a task, any other result in a task."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +9,71 @@ import trio
 from bedrockish.api.requests import NOTHING, Answer, Token
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
 from bedrockish.node.scheduling.durability import Done
-from bedrockish.node.transactions.steps import Rest, Steps, Submission, begin, run, wait
+from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.steps import Rest, Steps, Submission, begin, run
+
+
+def counting(seen: list[str], waits: int) -> steps.Steps[int]:
+    total = 0
+    try:
+        for number in range(waits):
+
+            async def wanted(number: int = number) -> int:
+                await trio.lowlevel.checkpoint()
+                if number == 7:
+                    raise KeyError(number)
+                return 10 * number
+
+            try:
+                total += yield from steps.wait(wanted)
+            except KeyError:
+                seen.append("error")
+    finally:
+        seen.append("over")
+    return total
+
+
+async def test_steps_that_wait_for_nothing_are_done_at_once() -> None:
+    seen: list[str] = []
+    assert steps.begin(counting(seen, 0)) == 0
+    assert seen == ["over"]
+
+
+async def test_steps_receive_awaited_results_and_errors() -> None:
+    seen: list[str] = []
+    rest = steps.begin(counting(seen, 9))
+    assert not isinstance(rest, int)
+    assert seen == []
+    assert await rest() == sum(10 * number for number in range(9) if number != 7)
+    assert seen == ["error", "over"]
+    assert await steps.run(counting(seen, 3)) == 30
+
+
+async def test_abandoned_steps_release_their_resources() -> None:
+    """They do so with and without a waiting caller."""
+    seen: list[str] = []
+    with trio.move_on_after(0) as scope:
+        await steps.run(counting(seen, 1))
+    assert scope.cancelled_caught
+    assert seen == ["over"]
+    rest = steps.begin(counting(seen, 1))
+    del rest
+    assert seen == ["over", "over"]
+
+
+async def test_an_error_of_the_steps_is_raised() -> None:
+    def failing(waits: bool) -> steps.Steps[None]:
+        if waits:
+            yield trio.lowlevel.checkpoint
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        steps.begin(failing(waits=False))
+    rest = steps.begin(failing(waits=True))
+    assert rest is not None
+    with pytest.raises(LookupError):
+        await rest()
+
 
 ANSWER = Answer(NOTHING, Token())
 
@@ -40,9 +104,9 @@ def commits(core: Core, after: Callable[[], Awaitable[Any]] | None = None) -> St
     return "over"
 
 
-def resting(steps: Steps[str]) -> Rest[str]:
+def resting(waiting: Steps[str]) -> Rest[str]:
     """Return the rest of steps that wait."""
-    found = begin(steps)
+    found = begin(waiting)
     assert isinstance(found, Rest)
     return found
 
@@ -82,5 +146,5 @@ async def test_task_submits_a_command_and_awaits_its_answer() -> None:
     core = Core()
     assert await resting(commits(core))() == "over"
     assert await run(commits(core)) == "over"
-    assert await run(wait(core.submission())) == ANSWER
+    assert await run(steps.wait(core.submission())) == ANSWER
     assert not core.waiting

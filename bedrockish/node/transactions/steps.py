@@ -74,7 +74,7 @@ class Rest(Generic[T]):
     def run_without_task(self, done: Callable[[T | Exception], None], start_task: Callable[["Rest[T]"], None]) -> None:
         """Run the rest to its end, resumed by the core's answers, and pass ``done`` its result or its error.
 
-        If the steps wait for anything but the core, call ``start_task`` in place of ``done``, with what is left.
+        If the steps wait for anything but the core, call ``start_task`` with the remaining steps in place of ``done``.
         """
         if isinstance(self._wanted, Submission):
             self._wanted.begin(partial(self._resume, done, start_task))

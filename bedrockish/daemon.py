@@ -13,8 +13,7 @@ from pathlib import Path
 import trio
 
 from bedrockish.common.machine_limits import why_refused
-from bedrockish.config.config import Config
-from bedrockish.config.exposure import warnings
+from bedrockish.config.config import Config, warnings
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory

@@ -13,7 +13,7 @@ import click
 
 from bedrockish.api.url import Address, parse_address
 from bedrockish.cli.secure import days_option
-from bedrockish.config.exposure import ANY
+from bedrockish.config.config import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.loopback import is_loopback

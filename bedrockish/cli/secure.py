@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bedrockish.common.password_hash import SALT_BYTES, USER, hash_password
-from bedrockish.config.exposure import REVOKED
+from bedrockish.config.security import REVOKED
 from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.tls import CertificateError, read_revoked
 from bedrockish_net.x509 import read_certificate

@@ -13,15 +13,17 @@ from difflib import get_close_matches
 from typing import Any
 
 from bedrockish.api.url import DEFAULT_PORT, Address, check_path, parse_address, suggest
-from bedrockish.config.exposure import Security, Users, check_security, read_users
+from bedrockish.config.security import Security, Users, read_users
 from bedrockish.core.state.membership import NAME
 from bedrockish.core.state.settings import BELOW, FIXED, Settings
 from bedrockish.errors import ConfigError
+from bedrockish_net.loopback import is_loopback
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
 OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read in other modules
 NUMBER_MAX = 1 << 40
+ANY = ("0.0.0.0", "::")  # wildcard addresses, which no client can dial
 SHOWN_MAX = 200  # characters of a wrong value in an error's text
 LEAST = "least"  # metadata of a field: the smallest number that its key takes; by default 1
 OFF_AT_0 = {LEAST: 0}
@@ -366,7 +368,7 @@ def _peers(given: _Given | None, node: str, listen: Address) -> dict[str, Addres
         where = f"{given.where}.{name}"
         found[_name(_Given(name, where, given.is_text))] = _address(_Given(address, where, given.is_text))
     others = {name: address for name, address in found.items() if name != node}
-    if others and node not in found and (listen.host in ("0.0.0.0", "::") or listen.port == 0):
+    if others and node not in found and (listen.host in ANY or listen.port == 0):
         raise ConfigError(
             f"peers: the others cannot reach {node} at {listen}; add {node} to peers with the address that they see"
         )
@@ -394,3 +396,61 @@ def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) ->
             raise ConfigError(
                 f"{first}: {less} ({low}) must be below {more} ({high}); lower the one or raise the other"
             )
+
+
+# --- strangers ---
+
+
+def check_security(config: Config) -> None:
+    """Check that a node which others can reach keeps strangers out.
+
+    An open port with an unprotected database should need an explicit decision. Clear text between machines is refused,
+    because an eavesdropper can read and replay it.
+
+    Raises:
+        ConfigError: the node does not keep strangers out, or the configuration contradicts itself.
+    """
+    security = config.security
+    files = {name: getattr(security, name) for name in ("tls_ca", "tls_certificate", "tls_key")}
+    if any(files.values()) and not all(files.values()) and not security.tls:
+        missing = " and ".join(name for name, path in files.items() if not path)
+        raise ConfigError(f"security: {missing} is missing; TLS needs all three, see 'bedrockish tls'")
+    if security.tls_revoked and not security.encrypts:
+        raise ConfigError("security: tls_revoked lists revoked certificates, but there is no TLS; set tls")
+    if not security.encrypts:
+        _check_clear(config)
+    is_open = not config.users and not config.http_token
+    if config.http is not None and not is_loopback(config.http.host) and is_open and not security.insecure:
+        raise ConfigError(
+            f"http: {config.http} can be reached from other machines, but nothing keeps strangers out (add users or "
+            "http_token); see docs/security.md, or set insecure = true in [security] where only trusted clients "
+            "reach the port"
+        )
+
+
+def _check_clear(config: Config) -> None:
+    """Check a node without TLS: all of its traffic must stay on the machine."""
+    outside = {"listen": config.listen, **{f"peers.{node}": address for node, address in config.peers.items()}}
+    found = next((where for where, address in outside.items() if not is_loopback(address.host)), "")
+    if found:
+        hosts = {node: address.host for node, address in sorted(config.peers.items())}
+        places = " ".join(f"{node}={'HOST' if host in ANY else host}" for node, host in hosts.items())
+        raise ConfigError(
+            f"{found}: {outside[found]} is reached from other machines, which takes TLS: run 'bedrockish tls certs "
+            f"{places}' once, bring certs/ca.pem, certs/{config.node}.pem and certs/{config.node}-key.pem to this "
+            "node, and start it with 'bedrockish serve --set tls=certs', or with tls = \"certs\" in [security]; see "
+            "docs/security.md"
+        )
+    if config.http is not None and not is_loopback(config.http.host) and (config.users or config.http_token):
+        raise ConfigError(
+            f"http: {config.http} can be reached from other machines, and without TLS passwords would travel in clear; "
+            "set tls in [security], see docs/security.md"
+        )
+
+
+def warnings(config: Config) -> list[str]:
+    """Return warnings for the operator about an allowed configuration."""
+    is_open = not config.users and not config.http_token
+    if config.http is None or is_loopback(config.http.host) or not is_open:
+        return []
+    return ["insecure is set: every program that reaches the port of HTTP may be able to read and change everything"]

@@ -6,8 +6,7 @@ import pytest
 
 from bedrockish.api.url import Address
 from bedrockish.common.password_hash import hash_password
-from bedrockish.config.config import Config, build, keys
-from bedrockish.config.exposure import warnings
+from bedrockish.config.config import Config, build, keys, warnings
 from bedrockish.errors import ConfigError
 
 MINIMAL = 'node = "A"\ndatabase = "a.db"\n'

@@ -24,7 +24,7 @@ from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.common.access_token import FOR_S_MAX, AccessToken, is_signed, make_token, read_token
 from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, PasswordHash, hash_password, read_hash
 from bedrockish.config.config import Config
-from bedrockish.config.exposure import Files
+from bedrockish.config.security import Files
 from bedrockish.engine.statements.rights import LOCAL, Access
 from bedrockish.errors import AuthenticationError, ConfigError, UsageError
 from bedrockish.node.cluster.identity import only_asks

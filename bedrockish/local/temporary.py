@@ -7,7 +7,7 @@ session run there, by the same code as a node's sessions with TEMP objects.
 import apsw
 
 from bedrockish.api.requests import Request
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
@@ -46,13 +46,13 @@ class WithTemporary(LocalTransaction):
                 self.end()
                 raise
 
-    def _open(self, session: Session, moment: FileMoment) -> None:
+    def _open(self, work: TransactionWork, moment: FileMoment) -> None:
         held = self._place.held
         assert held is not None
-        self._running = running = TemporaryTransaction(held, session, needs_node, self._like)
-        self._session = session
-        self._session.base, self._session.schema = dict(moment.vector), moment.schema
-        self._session.base_clock = moment.clock
+        self._running = running = TemporaryTransaction(held, work, needs_node, self._like)
+        self._work = work
+        self._work.base, self._work.schema = dict(moment.vector), moment.schema
+        self._work.base_clock = moment.clock
         try:
             running.open()
         except BedrockishError:

@@ -22,7 +22,7 @@ from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -88,19 +88,21 @@ class LocalTransaction:
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = owner.statement_of(self)
         self._moment = moment
-        self._session: Session
+        self._work: TransactionWork
         self._running: OverlayTransaction
-        session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
-        self._open(session, moment)
+        work = TransactionWork(
+            request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock
+        )
+        self._open(work, moment)
 
-    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
+    def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         """Open the overlay on the workspace's snapshot."""
-        self._session, self._running = session, OverlayTransaction(self._place.workspace, session)
+        self._work, self._running = work, OverlayTransaction(self._place.workspace, work)
         self._running.start()
 
-    def work_at(self, moment: FileMoment) -> Session | None:
-        """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
-        return self._session if self._moment.batch == moment.batch else None
+    def work_at(self, moment: FileMoment) -> TransactionWork | None:
+        """Return the transaction's work if its snapshot is the same as ``moment``; else None."""
+        return self._work if self._moment.batch == moment.batch else None
 
     @property
     def _stays(self) -> str:
@@ -115,7 +117,7 @@ class LocalTransaction:
     @property
     def lastrowid(self) -> int | None:
         """Rowid of the row that the transaction inserted last."""
-        return self._session.lastrowid or None
+        return self._work.lastrowid or None
 
     def run(self, statement: Statement) -> Result:
         """Run one statement, which may be SAVEPOINT, RELEASE or ROLLBACK TO; return its result.
@@ -159,8 +161,8 @@ class LocalTransaction:
 
     def _check_level(self) -> None:
         """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself."""
-        if self.request.read == STRICT and self._session.reads_system:
-            self._session.reads_system = False  # the program does not get the result
+        if self.request.read == STRICT and self._work.reads_system:
+            self._work.reads_system = False  # the program does not get the result
             raise NodeNeededError("a strict read of the cluster's own tables is the node's")
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
@@ -182,7 +184,7 @@ class LocalTransaction:
                 if self._ended is not None:
                     return None
                 self._owner.ids.given.ids.clear()
-                result = self._running.interactive.run_again(self._session, sql, values, RESULT_BYTES)
+                result = self._running.interactive.run_again(self._work, sql, values, RESULT_BYTES)
         except UsageError as error:
             self._note(Logged(Statement(sql, values), None, error.message))
             raise
@@ -230,7 +232,7 @@ class LocalTransaction:
         """
         with self.lock, self._statement:
             result = self._running.run(statement, RESULT_BYTES, read_only=True)[0]
-            if self._session.looked_behind or self._running.scope.used:
+            if self._work.looked_behind or self._running.scope.used:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 
@@ -246,7 +248,7 @@ class LocalTransaction:
     @property
     def is_over(self) -> bool:
         """Whether SQLite itself has rolled the transaction back because of a statement."""
-        return self._session.over
+        return self._work.over
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types, without running the statement.

@@ -10,7 +10,7 @@ import trio
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution import ddl_workspace as drafts
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, Session
+from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, TransactionWork
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -51,30 +51,30 @@ class Desk:
         self.node.save()
         self.boundary.reach()
 
-    async def run(self, session: Session, sql: Sql) -> Result:
+    async def run(self, work: TransactionWork, sql: Sql) -> Result:
         """Run one text, in the way of ``Transactions``."""
         statement = request(sql).statements[0]
         control = parse_control(statement.sql)
         if control is not None:
-            assert session.workspace is not None
-            await self.lending.control(session, control)
+            assert work.workspace is not None
+            await self.lending.control(work, control)
             return Result((), [])
-        if session.workspace is not None or self.interactive.is_schema(statement):
-            return (await self.schema_transactions.run(session, statement, ROOM))[0]
+        if work.workspace is not None or self.interactive.is_schema(statement):
+            return (await self.schema_transactions.run(work, statement, ROOM))[0]
         try:
-            for piece, params in self.interactive.pieces(session, statement):
-                result, size = self.interactive.run(session, piece, params, ROOM)
-                session.note(Logged(statement, result), size)
+            for piece, params in self.interactive.pieces(work, statement):
+                result, size = self.interactive.run(work, piece, params, ROOM)
+                work.note(Logged(statement, result), size)
                 return result
         except (ConstraintError, SqlError) as error:
-            session.note(Logged(statement, failure=error.message))
+            work.note(Logged(statement, failure=error.message))
             raise
         raise AssertionError(sql)
 
-    async def commit(self, session: Session) -> str:
+    async def commit(self, work: TransactionWork) -> str:
         """Commit the transaction, put it in force, and return its failure."""
-        prepared = await self.lending.finish(session)
-        self.interactive.end(session)
+        prepared = await self.lending.finish(work)
+        self.interactive.end(work)
         entry = self.node.entry(prepared)
         changed = Entry(self.node.node, entry.tick, entry.quorum, _later(entry), None, entry.prev)
         self.node.head = changed.hash
@@ -101,25 +101,25 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_path: Path) -> None:
     """Rows written before the first schema statement keep their ids, and failed statements are repeated."""
-    session = Session(serializable=True)
-    given = (await desk.run(session, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
+    work = TransactionWork(serializable=True)
+    given = (await desk.run(work, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
     with pytest.raises(ConstraintError):
-        await desk.run(session, "INSERT INTO t(id, v) VALUES (9, 'a')")
-    assert (await desk.run(session, "SELECT count(*) FROM t")).rows == [(3,)]
-    await desk.run(session, "ALTER TABLE t ADD COLUMN w DEFAULT 7")
-    assert (await desk.run(session, ("SELECT w FROM t WHERE id = ?", [given]))).rows == [(7,)]
+        await desk.run(work, "INSERT INTO t(id, v) VALUES (9, 'a')")
+    assert (await desk.run(work, "SELECT count(*) FROM t")).rows == [(3,)]
+    await desk.run(work, "ALTER TABLE t ADD COLUMN w DEFAULT 7")
+    assert (await desk.run(work, ("SELECT w FROM t WHERE id = ?", [given]))).rows == [(7,)]
     with pytest.raises(ConstraintError):
-        await desk.run(session, "INSERT INTO t(v) VALUES ('a')")
+        await desk.run(work, "INSERT INTO t(v) VALUES ('a')")
     with pytest.raises(SqlError, match="no such table"):
-        await desk.run(session, "SELECT * FROM nowhere")
+        await desk.run(work, "SELECT * FROM nowhere")
     for sql in ("SAVEPOINT one", "DELETE FROM t", "ROLLBACK TO one", "RELEASE one"):
-        await desk.run(session, sql)
+        await desk.run(work, sql)
     with pytest.raises(SqlError, match="no such savepoint"):
-        await desk.run(session, "RELEASE one")
+        await desk.run(work, "RELEASE one")
     with pytest.raises(UnsupportedError, match="savepoint"):
-        await desk.run(session, "SAVEPOINT bedrockish_in_force")
+        await desk.run(work, "SAVEPOINT bedrockish_in_force")
     assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
-    assert await desk.commit(session) == ""
+    assert await desk.commit(work) == ""
     assert desk.node.rows("SELECT v, w FROM t ORDER BY id") == [("a", 7), ("b", 7), ("c", 7)]
     assert desk.node.rows("SELECT id FROM t WHERE v = 'c'") == [(given,)]
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
@@ -129,30 +129,30 @@ async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(d
     """The failed rows left their rowid in the answer of the next statement; the private copy must repeat that."""
     desk.node.run("CREATE TABLE shape(id INTEGER PRIMARY KEY, a, double AS (a * 2) VIRTUAL UNIQUE)")
     desk.node.run("CREATE TABLE plain(k PRIMARY KEY) WITHOUT ROWID")
-    session = Session(serializable=True)
-    first = (await desk.run(session, "INSERT INTO t(v) VALUES ('c')")).lastrowid
+    work = TransactionWork(serializable=True)
+    first = (await desk.run(work, "INSERT INTO t(v) VALUES ('c')")).lastrowid
     with pytest.raises(ConstraintError):
-        await desk.run(session, "INSERT INTO shape(id, a) VALUES (7, 1), (8, 1)")
-    assert (await desk.run(session, "INSERT INTO plain VALUES (1)")).lastrowid == first
-    await desk.run(session, "CREATE TABLE later(x)")
-    assert await desk.commit(session) == ""
+        await desk.run(work, "INSERT INTO shape(id, a) VALUES (7, 1), (8, 1)")
+    assert (await desk.run(work, "INSERT INTO plain VALUES (1)")).lastrowid == first
+    await desk.run(work, "CREATE TABLE later(x)")
+    assert await desk.commit(work) == ""
     assert desk.node.rows("SELECT count(*) FROM plain") == [(1,)]
 
 
 async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
     """A statement that takes the highest id under another name, and rolls that back, gets the same id again."""
-    session = Session(serializable=True)
-    await desk.run(session, "ALTER TABLE t ADD COLUMN w")
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "ALTER TABLE t ADD COLUMN w")
     highest = f"INSERT INTO t(id, v) VALUES ({2**63 - 1}, 'last')"
     for sql in (highest, "SAVEPOINT s", "DELETE FROM t WHERE id > 2", "ALTER TABLE t RENAME TO u", "ROLLBACK TO s"):
-        await desk.run(session, sql)
+        await desk.run(work, sql)
     with pytest.raises(UnsupportedError, match="draw ids at random"):
-        await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
-    assert (await desk.run(session, "SELECT v FROM t ORDER BY id")).rows == [("a",), ("b",), ("last",)]
-    await desk.run(session, "DELETE FROM t WHERE v = 'last'")
-    await desk.run(session, "ALTER TABLE t ADD COLUMN more")  # after this statement the tables are compared again
-    await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
-    assert await desk.commit(session) == ""
+        await desk.run(work, "INSERT INTO t(v) VALUES ('x'), ('y')")
+    assert (await desk.run(work, "SELECT v FROM t ORDER BY id")).rows == [("a",), ("b",), ("last",)]
+    await desk.run(work, "DELETE FROM t WHERE v = 'last'")
+    await desk.run(work, "ALTER TABLE t ADD COLUMN more")  # after this statement the tables are compared again
+    await desk.run(work, "INSERT INTO t(v) VALUES ('x'), ('y')")
+    assert await desk.commit(work) == ""
     assert desk.node.rows("SELECT id, v FROM t ORDER BY id") == [(1, "a"), (2, "b"), (3, "x"), (4, "y")]
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
 
@@ -167,10 +167,10 @@ async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
 )
 async def test_earlier_answers_must_still_hold(desk: Desk, before: str, between: str) -> None:
     """The check is made at the first schema statement, and again when the change comes into force."""
-    late = Session(serializable=True)
+    late = TransactionWork(serializable=True)
     await desk.run(late, before)
     await desk.run(late, "CREATE TABLE u(x)")
-    early = Session(serializable=True)
+    early = TransactionWork(serializable=True)
     await desk.run(early, before)
     desk.node.run(between)
     with pytest.raises(ConflictError):
@@ -181,33 +181,33 @@ async def test_earlier_answers_must_still_hold(desk: Desk, before: str, between:
 
 
 async def test_ids_that_cannot_be_kept_are_refused(desk: Desk) -> None:
-    session = Session(serializable=True)
-    await desk.run(session, "INSERT INTO t(v) VALUES ('c'), ('d')")
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "INSERT INTO t(v) VALUES ('c'), ('d')")
     with pytest.raises(UnsupportedError, match="change the schema first"):
-        await desk.run(session, "CREATE TABLE u(x)")
-    desk.interactive.end(session)
+        await desk.run(work, "CREATE TABLE u(x)")
+    desk.interactive.end(work)
 
 
 async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
-    session = Session(serializable=True)
-    await desk.run(session, "CREATE TABLE u(x)")
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")
-    for action in (desk.run(session, "SELECT 1"), desk.lending.finish(session)):
+    for action in (desk.run(work, "SELECT 1"), desk.lending.finish(work)):
         with pytest.raises(ConflictError, match="schema"):
             await action
-    desk.interactive.end(session)
+    desk.interactive.end(work)
 
 
 async def test_draft_keeps_its_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many statements before it, too many transactions, too much memory: each is refused, and leaves nothing."""
-    session = Session(serializable=True)
+    work = TransactionWork(serializable=True)
     for _ in range(LOG_MAX + 1):
-        session.note(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
+        work.note(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
     with pytest.raises(TooLargeError, match="before it changes the schema"):
-        await desk.run(session, "CREATE TABLE u(x)")
+        await desk.run(work, "CREATE TABLE u(x)")
     monkeypatch.setattr(drafting, "DRAFTS_MAX", 1)
     monkeypatch.setattr(drafts, "MEMORY_BYTES", 1 << 20)
-    first, second = Session(serializable=True), Session(serializable=True)
+    first, second = TransactionWork(serializable=True), TransactionWork(serializable=True)
     await desk.run(first, "CREATE TABLE u(x)")
     with pytest.raises(UnavailableError, match="which is its limit"):
         await desk.run(second, "CREATE TABLE u(x)")
@@ -222,22 +222,22 @@ async def test_draft_keeps_its_limits(desk: Desk, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_draft_can_be_ended_while_a_statement_runs(desk: Desk) -> None:
-    session = Session(serializable=True)
-    await desk.run(session, "CREATE TABLE u(x)")
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "CREATE TABLE u(x)")
     ends: list[BedrockishError] = []
 
-    async def work() -> None:
+    async def run_long() -> None:
         many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
         with pytest.raises(BedrockishError) as caught:
-            await desk.run(session, f"{many} SELECT count(*) FROM n")
+            await desk.run(work, f"{many} SELECT count(*) FROM n")
         ends.append(caught.value)
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
-            while not session.lent:  # noqa: ASYNC110  it is in another thread
+            nursery.start_soon(run_long)
+            while not work.lent:  # noqa: ASYNC110  it is in another thread
                 await trio.sleep(0.01)
-            desk.interactive.end(session)
+            desk.interactive.end(work)
     assert len(ends) == 1
-    assert session.workspace is None
-    desk.interactive.end(session)
+    assert work.workspace is None
+    desk.interactive.end(work)

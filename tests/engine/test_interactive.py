@@ -12,7 +12,7 @@ from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
 from bedrockish_journal.model.access_set import AccessSet, conflict
@@ -72,33 +72,33 @@ class Desk:
                 return ConflictError("overtaken")
         return None
 
-    def begin(self, *, serializable: bool = True) -> Session:
-        return Session(serializable)
+    def begin(self, *, serializable: bool = True) -> TransactionWork:
+        return TransactionWork(serializable)
 
-    def run(self, session: Session, sql: Sql) -> list[Any]:
+    def run(self, work: TransactionWork, sql: Sql) -> list[Any]:
         statement = request(sql).statements[0]
         found: list[Any] = []
-        for piece, params in self.interactive.pieces(session, statement):
-            if self.interactive.needs_snapshot(session, piece):
+        for piece, params in self.interactive.pieces(work, statement):
+            if self.interactive.needs_snapshot(work, piece):
                 self.node.save()
-                self.interactive.take_snapshot(session)
-            result, _ = self.interactive.run(session, piece, params, 1 << 20)
+                self.interactive.take_snapshot(work)
+            result, _ = self.interactive.run(work, piece, params, 1 << 20)
             found.append((result.rows, result.rowcount))
         return found
 
-    def run_alike(self, session: Session, sql: str, many: list[Any]) -> list[Any]:
+    def run_alike(self, work: TransactionWork, sql: str, many: list[Any]) -> list[Any]:
         """Run one text with each of many parameters as a node does; return what each gave, [] if not at once."""
-        found, _ = self.interactive.run_alike(session, [Statement(sql, params) for params in many], 0, 1.0)
+        found, _ = self.interactive.run_alike(work, [Statement(sql, params) for params in many], 0, 1.0)
         return [[(result.rows, result.rowcount)] for result in found]
 
-    def run_again(self, session: Session, sql: str, values: tuple[Any, ...]) -> list[Any] | None:
+    def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...]) -> list[Any] | None:
         """Run a text as a program does that has run it before; return None if it was not run."""
-        result = self.interactive.run_again(session, sql, values, 1 << 20)
+        result = self.interactive.run_again(work, sql, values, 1 << 20)
         return None if result is None else [(result.rows, result.rowcount)]
 
-    def commit(self, session: Session) -> None:
-        prepared = self.interactive.finish(session)
-        self.interactive.end(session)
+    def commit(self, work: TransactionWork) -> None:
+        prepared = self.interactive.finish(work)
+        self.interactive.end(work)
         if prepared.readonly:
             return
         error = self.overtaken(prepared.access_set, prepared.base)
@@ -125,26 +125,26 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 )
 def test_row_of_a_failed_statement_is_not_the_last_one_inserted(desk: Desk, sql: str) -> None:
     desk.node.run(SCHEMA)
-    session = desk.begin()
-    desk.run(session, "INSERT INTO account VALUES (1, 2, 'n')")
+    work = desk.begin()
+    desk.run(work, "INSERT INTO account VALUES (1, 2, 'n')")
     with pytest.raises(ConstraintError):
-        desk.run(session, sql)
-    desk.run(session, "DELETE FROM account WHERE id = 9")
-    assert session.lastrowid == 1
-    desk.commit(session)
+        desk.run(work, sql)
+    desk.run(work, "DELETE FROM account WHERE id = 9")
+    assert work.lastrowid == 1
+    desk.commit(work)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("end", ["", " ; -- and nothing more"])
 def test_statement_with_values_left_over_changes_nothing(desk: Desk, is_known: bool, end: str) -> None:
     desk.node.run(SCHEMA)
-    sql, session = "INSERT INTO account VALUES (?, ?, ?)" + end, desk.begin()
+    sql, work = "INSERT INTO account VALUES (?, ?, ?)" + end, desk.begin()
     if is_known:
-        desk.run(session, (sql, (1, 2, "n")))
+        desk.run(work, (sql, (1, 2, "n")))
     with pytest.raises(SqlError, match="3 parameter"):
-        desk.run(session, (sql, (5, 6, "m", 7)))
-    assert desk.run(session, "SELECT count(*) FROM account") == [([(int(is_known),)], -1)]
-    desk.commit(session)
+        desk.run(work, (sql, (5, 6, "m", 7)))
+    assert desk.run(work, "SELECT count(*) FROM account") == [([(int(is_known),)], -1)]
+    desk.commit(work)
 
 
 def plain(desk: Desk) -> apsw.Connection:
@@ -184,22 +184,22 @@ def replay(db: apsw.Connection, steps: list[Step]) -> list[Any]:
     return found
 
 
-def control(desk: Desk, session: Session, sql: str) -> list[Any]:
+def control(desk: Desk, work: TransactionWork, sql: str) -> list[Any]:
     word, name = sql.split()[0], sql.split()[-1]
     if word == "SAVEPOINT":
-        session.mark(name)
+        work.mark(name)
     elif word == "RELEASE":
-        session.release(name)
+        work.release(name)
     else:
-        desk.interactive.rollback_to(session, name)
+        desk.interactive.rollback_to(work, name)
     return []
 
 
-def one(desk: Desk, session: Session, step: Step) -> Any:
+def one(desk: Desk, work: TransactionWork, step: Step) -> Any:
     try:
         if step[0].startswith(("SAVEPOINT", "RELEASE", "ROLLBACK")):
-            return control(desk, session, step[0])
-        return desk.run(session, step)
+            return control(desk, work, step[0])
+        return desk.run(work, step)
     except ConstraintError:
         return "constraint"
     except SqlError:
@@ -214,7 +214,7 @@ class Race:
         self.desk = Desk(path)
         self.db = plain(self.desk)
         self.history: dict[int, bytes] = {}
-        self.open: dict[Session, list[tuple[Step, Any]]] = {}
+        self.open: dict[TransactionWork, list[tuple[Step, Any]]] = {}
         self.committed = self.at_once = 0
         self.remember()
 
@@ -232,26 +232,26 @@ class Race:
         elif event < 0.24:
             self.other()
         elif self.open:
-            session = luck.choice(list(self.open))
+            work = luck.choice(list(self.open))
             try:
                 if event < 0.35:
-                    self.commit(session)
+                    self.commit(work)
                 elif event < 0.45:
-                    self.many(session)
+                    self.many(work)
                 else:
                     step = _draw(luck)
-                    self.open[session].append((step, one(self.desk, session, step)))
+                    self.open[work].append((step, one(self.desk, work, step)))
             except ConflictError:
-                self.forget(session)
+                self.forget(work)
 
-    def many(self, session: Session) -> None:
+    def many(self, work: TransactionWork) -> None:
         """Run a statement with several parameters, at once if that can be."""
         sql, many = self.luck.choice(STATEMENTS), [[self.luck.randrange(12) for _ in range(3)] for _ in range(4)]
-        found = self.desk.run_alike(session, sql, many)
+        found = self.desk.run_alike(work, sql, many)
         self.at_once += len(found)
         for place, params in enumerate(many):
             step = sql, params
-            self.open[session].append((step, found[place] if found else one(self.desk, session, step)))
+            self.open[work].append((step, found[place] if found else one(self.desk, work, step)))
 
     def other(self) -> None:
         """Commit something in between."""
@@ -265,23 +265,23 @@ class Race:
         self.db.execute("COMMIT")
         self.remember()
 
-    def commit(self, session: Session) -> None:
+    def commit(self, work: TransactionWork) -> None:
         """Commit; the transaction's answers must be those of plain SQLite for all its statements at that moment."""
-        steps, said = zip(*self.open[session], strict=True) if self.open[session] else ((), ())
+        steps, said = zip(*self.open[work], strict=True) if self.open[work] else ((), ())
         try:
-            self.desk.commit(session)
+            self.desk.commit(work)
         except ConstraintError:
             self.db.execute("BEGIN")
             assert replay(self.db, list(steps)) == list(said)
             with pytest.raises(apsw.ConstraintError):
                 self.db.execute("COMMIT")
             self.db.execute("ROLLBACK")
-            self.forget(session)
+            self.forget(work)
             return
-        db = self.db if session.wrote else apsw.Connection(":memory:")
-        if not session.wrote:
-            assert session.base is not None
-            db.deserialize("main", self.history[session.base.get("A", 0)])
+        db = self.db if work.wrote else apsw.Connection(":memory:")
+        if not work.wrote:
+            assert work.base is not None
+            db.deserialize("main", self.history[work.base.get("A", 0)])
             db.pragma("foreign_keys", 1)
         db.execute("BEGIN")
         assert replay(db, list(steps)) == list(said), steps
@@ -289,16 +289,16 @@ class Race:
         self.desk.interactive.leave()
         assert self.desk.node.tables() == contents(self.db)
         self.remember()
-        self.committed += session.wrote
-        self.forget(session)
+        self.committed += work.wrote
+        self.forget(work)
 
-    def forget(self, session: Session) -> None:
-        self.desk.interactive.end(session)
-        del self.open[session]
+    def forget(self, work: TransactionWork) -> None:
+        self.desk.interactive.end(work)
+        del self.open[work]
 
     def end(self) -> None:
-        for session in list(self.open):
-            self.forget(session)
+        for work in list(self.open):
+            self.forget(work)
         assert self.desk.node.tables() == contents(self.db)
         self.desk.close()
 
@@ -328,22 +328,22 @@ def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
     }
     ways = desk.begin(), desk.begin()
     told: list[list[Any]] = [[], []]
-    for session, said in zip(ways, told, strict=True):
+    for work, said in zip(ways, told, strict=True):
         desk.node.engine._ids._highest.clear()  # both ways shall get the same ids
         for sql, many in texts.items():
-            said += [desk.run(session, (sql, many[0])), session.lastrowid]
-            if session is ways[0]:
-                found = desk.run_alike(session, sql, many[1:])
+            said += [desk.run(work, (sql, many[0])), work.lastrowid]
+            if work is ways[0]:
+                found = desk.run_alike(work, sql, many[1:])
             else:
-                found = [desk.run(session, (sql, params)) for params in many[1:]]
+                found = [desk.run(work, (sql, params)) for params in many[1:]]
             assert len(found) == len(many) - 1, sql
-            said += [*found, session.lastrowid]
+            said += [*found, work.lastrowid]
     assert told[0] == told[1]
-    ends = [desk.interactive.finish(session) for session in ways]
+    ends = [desk.interactive.finish(work) for work in ways]
     assert ends[0].access_set == ends[1].access_set
     assert ends[0].changes == ends[1].changes
-    for session in ways:
-        desk.interactive.end(session)
+    for work in ways:
+        desk.interactive.end(work)
 
 
 @pytest.mark.parametrize(
@@ -359,14 +359,14 @@ def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
 def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, many: list[Any]) -> None:
     """The earlier rows stay, and the transaction goes on as before the batch."""
     plain(desk)
-    session = desk.begin()
-    desk.run(session, ("INSERT INTO account VALUES (60, 0, ?)", ("first",)))
-    desk.run(session, (sql, (61, "second")))
-    before, lastrowid = list(session.changes), session.lastrowid
-    assert desk.run_alike(session, sql, many) == []
-    assert (session.changes, session.lastrowid) == (before, lastrowid)
-    assert desk.run(session, "SELECT id FROM account WHERE id > 50") == [([(60,), (61,)], -1)]
-    desk.commit(session)
+    work = desk.begin()
+    desk.run(work, ("INSERT INTO account VALUES (60, 0, ?)", ("first",)))
+    desk.run(work, (sql, (61, "second")))
+    before, lastrowid = list(work.changes), work.lastrowid
+    assert desk.run_alike(work, sql, many) == []
+    assert (work.changes, work.lastrowid) == (before, lastrowid)
+    assert desk.run(work, "SELECT id FROM account WHERE id > 50") == [([(60,), (61,)], -1)]
+    desk.commit(work)
     assert desk.node.rows("SELECT id FROM account WHERE id > 50") == [(60,), (61,)]
 
 
@@ -396,21 +396,21 @@ def test_statements_that_run_again_equal_ordinary_statements(desk: Desk) -> None
     ways = desk.begin(), desk.begin()
     told: list[list[Any]] = [[], []]
     again = 0
-    for session, said in zip(ways, told, strict=True):
-        desk.run(session, "INSERT INTO log VALUES (700, 1)")
+    for work, said in zip(ways, told, strict=True):
+        desk.run(work, "INSERT INTO log VALUES (700, 1)")
         for sql, values in texts:
-            found = desk.run_again(session, sql, values) if session is ways[0] else None
+            found = desk.run_again(work, sql, values) if work is ways[0] else None
             again += found is not None
-            said += [found or desk.run(session, (sql, values)), session.lastrowid, session.size]
+            said += [found or desk.run(work, (sql, values)), work.lastrowid, work.size]
     assert again >= len(texts) - 2
     assert told[0] == told[1]
     assert ways[0].sets is not None
     assert ways[1].sets is not None
     assert ways[0].sets.looked_at() == ways[1].sets.looked_at()
-    ends = [desk.interactive.finish(session) for session in ways]
+    ends = [desk.interactive.finish(work) for work in ways]
     assert ends[0] == ends[1]
-    for session in ways:
-        desk.interactive.end(session)
+    for work in ways:
+        desk.interactive.end(work)
 
 
 @pytest.mark.parametrize(
@@ -426,36 +426,36 @@ def test_failed_statement_that_runs_again_leaves_the_transaction_unchanged(
     desk: Desk, sql: str, values: tuple[Any, ...]
 ) -> None:
     plain(desk)
-    session = desk.begin()
-    desk.run(session, "INSERT INTO account VALUES (60, 0, 'first')")
-    desk.run(session, ("INSERT INTO child VALUES (?, ?)", (101, 60)))
-    desk.run(session, (sql, (102, 60)[: len(values)]))
+    work = desk.begin()
+    desk.run(work, "INSERT INTO account VALUES (60, 0, 'first')")
+    desk.run(work, ("INSERT INTO child VALUES (?, ?)", (101, 60)))
+    desk.run(work, (sql, (102, 60)[: len(values)]))
     assert desk.interactive.engine.lend(desk.interactive).executor.again(sql) is not None
-    before, lastrowid = list(session.changes), session.lastrowid
-    children = desk.run(session, "SELECT id FROM child WHERE id > 100")
-    assert desk.run_again(session, sql, values) is None
-    assert (session.changes, session.lastrowid) == (before, lastrowid)
-    assert desk.run(session, "SELECT id FROM child WHERE id > 100") == children
-    desk.commit(session)
+    before, lastrowid = list(work.changes), work.lastrowid
+    children = desk.run(work, "SELECT id FROM child WHERE id > 100")
+    assert desk.run_again(work, sql, values) is None
+    assert (work.changes, work.lastrowid) == (before, lastrowid)
+    assert desk.run(work, "SELECT id FROM child WHERE id > 100") == children
+    desk.commit(work)
     assert [(desk.node.rows("SELECT id FROM child WHERE id > 100"), -1)] == children
 
 
 def test_statement_that_needs_an_id_does_not_run_again(desk: Desk) -> None:
     desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
-    session, sql = desk.begin(), "INSERT INTO note VALUES (?, ?)"
-    desk.run(session, (sql, (5, "own")))
-    assert desk.run_again(session, sql, (None, "t")) is None
-    assert desk.run_again(session, sql, (7, "own")) == [([], 1)]
-    assert desk.run(session, (sql, (None, "t"))) == [([], 1)]
-    assert session.lastrowid > 7
-    desk.commit(session)
+    work, sql = desk.begin(), "INSERT INTO note VALUES (?, ?)"
+    desk.run(work, (sql, (5, "own")))
+    assert desk.run_again(work, sql, (None, "t")) is None
+    assert desk.run_again(work, sql, (7, "own")) == [([], 1)]
+    assert desk.run(work, (sql, (None, "t"))) == [([], 1)]
+    assert work.lastrowid > 7
+    desk.commit(work)
 
 
 def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: Desk) -> None:
     """Writes with RETURNING, dependent reads, and new texts do not either."""
     plain(desk)
     executor = desk.interactive.engine.lend(desk.interactive).executor
-    session = desk.begin()
+    work = desk.begin()
     texts = [
         ("UPDATE log SET v = v + 1 WHERE v > ?", (1,)),
         ("UPDATE account SET v = v + 1 WHERE id = ?", (1,)),
@@ -464,10 +464,10 @@ def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: 
         ("SELECT name FROM sqlite_schema WHERE rowid = ?", (1,)),
     ]
     for sql, values in texts:
-        desk.run(session, (sql, values))
+        desk.run(work, (sql, values))
         assert executor.again(sql) is None, sql
     assert executor.again("SELECT 1 FROM account WHERE id = ?") is None
-    desk.interactive.end(session)
+    desk.interactive.end(work)
 
 
 def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
@@ -475,7 +475,7 @@ def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
     hook cannot show.
     """
     plain(desk)
-    session = desk.begin()
+    work = desk.begin()
     texts: list[tuple[str, Any]] = [
         ("SELECT v FROM account WHERE id = ?", (1,)),
         ("UPDATE account SET v = v + 1 WHERE v > ?", (100,)),
@@ -483,13 +483,13 @@ def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
         ("UPDATE account SET v = ? WHERE id = 900", (1,)),
     ]
     for sql, params in texts:
-        desk.run(session, (sql, params))
-        assert desk.interactive.repeatable(session, sql) is None, sql
-    assert desk.interactive.repeatable(session, "INSERT INTO log VALUES (?, 1)") is None
+        desk.run(work, (sql, params))
+        assert desk.interactive.repeatable(work, sql) is None, sql
+    assert desk.interactive.repeatable(work, "INSERT INTO log VALUES (?, 1)") is None
     sql = "INSERT INTO shape(id, a) VALUES (?, ?)"
-    desk.run(session, (sql, (70, 70)))
-    assert desk.run_alike(session, sql, [(71, 71), (72, 72)]) == []
-    desk.interactive.end(session)
+    desk.run(work, (sql, (70, 70)))
+    assert desk.run_alike(work, sql, [(71, 71), (72, 72)]) == []
+    desk.interactive.end(work)
 
 
 def _draw(luck: Random) -> Step:
@@ -504,13 +504,13 @@ def _draw(luck: Random) -> Step:
 def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
     """A transaction sees its first snapshot until it writes, also at serializable."""
     plain(desk)
-    session = desk.begin()
-    assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
+    work = desk.begin()
+    assert desk.run(work, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
     desk.node.run("UPDATE account SET v = 11 WHERE id = 1")
     desk.node.save()
-    assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
+    assert desk.run(work, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
     assert desk.node.rows("SELECT v FROM account WHERE id = 1") == [(11,)]
-    desk.commit(session)
+    desk.commit(work)
 
 
 def test_first_write_detects_changes_of_earlier_reads(desk: Desk) -> None:
@@ -536,8 +536,8 @@ def test_uncommitted_changes_are_invisible(desk: Desk) -> None:
     assert desk.run(reader, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
     assert desk.run(writer, "SELECT v FROM account WHERE id = 1") == [([(99,)], -1)]
     assert desk.node.rows("SELECT v FROM account WHERE id = 1") == [(10,)]
-    for session in (writer, reader):
-        desk.interactive.end(session)
+    for work in (writer, reader):
+        desk.interactive.end(work)
 
 
 def test_transaction_keeps_the_writer_until_another_request_needs_it(
@@ -554,13 +554,13 @@ def test_transaction_keeps_the_writer_until_another_request_needs_it(
         return redo(changes)
 
     monkeypatch.setattr(applier, "redo", count)
-    session = desk.begin()
+    work = desk.begin()
     for number in range(1000):
-        desk.run(session, ("INSERT INTO account VALUES (?, 0, ?)", (number + 100, f"m{number}")))
+        desk.run(work, ("INSERT INTO account VALUES (?, 0, ?)", (number + 100, f"m{number}")))
     desk.node.engine.set_meta("cut", 1)
-    desk.run(session, "INSERT INTO account VALUES (5000, 0, 'last')")
+    desk.run(work, "INSERT INTO account VALUES (5000, 0, 'last')")
     assert redone == [0, 1000]
-    desk.commit(session)
+    desk.commit(work)
     assert desk.node.rows("SELECT count(*) FROM account") == [(1005,)]
 
 
@@ -568,16 +568,16 @@ def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
     """The statement that exceeds the limit fails; the earlier ones stay."""
     desk = Desk(tmp_path / "A.sqlite", changes_bytes=10_000)
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
-    session = desk.begin()
+    work = desk.begin()
     sent, refused = 0, False
     while not refused:
         try:
-            desk.run(session, ("INSERT INTO t VALUES (?, ?)", (sent, "x" * 1000)))
+            desk.run(work, ("INSERT INTO t VALUES (?, ?)", (sent, "x" * 1000)))
             sent += 1
         except TooLargeError:
             refused = True
     assert 5 < sent < 10
-    desk.commit(session)
+    desk.commit(work)
     assert desk.node.rows("SELECT count(*) FROM t") == [(sent,)]
     desk.close()
 
@@ -586,11 +586,11 @@ def test_or_rollback_ends_its_own_transaction_only(desk: Desk) -> None:
     """SQLite then rolls back the whole batch; the engine writes the decided entries again."""
     plain(desk)
     desk.node.run("UPDATE account SET v = 77 WHERE id = 3")
-    session = desk.begin()
+    work = desk.begin()
     with pytest.raises(ConstraintError):
-        desk.run(session, "INSERT OR ROLLBACK INTO account VALUES (1, 0, 'x')")
-    assert session.over
-    desk.interactive.end(session)
+        desk.run(work, "INSERT OR ROLLBACK INTO account VALUES (1, 0, 'x')")
+    assert work.over
+    desk.interactive.end(work)
     assert desk.node.rows("SELECT v FROM account WHERE id IN (1, 3)") == [(10,), (77,)]
 
 
@@ -598,8 +598,8 @@ def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> No
     """The snapshot level allows write skew, but no lost update."""
     plain(desk)
     one, two = desk.begin(serializable=False), desk.begin(serializable=False)
-    for session in (one, two):
-        assert desk.run(session, "SELECT sum(v) FROM account WHERE id IN (1, 2)") == [([(30,)], -1)]
+    for work in (one, two):
+        assert desk.run(work, "SELECT sum(v) FROM account WHERE id IN (1, 2)") == [([(30,)], -1)]
     desk.run(one, "UPDATE account SET v = 0 WHERE id = 1")
     desk.run(two, "UPDATE account SET v = 0 WHERE id = 2")
     desk.commit(one)
@@ -635,12 +635,12 @@ def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(
         "CREATE TABLE x(id INT, p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
         "CREATE TABLE y(x REFERENCES x(id))",
     )
-    session = desk.begin()
-    desk.run(session, "INSERT INTO x VALUES (1, 1)")
+    work = desk.begin()
+    desk.run(work, "INSERT INTO x VALUES (1, 1)")
     desk.node.run("INSERT INTO p VALUES (2)")
     with pytest.raises(SqlError, match="foreign key mismatch"):
-        desk.commit(session)
-    desk.interactive.end(session)
+        desk.commit(work)
+    desk.interactive.end(work)
 
 
 def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> None:
@@ -653,16 +653,16 @@ def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> 
     node.run("CREATE TABLE t(x)")
     node.save()
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY, v UNIQUE)" for number in range(400)))  # not saved
-    session = desk.begin()
-    desk.run(session, "INSERT INTO t VALUES (1)")
+    work = desk.begin()
+    desk.run(work, "INSERT INTO t VALUES (1)")
     long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
-    ((piece, params),) = desk.interactive.pieces(session, request(long).statements[0])
+    ((piece, params),) = desk.interactive.pieces(work, request(long).statements[0])
     clocks.thread_step = 0.005
     with pytest.raises(TakesLongError):
-        desk.interactive.run(session, piece, params, 1 << 20, 0.05)
+        desk.interactive.run(work, piece, params, 1 << 20, 0.05)
     clocks.thread_step = 0.0
-    assert desk.run(session, "SELECT count(*) FROM t") == [([(1,)], -1)]
-    desk.commit(session)
+    assert desk.run(work, "SELECT count(*) FROM t") == [([(1,)], -1)]
+    desk.commit(work)
     assert node.rows("SELECT count(*) FROM sqlite_schema WHERE name LIKE 't%' AND type = 'table'") == [(401,)]
     desk.close()
 
@@ -672,7 +672,7 @@ def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, 
     """A key that is no longer written still counts as read."""
     luck = Random(seed)
     desk.node.run(SCHEMA)
-    session = desk.begin()
+    work = desk.begin()
     written: set[bytes] = set()
     for _ in range(120):
         word = luck.choice(["SAVEPOINT", "RELEASE", "ROLLBACK TO", "", "", ""])
@@ -680,23 +680,23 @@ def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, 
             luck.choice(STATEMENTS[:14]),
             tuple(luck.randrange(6) for _ in range(3)),
         )  # fmt: skip
-        one(desk, session, step)
-        if session.sets is None:
+        one(desk, work, step)
+        if work.sets is None:
             continue
         fresh = Growing(desk.interactive.parts.executor.analysis, serializable=True)
-        fresh.changed(session.changes, session.blurred)
-        assert session.sets._writes == fresh._writes
-        assert session.sets._write_ranges == fresh._write_ranges
+        fresh.changed(work.changes, work.blurred)
+        assert work.sets._writes == fresh._writes
+        assert work.sets._write_ranges == fresh._write_ranges
         written |= fresh._writes
-        assert written <= session.sets._reads | session.sets._writes
+        assert written <= work.sets._reads | work.sets._writes
     assert len(written) > 10
 
 
 def test_rollback_to_gathers_only_rolled_back_keys(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.node.run(SCHEMA)
-    session = desk.begin()
+    work = desk.begin()
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
-    desk.run(session, f"{numbers} INSERT INTO log SELECT i, 1 FROM n")
+    desk.run(work, f"{numbers} INSERT INTO log SELECT i, 1 FROM n")
     gathered: list[int] = []
     original = WriteKeys.gather
 
@@ -706,7 +706,7 @@ def test_rollback_to_gathers_only_rolled_back_keys(desk: Desk, monkeypatch: pyte
 
     monkeypatch.setattr(WriteKeys, "gather", counted)
     for place in range(20):
-        control(desk, session, "SAVEPOINT a")
-        desk.run(session, f"INSERT INTO log VALUES (0, {place})")
-        control(desk, session, "ROLLBACK TO a")
+        control(desk, work, "SAVEPOINT a")
+        desk.run(work, f"INSERT INTO log VALUES (0, {place})")
+        control(desk, work, "ROLLBACK TO a")
     assert sum(gathered) == 20

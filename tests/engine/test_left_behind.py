@@ -9,7 +9,7 @@ from bedrockish.api.requests import Statement
 from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution.cursor import Batches, compile_read
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.execution.workspace import Workspace
@@ -26,10 +26,10 @@ def interactive(node: TestNode) -> Interactive:
     return Interactive(node.engine, lambda _access_set, _base: None)
 
 
-def run(transactions: Interactive, session: Session, sql: str) -> list[tuple[object, ...]]:
+def run(transactions: Interactive, work: TransactionWork, sql: str) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    for piece, params in transactions.pieces(session, Statement(sql, ())):
-        rows = transactions.run(session, piece, params, 1 << 20)[0].rows
+    for piece, params in transactions.pieces(work, Statement(sql, ())):
+        rows = transactions.run(work, piece, params, 1 << 20)[0].rows
     return rows
 
 
@@ -61,7 +61,7 @@ def test_error_of_a_write_that_was_too_large_is_raised_once(make_node: MakeNode,
     node = make_node(limits=Limits(changes_bytes=2_000))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", "CREATE TABLE u(v)", "INSERT INTO u VALUES (1)")
     transactions = interactive(node)
-    mine, other = Session(True, "mine"), Session(True, "other")
+    mine, other = TransactionWork(True, "mine"), TransactionWork(True, "other")
     run(transactions, mine, "INSERT INTO u VALUES (2)")
     write = partial(run, transactions, other) if in_transaction else node.prepare
     with pytest.raises(TooLargeError):
@@ -69,8 +69,8 @@ def test_error_of_a_write_that_was_too_large_is_raised_once(make_node: MakeNode,
     if in_transaction:
         assert run(transactions, other, "SELECT count(*) FROM t") == [(0,)]
     assert run(transactions, mine, "SELECT v FROM u") == [(1,), (2,)]
-    for session in (mine, other):
-        transactions.end(session)
+    for work in (mine, other):
+        transactions.end(work)
     transactions.close()
 
 
@@ -89,10 +89,10 @@ def test_a_pragma_is_set_for_its_own_request_only(make_node: MakeNode, how: str)
         case "explain":
             node.engine.explain(text)
         case "transaction":
-            session = Session(True, "it")
+            work = TransactionWork(True, "it")
             for sql in ("INSERT INTO p VALUES (1)", text.sql, "INSERT INTO c VALUES (7, 7)"):
-                run(transactions, session, sql)
-            transactions.end(session)
+                run(transactions, work, sql)
+            transactions.end(work)
         case "together":
             assert not node.engine.execute_together([request("INSERT INTO p VALUES (5)"), setting], 1.0).joined
         case _:
@@ -136,7 +136,7 @@ def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
 
     def in_thread() -> None:
         try:
-            work = OverlayTransaction(place, Session(True, "it"))
+            work = OverlayTransaction(place, TransactionWork(True, "it"))
             work.start()
             work.run(Statement(select, ()), 1 << 30)
         except BaseException as error:

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.errors import DamagedError
 from tests.engine.nodes import TestNode
 from tests.engine.test_interactive import Desk
@@ -109,10 +109,10 @@ def test_an_open_transaction_goes_on(tmp_path: Path) -> None:
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     desk.node.save()
     desk.node.run("INSERT INTO t VALUES (1, 'one')")
-    session = Session(serializable=True)
-    desk.run(session, "INSERT INTO t VALUES (5, 'ours')")
+    work = TransactionWork(serializable=True)
+    desk.run(work, "INSERT INTO t VALUES (5, 'ours')")
     fail_a_read(desk.node.engine)
-    assert desk.run(session, ROWS)[0][0] == [(1,), (5,)]
+    assert desk.run(work, ROWS)[0][0] == [(1,), (5,)]
     desk.node.run("INSERT INTO t VALUES (2, 'two')")
     desk.node.save()
     assert kept(desk.node) == ([(1,), (2,)], [1, 2, 3])

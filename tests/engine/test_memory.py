@@ -11,7 +11,7 @@ import pytest
 from bedrockish.api.requests import Statement
 from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.sqlite.limits import Memory, TakesLongError
 from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
@@ -95,13 +95,13 @@ def test_rows_that_are_found_by_key_are_counted_if_they_are_large(make_node: Mak
         if not is_open:
             node.prepare(("SELECT v FROM t WHERE id = ?", (key,)))
             return
-        interactive, session = Interactive(node.engine, lambda *_: None), Session(serializable=True)
-        interactive.take_snapshot(session)
+        interactive, work = Interactive(node.engine, lambda *_: None), TransactionWork(serializable=True)
+        interactive.take_snapshot(work)
         try:
-            ((piece, params),) = interactive.pieces(session, Statement("SELECT v FROM t WHERE id = ?", (key,)))
-            interactive.run(session, piece, params, 4 << 20)
+            ((piece, params),) = interactive.pieces(work, Statement("SELECT v FROM t WHERE id = ?", (key,)))
+            interactive.run(work, piece, params, 4 << 20)
         finally:
-            interactive.end(session)
+            interactive.end(work)
             interactive.close()
 
     node.engine.flush()

@@ -9,7 +9,7 @@ import pytest
 
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.errors import BedrockishError, ConstraintError, DamagedError, NoRoomError
 from bedrockish_journal.verify.replay import digest
 from tests.engine.nodes import TestNode, request
@@ -116,8 +116,8 @@ def test_failed_swap_out_does_not_commit_the_open_transaction(make_node: Callabl
     node.engine.flush()
     other = node.prepare(WRITES[0])
     transactions = Interactive(node.engine, lambda _access_set, _base: None)
-    session = Session(True, "open")
-    run(transactions, session, "INSERT INTO t VALUES (7, 'mine')")
+    work = TransactionWork(True, "open")
+    run(transactions, work, "INSERT INTO t VALUES (7, 'mine')")
     fault = Failing(node.engine._db, 1, apsw.CantOpenError, "ROLLBACK TO interactive")
     with pytest.raises(NoRoomError):
         node.apply(node.entry(other))

@@ -3,7 +3,7 @@
 import pytest
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import ConstraintError
@@ -62,7 +62,7 @@ def test_open_transaction_tells_whether_it_reads_tables_of_the_cluster(filled: T
     workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
 
     try:
-        work = OverlayTransaction(workspace, Session(True, "c"))
+        work = OverlayTransaction(workspace, TransactionWork(True, "c"))
         work.start()
         work.run(Statement(sql), 1 << 20)
         assert work.finish().reads_system == READS[sql]

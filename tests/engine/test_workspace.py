@@ -14,7 +14,7 @@ import pytest
 from bedrockish.api.requests import Statement, decode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -214,7 +214,7 @@ def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
     node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, action: str, owner: type, method: str
 ) -> None:
     """An interrupt between the statements of an open transaction was an internal error of the node."""
-    running = OverlayTransaction(workspace, Session(True, "command", ""), lambda: 1)
+    running = OverlayTransaction(workspace, TransactionWork(True, "command", ""), lambda: 1)
     node.save()
     engine = node.engine
     running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
@@ -316,7 +316,7 @@ def work(workspace: Workspace, action: Callable[[OverlayTransaction], Any]) -> t
     told: list[Any] = []
 
     def act() -> Prepared:
-        desk = OverlayTransaction(workspace, Session(True, "c"))
+        desk = OverlayTransaction(workspace, TransactionWork(True, "c"))
         desk.start()
         try:
             told.append(action(desk))

@@ -13,7 +13,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import Statement
-from bedrockish.engine.execution.open_transaction import ASKED_BYTES, Logged, Session
+from bedrockish.engine.execution.open_transaction import ASKED_BYTES, Logged, TransactionWork
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, UnavailableError
 from bedrockish.http.purse import Purse, Unfinished
@@ -156,15 +156,15 @@ def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: A
 
 def test_transaction_counts_statements_results_and_keys_that_are_kept_for_it() -> None:
     """Its 5,000 statements are kept in case it changes the schema, and their parameters alone could take gigabytes."""
-    session = Session(serializable=True)
-    session.size = 10
-    session.note(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
-    session.note(Logged(Statement("SELECT :a", {"a": b"x" * 2_000})))
-    assert session.kept == 10 + 500 + 3_000 + len("SELECT ?" + "SELECT :a")
+    work = TransactionWork(serializable=True)
+    work.size = 10
+    work.note(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
+    work.note(Logged(Statement("SELECT :a", {"a": b"x" * 2_000})))
+    assert work.kept == 10 + 500 + 3_000 + len("SELECT ?" + "SELECT :a")
     for _ in range(ASKED_BYTES >> 20):
-        session.note(Logged(Statement("SELECT ?", ["x" * (1 << 20)])))
-    assert session.log is None
-    assert session.kept == 10
+        work.note(Logged(Statement("SELECT ?", ["x" * (1 << 20)])))
+    assert work.log is None
+    assert work.kept == 10
 
 
 @cluster_test

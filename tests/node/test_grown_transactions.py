@@ -54,7 +54,7 @@ class Client:
 
     @property
     def workspace(self) -> object:
-        return self.runtime.transactions._open[self.name].session.workspace
+        return self.runtime.transactions._open[self.name].work.workspace
 
     async def grow(self) -> None:
         """Begin, write many rows, and let another client commit before the next statement."""

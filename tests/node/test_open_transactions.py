@@ -328,8 +328,8 @@ async def test_client_gone_before_its_snapshot_leaves_no_reader(
         await settled()
         assert not runtime.transactions
         assert not runtime.transactions.boundary.actions
-        assert one.session.snapshot is None
-        assert one.session.workspace is None
+        assert one.work.snapshot is None
+        assert one.work.workspace is None
         for number in range(3):
             await runtime.submit(request("UPDATE t SET x = 0 WHERE id = 1", f"w{number}"))
         frames, copied = runtime.engine.checkpoint()

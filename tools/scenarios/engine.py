@@ -25,7 +25,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.daemon import calm_collector
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.membership import Member, Membership
@@ -219,12 +219,12 @@ class Opened:
 
     def run(self, statements: Statements) -> None:
         """Open one, run its statements one by one, and make it ready to be led."""
-        interactive, session = self.interactive, Session(serializable=True)
+        interactive, work = self.interactive, TransactionWork(serializable=True)
         for sql, params in statements:
-            for piece, values in interactive.pieces(session, Statement(sql, params)):
-                interactive.run(session, piece, values, 1 << 20)
-        interactive.finish(session)
-        interactive.end(session)
+            for piece, values in interactive.pieces(work, Statement(sql, params)):
+                interactive.run(work, piece, values, 1 << 20)
+        interactive.finish(work)
+        interactive.end(work)
 
 
 def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:

@@ -34,7 +34,7 @@ from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.errors import BedrockishError, ConflictError, DamagedError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_settings import NONE, with_settings
 from bedrockish_journal.model.access_set import AccessSet
@@ -95,7 +95,7 @@ class Node:
         self.interactive = Interactive(self.engine, world.invalidated)
         self.tick, self.head = 0, GENESIS
         self.prepared: list[tuple[Prepared, str]] = []
-        self.sessions: list[Session] = []
+        self.sessions: list[TransactionWork] = []
 
     def entry(self, prepared: Prepared, isolation: str) -> Entry:
         """Return the entry that this becomes as the next of the node's timeline."""
@@ -113,8 +113,8 @@ class Node:
 
     def close(self) -> None:
         """Roll back the open transaction."""
-        for session in self.sessions:
-            self.interactive.end(session)
+        for work in self.sessions:
+            self.interactive.end(work)
         self.interactive.close()
         self.engine.close()
 
@@ -229,44 +229,44 @@ class World:
             return
         node.prepared.append((prepared, isolation))
 
-    def step_of(self, node: Node, session: Session, sql: Sql) -> None:
+    def step_of(self, node: Node, work: TransactionWork, sql: Sql) -> None:
         """Run one statement of an open transaction."""
-        self.said.append(f"{node.name} runs {sql} in open transaction {id(session) % 1000}, {session.serializable}")
+        self.said.append(f"{node.name} runs {sql} in open transaction {id(work) % 1000}, {work.serializable}")
         try:
-            for piece, params in node.interactive.pieces(session, Statement(*sql)):
-                if node.interactive.needs_snapshot(session, piece):
+            for piece, params in node.interactive.pieces(work, Statement(*sql)):
+                if node.interactive.needs_snapshot(work, piece):
                     node.engine.flush()
-                    node.interactive.take_snapshot(session)
-                node.interactive.run(session, piece, params, ROOM)
+                    node.interactive.take_snapshot(work)
+                node.interactive.run(work, piece, params, ROOM)
             self.tally.counts["statements of open transactions"] += 1
         except (ConflictError, UsageError) as error:
             self.said.append(f"   {type(error).__name__}: {error}")
-            if isinstance(error, ConflictError) or session.over:
-                self.forget(node, session)
+            if isinstance(error, ConflictError) or work.over:
+                self.forget(node, work)
 
-    def finish(self, node: Node, session: Session) -> None:
+    def finish(self, node: Node, work: TransactionWork) -> None:
         """Commit an open transaction."""
-        self.said.append(f"{node.name} commits open transaction {id(session) % 1000}")
+        self.said.append(f"{node.name} commits open transaction {id(work) % 1000}")
         try:
-            prepared = node.interactive.finish(session)
+            prepared = node.interactive.finish(work)
         except (ConflictError, UsageError) as error:
             self.said.append(f"   {type(error).__name__}: {error}")
         else:
-            node.interactive.end(session)
-            self.commit(node, prepared, SERIALIZABLE if session.serializable else SNAPSHOT)
-        self.forget(node, session)
+            node.interactive.end(work)
+            self.commit(node, prepared, SERIALIZABLE if work.serializable else SNAPSHOT)
+        self.forget(node, work)
 
-    def forget(self, node: Node, session: Session) -> None:
-        node.interactive.end(session)
-        node.sessions.remove(session)
+    def forget(self, node: Node, work: TransactionWork) -> None:
+        node.interactive.end(work)
+        node.sessions.remove(work)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def check(self, folder: Path, seed: int | None) -> None:
         """Compare the nodes, and with ``seed`` also a replay of their journals."""
         for node in self.nodes:
-            for session in list(node.sessions):
-                self.forget(node, session)
+            for work in list(node.sessions):
+                self.forget(node, work)
             node.engine.flush()
         digests = {node.name: digest(node.engine._db) for node in self.nodes}
         if len(set(digests.values())) > 1:
@@ -332,8 +332,8 @@ def _play(case: Case, folder: Path, world: World, luck: random.Random) -> None:
         for step in case.steps:
             _step(world, step)
         for node in world.nodes:
-            for session in list(node.sessions):
-                world.finish(node, session)
+            for work in list(node.sessions):
+                world.finish(node, work)
             while node.prepared:
                 world.commit(node, *node.prepared.pop(0))
         world.deliver_all(luck.randrange)
@@ -358,14 +358,14 @@ def _step(world: World, step: Step) -> None:
         world.deliver(node, lambda count: step.choice % count)
     elif step.kind == OPEN:
         if len(node.sessions) < IN_FLIGHT_MAX:
-            node.sessions.append(Session(step.isolation == SERIALIZABLE))
+            node.sessions.append(TransactionWork(step.isolation == SERIALIZABLE))
     elif node.sessions:
-        session = node.sessions[step.choice % len(node.sessions)]
+        work = node.sessions[step.choice % len(node.sessions)]
         if step.kind == COMMIT:
-            world.finish(node, session)
+            world.finish(node, work)
         else:
             assert step.kind == STATEMENT
-            world.step_of(node, session, step.statements[0])
+            world.step_of(node, work, step.statements[0])
 
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:

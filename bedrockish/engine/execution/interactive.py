@@ -28,7 +28,7 @@ from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import Lends
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.recipes import Recipe, find_alike, read_brief
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
@@ -65,7 +65,7 @@ class Interactive:
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
-        self.inside: Session | None = None  # the transaction whose rows are in the engine's open batch, or None
+        self.inside: TransactionWork | None = None  # the transaction whose rows are in the engine's open batch, or None
         # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else
         # None.
         self.committed: apsw.Connection | None = None
@@ -74,9 +74,9 @@ class Interactive:
         self._control, self._change = parts.control, parts.db.cursor().execute
         self.readers = Readers(parts.reader, parts.limits)
 
-    # -- sessions ---------------------------------------------------------------------------------------
+    # -- statements -------------------------------------------------------------------------------------
 
-    def pieces(self, session: Session, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+    def pieces(self, work: TransactionWork, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the statements of a text with their parameters; the caller runs each before it requests the next.
 
         Raises:
@@ -84,8 +84,8 @@ class Interactive:
             SqlError: SQLite does not understand it.
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
-        self.check_schema(session)
-        found = self._executor.pieces(statement, session.user)
+        self.check_schema(work)
+        found = self._executor.pieces(statement, work.user)
         while True:
             self.engine.come_back()
             self.parts.applier.loud()  # a statement is compiled with its triggers
@@ -98,7 +98,7 @@ class Interactive:
                 raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params
 
-    def single(self, session: Session, statement: Statement) -> tuple[Piece, tuple[Any, ...]] | None:
+    def single(self, work: TransactionWork, statement: Statement) -> tuple[Piece, tuple[Any, ...]] | None:
         """Return the statement of a text with its parameters, if the text is known to hold one; else None.
 
         Raises:
@@ -106,9 +106,9 @@ class Interactive:
             ForbiddenError: it is not this user's to run.
             SqlError: the parameters do not fit.
         """
-        self.check_schema(session)
+        self.check_schema(work)
         self.engine.come_back()
-        found = self._executor.single(statement, session.user)
+        found = self._executor.single(statement, work.user)
         if found is None or found[0].setting or found[0].kind == SCHEMA:
             return None
         self.parts.applier.loud()
@@ -119,11 +119,11 @@ class Interactive:
         """Return whether a text changes the schema."""
         return _changes_schema(statement.sql)
 
-    def needs_snapshot(self, session: Session, piece: Piece) -> bool:
+    def needs_snapshot(self, work: TransactionWork, piece: Piece) -> bool:
         """Return whether the caller must call ``take_snapshot`` before this statement."""
-        return session.base is None and not piece.setting and (piece.kind == READ or not session.serializable)
+        return work.base is None and not piece.setting and (piece.kind == READ or not work.serializable)
 
-    def take_snapshot(self, session: Session) -> None:
+    def take_snapshot(self, work: TransactionWork) -> None:
         """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
 
         Move a transaction that has only read to that snapshot: the caller knows that its reads would be the same. No
@@ -134,17 +134,17 @@ class Interactive:
         """
         flushed = self.engine.flushed
         assert flushed.schema == self.engine.schema_version
-        if session.base is None:
-            session.snapshot = self.readers.take()
-            self._start(session, flushed.applied, flushed.clock)
-        elif session.snapshot is not None:
-            self.readers.give_back(session.snapshot)
-            session.snapshot = None
-            session.snapshot = self.readers.take()
-            session.base, session.base_clock = dict(flushed.applied), flushed.clock
+        if work.base is None:
+            work.snapshot = self.readers.take()
+            self._start(work, flushed.applied, flushed.clock)
+        elif work.snapshot is not None:
+            self.readers.give_back(work.snapshot)
+            work.snapshot = None
+            work.snapshot = self.readers.take()
+            work.base, work.base_clock = dict(flushed.applied), flushed.clock
 
     def run(
-        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
+        self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
     ) -> tuple[Result, int]:
         """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
         usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
@@ -155,30 +155,30 @@ class Interactive:
             BedrockishError: as for a request.
         """
         self.engine.come_back()
-        self.check_schema(session)
-        if piece.setting or (session.defers and pragmas.asks(piece.sql)):
-            return self._set(session, piece), 0
-        self.start(session)
-        assert session.sets is not None
-        self.engine.scope.begin(session.command, session.clock, session.base)
-        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
+        self.check_schema(work)
+        if piece.setting or (work.defers and pragmas.asks(piece.sql)):
+            return self._set(work, piece), 0
+        self.start(work)
+        assert work.sets is not None
+        self.engine.scope.begin(work.command, work.clock, work.base)
+        if piece.kind == READ and work.snapshot is not None and not work.owns(piece):
             lengths = self._executor.lengths(piece)
-            rows, size = session.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
-            session.saw(piece, params, rows, session.snapshot.query)
+            rows, size = work.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
+            work.saw(piece, params, rows, work.snapshot.query)
             if self.engine.scope.locked:
-                session.sets.lock(self.engine.scope.take_locked())
-            return Result(piece.columns, rows, -1, session.lastrowid or None), size
-        self.enter(session)
-        if not session.serializable:
-            error = self._overtaken(session.sets.alone(piece, params), session.base or {})
+                work.sets.lock(self.engine.scope.take_locked())
+            return Result(piece.columns, rows, -1, work.lastrowid or None), size
+        self.enter(work)
+        if not work.serializable:
+            error = self._overtaken(work.sets.alone(piece, params), work.base or {})
             if error is not None:
                 raise error
         self._executor.allow(budget_s)
         try:
             if piece.kind == READ:
-                rows, size = self._read(session, piece, params, room)
-                return Result(piece.columns, rows, -1, session.lastrowid or None), size
-            return self._write(session, piece, params, room)
+                rows, size = self._read(work, piece, params, room)
+                return Result(piece.columns, rows, -1, work.lastrowid or None), size
+            return self._write(work, piece, params, room)
         except TakesLongError:
             if not self._restore() and piece.kind != READ:
                 self._capture.deafen()
@@ -188,30 +188,30 @@ class Interactive:
         finally:
             self._executor.allow(float("inf"))
 
-    def _set(self, session: Session, piece: Piece) -> Result:
+    def _set(self, work: TransactionWork, piece: Piece) -> Result:
         """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
-            session.unsure = session.unsure or (self.inside is session and self._broken_keys())
-            session.defers = pragmas.turns_on(piece.sql)
-            if self.inside is session:
-                pragmas.defer(self._db, on=session.defers)
+            work.unsure = work.unsure or (self.inside is work and self._broken_keys())
+            work.defers = pragmas.turns_on(piece.sql)
+            if self.inside is work:
+                pragmas.defer(self._db, on=work.defers)
         rows: list[tuple[Any, ...]] = [] if piece.setting else [(1,)]
-        return Result(piece.columns, rows, -1, session.lastrowid or None)
+        return Result(piece.columns, rows, -1, work.lastrowid or None)
 
-    def repeatable(self, session: Session, sql: str) -> Recipe | None:
+    def repeatable(self, work: TransactionWork, sql: str) -> Recipe | None:
         """Return how to run a text many times together in a transaction; None if each must run by itself.
 
         Raises:
             ForbiddenError: it is not this user's to run.
         """
-        recipe = self._executor.repeatable(sql, session.user)
-        if recipe is None or self.needs_snapshot(session, recipe.piece):
+        recipe = self._executor.repeatable(sql, work.user)
+        if recipe is None or self.needs_snapshot(work, recipe.piece):
             return None
-        return recipe if session.serializable or recipe.plan.reads_nothing else None
+        return recipe if work.serializable or recipe.plan.reads_nothing else None
 
     def run_alike(
-        self, session: Session, statements: Sequence[Statement], first: int, budget_s: float
+        self, work: TransactionWork, statements: Sequence[Statement], first: int, budget_s: float
     ) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
@@ -222,26 +222,26 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed.
             ForbiddenError: the text is not this user's to run.
         """
-        recipe, count = find_alike(statements, first, lambda sql: self.repeatable(session, sql))
+        recipe, count = find_alike(statements, first, lambda sql: self.repeatable(work, sql))
         if recipe is None:
             return [], first + count
-        found = self._run_alike(session, recipe, statements[first : first + count], budget_s)
+        found = self._run_alike(work, recipe, statements[first : first + count], budget_s)
         return found, first if found else first + count
 
     def _run_alike(
-        self, session: Session, recipe: Recipe, statements: Sequence[Statement], budget_s: float
+        self, work: TransactionWork, recipe: Recipe, statements: Sequence[Statement], budget_s: float
     ) -> list[Result]:
         self.engine.come_back()
-        self.check_schema(session)
-        self.start(session)
-        assert session.sets is not None
-        self.engine.scope.begin(session.command, session.clock, session.base)
-        self.enter(session)
+        self.check_schema(work)
+        self.start(work)
+        assert work.sets is not None
+        self.engine.scope.begin(work.command, work.clock, work.base)
+        self.enter(work)
         self.parts.applier.loud()
         self._executor.reader = None  # the other connection does not see what this one writes
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(session.size)
+        capture.start(work.size)
         self._executor.allow(budget_s)
         try:  # half of the time is left for keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
@@ -253,18 +253,18 @@ class Interactive:
         if found is None or touched:  # a net change must be that of one statement
             db.execute("ROLLBACK TO statement")
             db.execute("RELEASE statement")
-            db.set_last_insert_rowid(session.lastrowid)
+            db.set_last_insert_rowid(work.lastrowid)
             return []
-        session.lastrowid = db.last_insert_rowid()
+        work.lastrowid = db.last_insert_rowid()
         if not recipe.plan.reads_nothing:
             for _, params in found:
-                session.sets.read(recipe.piece, params)
-        self._keep(session, changes, touched)
-        session.wrote = True
-        session.looks(recipe.piece)
+                work.sets.read(recipe.piece, params)
+        self._keep(work, changes, touched)
+        work.wrote = True
+        work.looks(recipe.piece)
         return [result for result, _ in found]
 
-    def run_again(self, session: Session, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
+    def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
         """Run a text that has run before by its recipe from ``Executor.again``, quicker than ``run``.
 
         Return None if ``run`` must run it: it has no recipe, needs an id from the node or has failed without an effect,
@@ -278,28 +278,28 @@ class Interactive:
             BedrockishError: see ``run``.
         """
         executor = self._executor
-        if self.inside is not session or executor.stopped is not None:
+        if self.inside is not work or executor.stopped is not None:
             return None
         recipe = executor.again(sql)
         if recipe is None or len(values) != len(recipe.piece.names):
             return None
-        assert session.sets is not None
-        if session.wrote:
+        assert work.sets is not None
+        if work.wrote:
             executor.reader = None  # the other connection does not see what this one has written
-        piece, plan, lastrowid = recipe.piece, recipe.plan, session.lastrowid
+        piece, plan, lastrowid = recipe.piece, recipe.plan, work.lastrowid
         if piece.kind == READ:
             if not plan.lengths.is_brief:
-                return Result(piece.columns, self._read(session, piece, values, room)[0], -1, lastrowid or None)
+                return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
             rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
             if rows is None:
                 return None
-            session.sets.note(*plan.bind(values))
+            work.sets.note(*plan.bind(values))
             return Result(piece.columns, rows, -1, lastrowid or None)
         if piece.auto is not None and piece.text(values) is not piece.sql:
             return None
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(session.size)
+        capture.start(work.size)
         try:
             self._change(piece.sql, values)
             has_failed = capture.failure is not None
@@ -313,15 +313,15 @@ class Interactive:
                 db.execute("RELEASE statement")
                 db.set_last_insert_rowid(lastrowid)
             return None
-        rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
+        rowcount, work.lastrowid = db.changes(), db.last_insert_rowid()
         changes, touched = capture.stop()
         if not plan.reads_nothing:
-            session.sets.note(*plan.bind(values))
-        self._keep(session, changes, touched)
-        session.wrote = True
-        return Result((), [], rowcount, session.lastrowid or None)
+            work.sets.note(*plan.bind(values))
+        self._keep(work, changes, touched)
+        work.wrote = True
+        return Result((), [], rowcount, work.lastrowid or None)
 
-    def control(self, session: Session, control: Control) -> None:
+    def control(self, work: TransactionWork, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Raises:
@@ -330,26 +330,26 @@ class Interactive:
         """
         match control.kind:
             case _ if control.kind == SAVEPOINT:
-                session.mark(control.name)
+                work.mark(control.name)
             case _ if control.kind == RELEASE:
-                session.release(control.name)
+                work.release(control.name)
             case _ if control.kind == ROLLBACK_TO:
-                self.rollback_to(session, control.name)
+                self.rollback_to(work, control.name)
             case _:
                 raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
 
-    def rollback_to(self, session: Session, name: str) -> None:
+    def rollback_to(self, work: TransactionWork, name: str) -> None:
         """Run ROLLBACK TO name; the access set keeps the reads made since then.
 
         Raises:
             SqlError: the transaction has no such savepoint.
         """
-        place = session.find(name)
-        if len(session.changes) > session.marks[place].changes and self.inside is session:
+        place = work.find(name)
+        if len(work.changes) > work.marks[place].changes and self.inside is work:
             self.leave()
-        session.roll_back(place)
+        work.roll_back(place)
 
-    def finish(self, session: Session) -> Prepared:
+    def finish(self, work: TransactionWork) -> Prepared:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
@@ -357,129 +357,129 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed, or its clock is before a commit that it has
                 seen.
         """
-        assert session.workspace is None or self.committed is not None, "it goes on elsewhere"
+        assert work.workspace is None or self.committed is not None, "it goes on elsewhere"
         self.engine.come_back()
-        if session.clock and session.base_clock >= session.clock:
-            raise told_too_early(session.command)
-        self.start(session)
-        assert session.base is not None
-        assert session.sets is not None
-        if session.wrote:
-            self._check_foreign_keys(session)
-            self._move(session)
-        access_set = session.sets.access_set(reads=True if not session.wrote else None)
-        changes = encode_changes(session.changes) if session.wrote else b""
-        result = encode_results([Result((), [], -1, session.lastrowid or None)])
-        base, reads, clock = dict(session.base), not session.wrote, session.clock
-        prepared = Prepared(base, session.schema, reads, ROWS, access_set, changes, result, clock)
-        return replace(prepared, reads_system=True) if session.reads_system else prepared
+        if work.clock and work.base_clock >= work.clock:
+            raise told_too_early(work.command)
+        self.start(work)
+        assert work.base is not None
+        assert work.sets is not None
+        if work.wrote:
+            self._check_foreign_keys(work)
+            self._move(work)
+        access_set = work.sets.access_set(reads=True if not work.wrote else None)
+        changes = encode_changes(work.changes) if work.wrote else b""
+        result = encode_results([Result((), [], -1, work.lastrowid or None)])
+        base, reads, clock = dict(work.base), not work.wrote, work.clock
+        prepared = Prepared(base, work.schema, reads, ROWS, access_set, changes, result, clock)
+        return replace(prepared, reads_system=True) if work.reads_system else prepared
 
-    def end(self, session: Session) -> None:
+    def end(self, work: TransactionWork) -> None:
         """Release everything that the transaction uses. A second call does nothing."""
-        if self.inside is session:
+        if self.inside is work:
             self.leave()
-        session.ended = True
+        work.ended = True
         locks = self.engine.scope.locks
         if locks is not None:
-            locks.release(session.command)
-        draft = session.workspace
-        if draft is not None and session.lent:
+            locks.release(work.command)
+        draft = work.workspace
+        if draft is not None and work.lent:
             draft.stop(UnavailableError("the transaction was ended; it did not happen"))
             return
         if draft is not None:
             draft.close()
-            session.workspace = None
-        if session.snapshot is not None and session.lent:
-            session.snapshot.interrupt()
-        elif session.snapshot is not None:
-            self.readers.give_back(session.snapshot)
-            session.snapshot = None
+            work.workspace = None
+        if work.snapshot is not None and work.lent:
+            work.snapshot.interrupt()
+        elif work.snapshot is not None:
+            self.readers.give_back(work.snapshot)
+            work.snapshot = None
 
-    def forget(self, session: Session) -> None:
+    def forget(self, work: TransactionWork) -> None:
         """Release the writer and the snapshot of a transaction that continues in a workspace."""
-        if self.inside is session:
+        if self.inside is work:
             self.leave()
-        if session.snapshot is not None:
-            self.readers.give_back(session.snapshot)
-            session.snapshot = None
+        if work.snapshot is not None:
+            self.readers.give_back(work.snapshot)
+            work.snapshot = None
 
     def leave(self) -> None:
         """Roll back the rows of the transaction that is swapped in, because another user needs the writer."""
-        session, self.inside = self.inside, None
-        if session is None:
+        work, self.inside = self.inside, None
+        if work is None:
             return
         if self._broken_keys():
-            session.unsure = True
+            work.unsure = True
         self._control("ROLLBACK TO interactive")
         self._control("RELEASE interactive")
-        if session.defers:
+        if work.defers:
             pragmas.settle(self._db)
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
         self.inside = None
 
-    def step_out(self, session: Session) -> None:
+    def step_out(self, work: TransactionWork) -> None:
         """Swap out a transaction whose next statement runs in a worker, because the writer will lack its changes."""
-        if self.inside is session:
+        if self.inside is work:
             self.leave()
 
     def close(self) -> None:
-        """Close the readers. Every session must have ended."""
+        """Close the readers. Every transaction must have ended."""
         self.leave()
         self.readers.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def start(self, session: Session) -> None:
+    def start(self, work: TransactionWork) -> None:
         """Start a transaction on the present state of the writer, if it has not started."""
-        if session.base is None:
-            self._start(session, self.engine.applied, self.engine.applied_clock)
+        if work.base is None:
+            self._start(work, self.engine.applied, self.engine.applied_clock)
 
-    def _start(self, session: Session, base: Mapping[str, int], clock: int) -> None:
-        session.base, session.base_clock, session.schema = dict(base), clock, self.engine.schema_version
-        session.begin_sets(self._executor.analysis)
+    def _start(self, work: TransactionWork, base: Mapping[str, int], clock: int) -> None:
+        work.base, work.base_clock, work.schema = dict(base), clock, self.engine.schema_version
+        work.begin_sets(self._executor.analysis)
 
-    def check_schema(self, session: Session) -> None:
+    def check_schema(self, work: TransactionWork) -> None:
         """Raise a ConflictError if the schema has changed since the transaction began."""
-        if session.base is not None and session.schema != self.engine.schema_version:
+        if work.base is not None and work.schema != self.engine.schema_version:
             raise ConflictError(
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
 
-    def overtaken(self, session: Session, *, moves: bool = False) -> BedrockishError | None:
+    def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:
         """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.
 
         A transaction that ``moves`` to a later snapshot depends on its reads under snapshot isolation, too.
         """
-        sets = session.sets
-        if sets is None or session.base is None:
+        sets = work.sets
+        if sets is None or work.base is None:
             return None
-        if moves and not session.serializable:
+        if moves and not work.serializable:
             sets = sets.serializable()
-        return self._overtaken(sets, session.base)
+        return self._overtaken(sets, work.base)
 
-    def enter(self, session: Session) -> None:
+    def enter(self, work: TransactionWork) -> None:
         """Swap the transaction in on top of the present commits.
 
         Raises:
             ConflictError: a row that it depends on has changed.
         """
-        if self.inside is session:
+        if self.inside is work:
             return
-        assert session.sets is not None
-        assert session.base is not None
-        self._move(session)
-        if session.serializable and session.snapshot is not None:
-            self.readers.give_back(session.snapshot)
-            session.snapshot = None
+        assert work.sets is not None
+        assert work.base is not None
+        self._move(work)
+        if work.serializable and work.snapshot is not None:
+            self.readers.give_back(work.snapshot)
+            work.snapshot = None
         self.leave()
         self._control("SAVEPOINT interactive")
-        self.inside = session
-        if session.defers:
+        self.inside = work
+        if work.defers:
             pragmas.defer(self._db, on=True)
-        self.redo(session.changes)
-        self._db.set_last_insert_rowid(session.lastrowid)
+        self.redo(work.changes)
+        self._db.set_last_insert_rowid(work.lastrowid)
 
     def redo(self, changes: list[Change]) -> None:
         """Write changes of the transaction that is inside again.
@@ -493,69 +493,69 @@ class Interactive:
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
         self.parts.applier.loud()
 
-    def _move(self, session: Session) -> None:
+    def _move(self, work: TransactionWork) -> None:
         """Move a transaction's base to the present commits, if none of them conflicts with it."""
-        assert session.sets is not None
-        assert session.base is not None
+        assert work.sets is not None
+        assert work.base is not None
         engine = self.engine
-        if session.base == engine.applied:
+        if work.base == engine.applied:
             return
-        error = self._overtaken(session.sets, session.base)
+        error = self._overtaken(work.sets, work.base)
         if error is not None:
             raise error
-        if session.serializable:
-            session.base, session.base_clock = dict(engine.applied), engine.applied_clock
+        if work.serializable:
+            work.base, work.base_clock = dict(engine.applied), engine.applied_clock
 
     def _read(
-        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int
+        self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int
     ) -> tuple[list[tuple[Any, ...]], int]:
-        assert session.sets is not None
+        assert work.sets is not None
         try:
             rows, size = self._executor.run_piece(piece, params, room)
         except BedrockishError:
             self._restore()
-            session.sets.read(piece, params, failed=True)
+            work.sets.read(piece, params, failed=True)
             raise
-        session.saw(piece, params, rows, self._executor.query)
+        work.saw(piece, params, rows, self._executor.query)
         if self.engine.scope.locked:
-            session.sets.lock(self.engine.scope.take_locked())
+            work.sets.lock(self.engine.scope.take_locked())
         return rows, size
 
-    def _write(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+    def _write(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
         assert piece.kind in (WRITE, TEMPORARY)
-        assert session.sets is not None
+        assert work.sets is not None
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(session.size)
+        capture.start(work.size)
         try:
-            resolved = self._resolve(session, piece, params)
+            resolved = self._resolve(work, piece, params)
             rows, size = self._executor.run_piece(piece, params, room)
             if capture.has_temporary and capture.blind:
                 self._check_blind()
         except BedrockishError as error:
-            self._failed(session, piece, params, error)
+            self._failed(work, piece, params, error)
             raise
         is_definition = piece.kind == TEMPORARY and kind_of(piece.sql) == DEFINITION
         rowcount = -1 if is_definition else db.changes()
-        session.lastrowid = db.last_insert_rowid()
+        work.lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
-        session.sets.complete(resolved, changes, touched)
+        work.sets.complete(resolved, changes, touched)
         if self.engine.scope.locked:
-            session.sets.lock(self.engine.scope.take_locked())
-        self._keep(session, changes, touched)
-        session.wrote = session.wrote or piece.kind == WRITE
-        return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
+            work.sets.lock(self.engine.scope.take_locked())
+        self._keep(work, changes, touched)
+        work.wrote = work.wrote or piece.kind == WRITE
+        return Result(piece.columns, rows, rowcount, work.lastrowid or None), size
 
-    def _resolve(self, session: Session, piece: Piece, params: tuple[Any, ...]) -> ResolvedReads | None:
+    def _resolve(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...]) -> ResolvedReads | None:
         """Return the reads of the next statement; CREATE TEMP TABLE reads by its SELECT only."""
-        assert session.sets is not None
+        assert work.sets is not None
         if piece.defines:
             select = filling_select(piece.sql)
             if select:
-                filling, _ = self._executor.compiled(select, session.user)
-                session.sets.saw(filling, params, self._executor.query)
+                filling, _ = self._executor.compiled(select, work.user)
+                work.sets.saw(filling, params, self._executor.query)
             return None
-        return session.sets.resolve(piece, params, self._executor.query)
+        return work.sets.resolve(piece, params, self._executor.query)
 
     def _check_blind(self) -> None:
         """Refuse a statement whose rows are found by a rollback, if it may have changed TEMP tables as well."""
@@ -568,55 +568,55 @@ class Interactive:
                 "of their own"
             )
 
-    def _keep(self, session: Session, changes: list[Change], touched: dict[str, Touched]) -> None:
+    def _keep(self, work: TransactionWork, changes: list[Change], touched: dict[str, Touched]) -> None:
         """Add the changes of the statement that has just run to those of the transaction."""
-        assert session.sets is not None
+        assert work.sets is not None
         db, capture, size = self._db, self._capture, self._capture.size
         blurred: list[str] = []
         if touched:
             after = capture.read_rows(touched)
-            session.unsure = session.unsure or self._broken_keys()
+            work.unsure = work.unsure or self._broken_keys()
             db.execute("ROLLBACK TO statement")
             # SQLite counts the keys again that were broken before the statement; ``redo`` does not change the count.
-            session.unsure = session.unsure or self._broken_keys()
+            work.unsure = work.unsure or self._broken_keys()
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
             failure = self.parts.applier.redo(changes)
             assert not failure, failure
             self.parts.applier.loud()
-            db.set_last_insert_rowid(session.lastrowid)
+            db.set_last_insert_rowid(work.lastrowid)
             size = capture.size
         self._control("RELEASE statement")
-        session.size = size
-        session.changes += changes
-        session.blurred += blurred
-        session.sets.changed(changes, blurred)
+        work.size = size
+        work.changes += changes
+        work.blurred += blurred
+        work.sets.changed(changes, blurred)
 
-    def _failed(self, session: Session, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
+    def _failed(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
         """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL)."""
         db, capture = self._db, self._capture
-        assert session.sets is not None
+        assert work.sets is not None
         if self._restore():
-            session.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
+            work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
-        session.sets.read(piece, params, failed=True)
+        work.sets.read(piece, params, failed=True)
         lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):
             # With the conflict clause FAIL, the rows before the one that failed stay.
             there = kept.are_there(db, self._executor._tables.by_name, changes)
             if there or (there is None and touched):  # ``_keep`` finds the net change of such tables
-                before = len(session.changes)
-                self._keep(session, changes, touched)
-                if len(session.changes) > before:
-                    session.lastrowid, session.wrote = lastrowid, True
-                db.set_last_insert_rowid(session.lastrowid)
+                before = len(work.changes)
+                self._keep(work, changes, touched)
+                if len(work.changes) > before:
+                    work.lastrowid, work.wrote = lastrowid, True
+                db.set_last_insert_rowid(work.lastrowid)
                 return
         db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
         # SQLite keeps the id of a row that was inserted and taken back, but not where the transaction runs again.
-        db.set_last_insert_rowid(session.lastrowid)
+        db.set_last_insert_rowid(work.lastrowid)
 
     def _restore(self) -> bool:
         """Write the open batch again if SQLite has rolled it back because of a statement; return whether it has."""
@@ -634,18 +634,18 @@ class Interactive:
         """Return whether SQLite counts a deferred foreign key as broken now."""
         return self._executor.breaks_foreign_keys
 
-    def _check_foreign_keys(self, session: Session) -> None:
+    def _check_foreign_keys(self, work: TransactionWork) -> None:
         """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched."""
-        if not session.unsure:
-            broken = self.inside is session and self._broken_keys()
+        if not work.unsure:
+            broken = self.inside is work and self._broken_keys()
         else:
-            tables = children(self._executor.analysis.schema, session.changes)
+            tables = children(self._executor.analysis.schema, work.changes)
             if self.committed is None:
                 self.leave()
                 before = violations(self._db, tables)
             else:
                 before = violations(self.committed, tables)
-            self.enter(session)
+            self.enter(work)
             broken = bool(violations(self._db, tables) - before)
         if broken:
             raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")

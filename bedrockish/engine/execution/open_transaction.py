@@ -39,8 +39,8 @@ class Logged:
     failure: str = ""
 
 
-class SessionWorkspace(Protocol):
-    """The methods that end a transaction's workspace: a copy of the database, or an overlay."""
+class TransactionWorkspace(Protocol):
+    """A workspace of one transaction, as far as its end needs it: a copy of the database, or an overlay."""
 
     version: int
 
@@ -63,11 +63,10 @@ def size_of(statement: Statement) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
-    """An open transaction.
+class TransactionWork:
+    """The work of one open transaction: its statements so far, the rows that they changed, and their keys.
 
-    Why so large: It is a record of one open transaction: its execution, its swapping out and its COMMIT are in modules
-    of their own, and share it.
+    Why so large: Its execution, its swapping out and its COMMIT are in modules of their own, and share this record.
     """
 
     serializable: bool
@@ -92,7 +91,7 @@ class Session:
     asked: int = 0  # the bytes of the texts and parameters in the log
     # Its own workspace: a copy of the database since its first schema statement, or an overlay since it has many rows
     # or TEMP objects; None while it runs on the engine's connection.
-    workspace: SessionWorkspace | None = None
+    workspace: TransactionWorkspace | None = None
     moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
     unsure: bool = False  # whether a deferred foreign key was broken when the transaction was swapped out
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
@@ -101,11 +100,11 @@ class Session:
     looked_behind: bool = False  # whether it has read the schema or system tables, which are in no access set
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
     over: bool = False  # whether SQLite itself has ended the transaction
-    # Whether another thread reads on its snapshot; if ``ended`` is set then, the session ends after that.
+    # Whether another thread reads on its snapshot; if ``ended`` is set then, the transaction ends after that.
     lent: bool = False
     ended: bool = False  # whether it is no longer needed
 
-    def follow(self, other: "Session") -> None:
+    def follow(self, other: "TransactionWork") -> None:
         """Take over the state of another record of the same transaction, which is not used any more."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid

@@ -19,7 +19,7 @@ from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
-from bedrockish.engine.execution.open_transaction import Logged, Session
+from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.storage.overlay_vfs import Moment
@@ -36,14 +36,14 @@ class OverlayTransaction:
 
     Args:
         workspace: has no other transaction.
-        session: the transaction, which may have run statements elsewhere.
+        work: the transaction, which may have run statements elsewhere.
         tick: gives values of the node's clock; None if ``workspace.scope`` has the means already.
     """
 
-    def __init__(self, workspace: Workspace, session: Session, tick: Callable[[], int] | None = None) -> None:
-        self.workspace, self.session, self.scope = workspace, session, workspace.scope
+    def __init__(self, workspace: Workspace, work: TransactionWork, tick: Callable[[], int] | None = None) -> None:
+        self.workspace, self.work, self.scope = workspace, work, workspace.scope
         if tick is not None:
-            self.scope.begin_in_worker(session.command, session.clock, tick)
+            self.scope.begin_in_worker(work.command, work.clock, tick)
         self.is_closed = False  # whether the transaction was rolled back or kept
         self.version = 0  # the version of the schema on which the transaction runs
         self.applied: dict[str, int] = {}  # the commits in its snapshot
@@ -56,7 +56,7 @@ class OverlayTransaction:
     @property
     def is_over(self) -> bool:
         """Return whether SQLite itself has ended it."""
-        return self.session.over
+        return self.work.over
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class OverlayTransaction:
             UnavailableError: the snapshot cannot be taken.
         """
         self.version = schema_version
-        self.session.base, self.session.schema, self.session.base_clock = dict(base), schema_version, applied_clock
+        self.work.base, self.work.schema, self.work.base_clock = dict(base), schema_version, applied_clock
         self.workspace.begin(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
@@ -127,7 +127,7 @@ class OverlayTransaction:
         Raises:
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
-        self.use(self.workspace.open_writer(self.session))
+        self.use(self.workspace.open_writer(self.work))
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
@@ -147,7 +147,7 @@ class OverlayTransaction:
         with self.workspace.stoppable:
             self.start()
             self.executor.reader = None  # this connection would show the rows without the transaction's changes
-            self.session.begin_sets(self.executor.analysis)
+            self.work.begin_sets(self.executor.analysis)
             self._check()
             self.enter()
 
@@ -162,7 +162,7 @@ class OverlayTransaction:
         Raises:
             BedrockishError: as ``run``. The results of the statements before are in ``results``.
         """
-        first, session, alone, taken = len(results), self.session, 0, 0
+        first, work, alone, taken = len(results), self.work, 0, 0
         interactive = self.interactive
         while len(results) - first < len(statements):
             place = len(results) - first
@@ -172,23 +172,23 @@ class OverlayTransaction:
             control = control_of(statement.sql, statement.params)
             if control is not None:
                 self.control(control)
-                session.note(Logged(control))
-                results.append(Result((), [], -1, session.lastrowid or None))
+                work.note(Logged(control))
+                results.append(Result((), [], -1, work.lastrowid or None))
                 continue
             if place >= alone:
                 with self.workspace.stoppable:
                     done, alone = self.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
-                    session.note(Logged(one, result))
+                    work.note(Logged(one, result))
                 results += done
                 if done:
                     continue
             try:
                 last, size = self.run(statement, room - taken)
             except (ConstraintError, SqlError) as error:
-                session.note(Logged(statement, failure=error.message))
+                work.note(Logged(statement, failure=error.message))
                 raise
-            session.note(Logged(statement, last), size)
+            work.note(Logged(statement, last), size)
             results.append(last)
             taken += size
         return taken
@@ -204,8 +204,8 @@ class OverlayTransaction:
         interactive, taken = self.interactive, 0
         last: Result | None = None
         with self.workspace.stoppable:
-            known = interactive.single(self.session, statement)
-            for piece, params in interactive.pieces(self.session, statement) if known is None else (known,):
+            known = interactive.single(self.work, statement)
+            for piece, params in interactive.pieces(self.work, statement) if known is None else (known,):
                 if read_only and piece.kind != READ:
                     raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
                 last, size = self._run_piece(piece, params, room - taken)
@@ -214,18 +214,18 @@ class OverlayTransaction:
         return last, taken
 
     def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        session, interactive, writer = self.session, self._interactive, self._writer
+        work, interactive, writer = self.work, self._interactive, self._writer
         assert interactive is not None
         assert writer is not None
-        session.looks(piece)
-        if session.wrote:
+        work.looks(piece)
+        if work.wrote:
             writer.executor.reader = None  # the other connection does not see what this one has written
-        if interactive.inside is not session:
+        if interactive.inside is not work:
             self.enter()
         try:
-            return interactive.run(session, piece, params, room)
+            return interactive.run(work, piece, params, room)
         except BedrockishError as failure:
-            if session.over or not isinstance(failure, UsageError):
+            if work.over or not isinstance(failure, UsageError):
                 self._end = failure
             raise
 
@@ -237,7 +237,7 @@ class OverlayTransaction:
         """
         self._check_goes_on()
         self.enter()
-        return self.interactive.run_alike(self.session, statements, first, ALIKE_S)
+        return self.interactive.run_alike(self.work, statements, first, ALIKE_S)
 
     def _check_goes_on(self) -> None:
         error = self.writer.executor.stopped or self._end
@@ -251,7 +251,7 @@ class OverlayTransaction:
             SqlError: SQLite does not accept it.
         """
         with self.workspace.stoppable:
-            return explain(self.executor, statement, self.session.user, columns=True)
+            return explain(self.executor, statement, self.work.user, columns=True)
 
     def enter(self) -> None:
         """Write the transaction's changes and set its savepoints, at first and after SQLite has rolled them back.
@@ -259,20 +259,20 @@ class OverlayTransaction:
         Raises:
             ConflictError: the rows do not fit the snapshot.
         """
-        session, interactive = self.session, self.interactive
-        interactive.start(session)
-        if interactive.inside is session:
+        work, interactive = self.work, self.interactive
+        interactive.start(work)
+        if interactive.inside is work:
             return
-        changes, ends = session.changes, [*(mark.changes for mark in session.marks), len(session.changes)]
-        session.changes = changes[: ends[0]]
+        changes, ends = work.changes, [*(mark.changes for mark in work.marks), len(work.changes)]
+        work.changes = changes[: ends[0]]
         try:
-            interactive.enter(session)
+            interactive.enter(work)
         finally:
-            session.changes = changes
+            work.changes = changes
         for place, (first, end) in enumerate(pairwise(ends)):
             self.db.execute(f"SAVEPOINT mark_{place}")
             interactive.redo(changes[first:end])
-        self.db.set_last_insert_rowid(session.lastrowid)
+        self.db.set_last_insert_rowid(work.lastrowid)
 
     def control(self, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO, as a savepoint of SQLite: no change has to be written again.
@@ -281,22 +281,22 @@ class OverlayTransaction:
             SqlError: there is no such savepoint.
             UnsupportedError: it is another statement.
         """
-        session = self.session
+        work = self.work
         self._check_goes_on()
         if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
             raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
-        place = len(session.marks) if control.kind == SAVEPOINT else session.find(control.name)
+        place = len(work.marks) if control.kind == SAVEPOINT else work.find(control.name)
         with self.workspace.stoppable:
             self.enter()
             if control.kind == SAVEPOINT:
                 self.db.execute(f"SAVEPOINT mark_{place}")
-                session.mark(control.name)
+                work.mark(control.name)
             elif control.kind == RELEASE:
                 self.db.execute(f"RELEASE mark_{place}")
-                session.release(control.name)
+                work.release(control.name)
             else:
                 self.db.execute(f"ROLLBACK TO mark_{place}")
-                session.roll_back(place)
+                work.roll_back(place)
 
     def finish(self) -> Prepared:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
@@ -308,21 +308,21 @@ class OverlayTransaction:
         if self._end is not None:
             raise self._end
         with self.workspace.stoppable:
-            prepared = self.interactive.finish(self.session)
+            prepared = self.interactive.finish(self.work)
         for which in (READS, WRITES):
             prepared.access_set.ordered(which)  # sorted here, many keys hold up the loop less
         return prepared
 
 
 def resume(
-    workspace: Workspace, session: Session, statement: Statement | Compiled
+    workspace: Workspace, work: TransactionWork, statement: Statement | Compiled
 ) -> tuple[Result | None, BedrockishError | None]:
     """Run a statement of a transaction that is open in the loop, and keeps its row locks, on a workspace's snapshot.
 
     Return the result, or the error.
 
     Args:
-        session: a record of the transaction with its changes, which takes the effects of the statement.
+        work: a record of the transaction with its changes, which takes the effects of the statement.
         statement: a compiled statement with its parameters, or a text that is compiled here.
 
     Raises:
@@ -330,18 +330,18 @@ def resume(
     """
 
     def run(writer: Writer) -> tuple[Result | None, BedrockishError | None]:
-        one = OverlayTransaction(workspace, session)
+        one = OverlayTransaction(workspace, work)
         one.use(writer)
         writer.executor.reader, interactive, room = None, one.interactive, writer.limits.result_bytes
-        session.base, session.schema = dict(one.applied), one.schema_version
-        session.begin_sets(writer.executor.analysis)
+        work.base, work.schema = dict(one.applied), one.schema_version
+        work.begin_sets(writer.executor.analysis)
         result: Result | None = None
         error: BedrockishError | None = None
         try:
-            pieces = interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
+            pieces = interactive.pieces(work, statement) if isinstance(statement, Statement) else [statement]
             for piece, params in pieces:
-                session.looks(piece)
-                result, _ = interactive.run(session, piece, params, room)
+                work.looks(piece)
+                result, _ = interactive.run(work, piece, params, room)
         except BedrockishError as caught:
             error = caught
         interactive.leave()

@@ -19,7 +19,7 @@ import apsw
 
 from bedrockish.api.requests import Result
 from bedrockish.engine.execution.interfaces import Beside
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements.classify import Piece
@@ -67,15 +67,19 @@ class TemporaryTransaction(OverlayTransaction):
 
     Args:
         held: the session's workspace; no other transaction may be open on it.
-        session: the open transaction, which may have run statements on the writing connection.
+        work: the open transaction, which may have run statements on the writing connection.
         tick: gives values of the node's clock.
         like: an earlier record of the same transaction, whose state it takes over; or None.
     """
 
     def __init__(
-        self, held: TemporaryWorkspace, session: Session, tick: Callable[[], int], like: Session | None = None
+        self,
+        held: TemporaryWorkspace,
+        work: TransactionWork,
+        tick: Callable[[], int],
+        like: TransactionWork | None = None,
     ) -> None:
-        super().__init__(held.workspace, session, tick)
+        super().__init__(held.workspace, work, tick)
         self._held, self._like = held, like
         held.transaction = self
         self._defined = False
@@ -102,7 +106,7 @@ class TemporaryTransaction(OverlayTransaction):
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
         if self._like is not None:
-            self.session.follow(self._like)
+            self.work.follow(self._like)
         super().open()
 
     def _check(self) -> None:
@@ -116,7 +120,7 @@ class TemporaryTransaction(OverlayTransaction):
             )
 
     def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        assert self.interactive.inside is self.session, "rows of TEMP tables cannot be made again"
+        assert self.interactive.inside is self.work, "rows of TEMP tables cannot be made again"
         try:
             found = super()._run_piece(piece, params, room)
         except ClockNeededError:
@@ -126,8 +130,8 @@ class TemporaryTransaction(OverlayTransaction):
                 sql=piece.sql,
             ) from None
         except BedrockishError as error:
-            if self.interactive.inside is not self.session:
-                self.session.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
+            if self.interactive.inside is not self.work:
+                self.work.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
             raise TooLargeError(
@@ -141,7 +145,7 @@ class TemporaryTransaction(OverlayTransaction):
             clash = self._clash(self.db)
             if clash:
                 # The statement has run, so the transaction cannot go on without its effects.
-                self.session.over = True
+                self.work.over = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP one another name", sql=piece.sql
                 )

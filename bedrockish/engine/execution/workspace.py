@@ -26,7 +26,7 @@ from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -219,7 +219,7 @@ class Workspace:
         finally:
             self._leave(writer)
 
-    def open_writer(self, session: Session) -> "Writer":
+    def open_writer(self, work: TransactionWork) -> "Writer":
         """Return the writing connection in a transaction that stays open between its statements, until ``leave_work``.
 
         Raises:
@@ -229,7 +229,7 @@ class Workspace:
         if self._stopped is not None:
             raise self._stopped
         writer.begin()
-        self.scope.begin(session.command, session.clock, self._base)
+        self.scope.begin(work.command, work.clock, self._base)
         return writer
 
     def leave_work(self) -> None:

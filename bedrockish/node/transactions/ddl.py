@@ -4,7 +4,7 @@ from functools import partial
 
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.ddl_workspace import Draft
-from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, Session
+from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import TooLargeError, UnavailableError
 from bedrockish.node.transactions.lending import Lending
@@ -17,9 +17,9 @@ class SchemaTransactions:
 
     def __init__(self, lending: Lending) -> None:
         self._lending = lending
-        self._open: set[Session] = set()
+        self._open: set[TransactionWork] = set()
 
-    async def run(self, session: Session, statement: Statement, room: int) -> tuple[Result, int]:
+    async def run(self, work: TransactionWork, statement: Statement, room: int) -> tuple[Result, int]:
         """Run one text; the first call makes the transaction's private copy.
 
         Return the result of its last statement, and about how many bytes the results take.
@@ -28,14 +28,14 @@ class SchemaTransactions:
             ConflictError: the schema has changed, or data that the transaction has read.
             BedrockishError: as ``Draft.run``.
         """
-        if not isinstance(session.workspace, Draft | TemporaryTransaction):
-            await self._start(session, room)
-        workspace = self._lending.workspace(session)
-        return await self._lending.run(session, lambda: workspace.run(statement, room))
+        if not isinstance(work.workspace, Draft | TemporaryTransaction):
+            await self._start(work, room)
+        workspace = self._lending.workspace(work)
+        return await self._lending.run(work, lambda: workspace.run(statement, room))
 
-    async def _start(self, session: Session, room: int) -> None:
-        self._lending.interactive.check_schema(session)
-        if session.log is None:
+    async def _start(self, work: TransactionWork, room: int) -> None:
+        self._lending.interactive.check_schema(work)
+        if work.log is None:
             raise TooLargeError(
                 f"a transaction may have {LOG_MAX} statements, {ASKED_BYTES >> 20} MiB of their texts and parameters, "
                 f"and {LOG_BYTES >> 20} MiB of results before it changes the schema, and no more than its share of the "
@@ -46,18 +46,18 @@ class SchemaTransactions:
             raise UnavailableError(
                 f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
             )
-        if session.workspace is not None:
-            session.workspace.close()
-        draft = Draft(self._lending.engine.beside(), session.user)
-        self._open.add(session)
-        await self._lending.begin(session, draft, partial(self._take_copy, session, draft))
-        self._lending.workspace(session)  # an operator may have ended the transaction while it waited
-        log = session.take_log()
-        await self._lending.run(session, lambda: draft.open(log, room))
+        if work.workspace is not None:
+            work.workspace.close()
+        draft = Draft(self._lending.engine.beside(), work.user)
+        self._open.add(work)
+        await self._lending.begin(work, draft, partial(self._take_copy, work, draft))
+        self._lending.workspace(work)  # an operator may have ended the transaction while it waited
+        log = work.take_log()
+        await self._lending.run(work, lambda: draft.open(log, room))
 
-    def _take_copy(self, session: Session, draft: Draft) -> None:
-        if session.ended:  # its step was cancelled, too; the lender closes the copy
+    def _take_copy(self, work: TransactionWork, draft: Draft) -> None:
+        if work.ended:  # its step was cancelled, too; the lender closes the copy
             return
-        error = self._lending.take_snapshot(session, draft)
+        error = self._lending.take_snapshot(work, draft)
         if error is not None:
             draft.stop(error)

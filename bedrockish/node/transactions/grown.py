@@ -11,7 +11,7 @@ from weakref import WeakSet
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import BedrockishError, UnavailableError
@@ -29,8 +29,8 @@ class GrownTransaction(OverlayTransaction):
         caller: the user or the address to whose share it counts.
     """
 
-    def __init__(self, place: Workspace, session: Session, tick: Callable[[], int], caller: str) -> None:
-        super().__init__(place, session, tick)
+    def __init__(self, place: Workspace, work: TransactionWork, tick: Callable[[], int], caller: str) -> None:
+        super().__init__(place, work, tick)
         self.caller = caller
         self.checked: Mapping[str, int] = {}  # the commits with which its keys up to its last step were compared
 
@@ -42,12 +42,12 @@ class GrownTransactions:
         self._lending, self._core, self._workers = lending, core, workers
         self._open: WeakSet[GrownTransaction] = WeakSet()
 
-    def is_due(self, session: Session) -> bool:
+    def is_due(self, work: TransactionWork) -> bool:
         """Return whether a transaction should move now, because its next statement would write many rows again."""
-        is_large = len(session.changes) >= session.moves_at and session.workspace is None
-        return is_large and self._lending.interactive.inside is not session
+        is_large = len(work.changes) >= work.moves_at and work.workspace is None
+        return is_large and self._lending.interactive.inside is not work
 
-    async def move(self, session: Session, caller: str) -> Mapping[str, int] | None:
+    async def move(self, work: TransactionWork, caller: str) -> Mapping[str, int] | None:
         """Move a transaction to a workspace, if there is room for one.
 
         Return the commits that the transaction sees; None if it goes on where it was.
@@ -62,50 +62,52 @@ class GrownTransactions:
             engine.memory.check_large()
             place = Workspace(engine.beside())
         except UnavailableError:
-            self._put_off(session)
+            self._put_off(work)
             return None
-        tick = self._workers.scope(session.command, session.clock).tick
+        tick = self._workers.scope(work.command, work.clock).tick
         assert tick is not None
-        workspace = GrownTransaction(place, session, tick, caller)
+        workspace = GrownTransaction(place, work, tick, caller)
         self._open.add(workspace)
-        await self._lending.begin(session, workspace, partial(self._take_snapshot, session, workspace))
-        if session.workspace is not workspace:
+        await self._lending.begin(work, workspace, partial(self._take_snapshot, work, workspace))
+        if work.workspace is not workspace:
             return None
-        await self._lending.run(session, workspace.open)
-        return session.base
+        await self._lending.run(work, workspace.open)
+        return work.base
 
-    def _take_snapshot(self, session: Session, moved: GrownTransaction) -> None:
+    def _take_snapshot(self, work: TransactionWork, moved: GrownTransaction) -> None:
         """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
-        if session.ended:  # its step was cancelled, too; the lender closes the workspace
+        if work.ended:  # its step was cancelled, too; the lender closes the workspace
             return
         lending = self._lending
-        error = lending.interactive.overtaken(session, moves=True) or lending.take_snapshot(session, moved)
+        error = lending.interactive.overtaken(work, moves=True) or lending.take_snapshot(work, moved)
         if error is None:
             moved.checked = dict(lending.engine.applied)
             return
-        session.workspace = None
+        work.workspace = None
         moved.close()
-        self._put_off(session)
+        self._put_off(work)
 
-    def _put_off(self, session: Session) -> None:
+    def _put_off(self, work: TransactionWork) -> None:
         """Leave a transaction on the engine's connection until it has twice as many rows."""
-        session.moves_at = 2 * len(session.changes)
+        work.moves_at = 2 * len(work.changes)
 
-    async def run(self, session: Session, statements: Sequence[Statement], results: list[Result], room: int) -> int:
+    async def run(
+        self, work: TransactionWork, statements: Sequence[Statement], results: list[Result], room: int
+    ) -> int:
         """Run texts in order, as ``OverlayTransaction.run_list`` does.
 
         Raises:
             ConflictError: data or a schema on which the transaction rests has changed.
             BedrockishError: as ``OverlayTransaction.run_list``.
         """
-        moved = session.workspace
+        moved = work.workspace
         assert isinstance(moved, GrownTransaction)
-        assert session.sets is not None
-        self._lending.interactive.check_schema(session)
+        assert work.sets is not None
+        self._lending.interactive.check_schema(work)
         # Only newer commits are compared here, so that a lost transaction ends early; COMMIT compares all commits since
         # its base.
-        error: BedrockishError | None = invalidated(self._core.state, session.sets, moved.checked)
+        error: BedrockishError | None = invalidated(self._core.state, work.sets, moved.checked)
         if error is not None:
             raise error
         moved.checked = dict(self._lending.engine.applied)
-        return await self._lending.run(session, lambda: moved.run_list(statements, results, room))
+        return await self._lending.run(work, lambda: moved.run_list(statements, results, room))

@@ -11,7 +11,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session, SessionWorkspace
+from bedrockish.engine.execution.open_transaction import TransactionWork, TransactionWorkspace
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import ConflictError, UnavailableError
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Beginning(SessionWorkspace, Protocol):
+class Beginning(TransactionWorkspace, Protocol):
     """A workspace that begins on a snapshot."""
 
     def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
@@ -41,18 +41,18 @@ class Lending:
     def __init__(self, engine: Engine, interactive: Interactive, durable: Durable, boundary: Boundary) -> None:
         self.engine, self.interactive, self._durable, self._boundary = engine, interactive, durable, boundary
 
-    async def begin(self, session: Session, workspace: SessionWorkspace, take: Callable[[], None]) -> None:
+    async def begin(self, work: TransactionWork, workspace: TransactionWorkspace, take: Callable[[], None]) -> None:
         """Give a transaction a workspace; ``take`` takes the snapshot, between two batches.
 
         The client is told contents of the snapshot, so this waits until its commits are durable.
         """
-        session.workspace, session.lent = workspace, True
+        work.workspace, work.lent = workspace, True
         try:
             await self._boundary.begin(take, self._durable, is_open=self.engine.batch.is_dirty)
         finally:
-            self._back(session)
+            self._back(work)
 
-    def take_snapshot(self, session: Session, workspace: Beginning) -> UnavailableError | None:
+    def take_snapshot(self, work: TransactionWork, workspace: Beginning) -> UnavailableError | None:
         """Begin a workspace on the file as it is now; return the error if the node lacks room for it.
 
         The transaction releases all that it has on the engine's connection.
@@ -65,30 +65,30 @@ class Lending:
         except Exception as failure:  # this runs in the node's loop, which must not get the error
             logger.exception("a workspace could not be opened")
             return UnavailableError(f"the node has no room for a workspace ({failure}); try again")
-        self.interactive.forget(session)
+        self.interactive.forget(work)
         return None
 
-    async def run(self, session: Session, action: Callable[[], T]) -> T:
+    async def run(self, work: TransactionWork, action: Callable[[], T]) -> T:
         """Run an action on a transaction's workspace in a thread, and return its result.
 
         Raises:
             BedrockishError: what the action raises.
         """
-        session.lent = True
+        work.lent = True
         try:
             return await trio.to_thread.run_sync(action)
         finally:
-            session.over = session.over or (session.workspace is not None and session.workspace.is_over)
-            self._back(session)
+            work.over = work.over or (work.workspace is not None and work.workspace.is_over)
+            self._back(work)
 
-    def workspace(self, session: Session) -> Draft | OverlayTransaction:
+    def workspace(self, work: TransactionWork) -> Draft | OverlayTransaction:
         """Return a transaction's workspace.
 
         Raises:
             UnavailableError: the transaction has ended.
             ConflictError: the workspace has another schema than the one in force.
         """
-        workspace = session.workspace
+        workspace = work.workspace
         if workspace is None:
             raise UnavailableError("the transaction was ended; it did not happen")
         if workspace.version != self.engine.schema_version:
@@ -98,29 +98,29 @@ class Lending:
         assert isinstance(workspace, Draft | OverlayTransaction)
         return workspace
 
-    async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
+    async def columns(self, work: TransactionWork, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, by the tables that the workspace has.
 
         The errors are those of ``workspace``, and of its ``columns``.
         """
-        workspace = self.workspace(session)
-        return await self.run(session, lambda: workspace.columns(statement))
+        workspace = self.workspace(work)
+        return await self.run(work, lambda: workspace.columns(statement))
 
-    async def control(self, session: Session, control: Control) -> None:
+    async def control(self, work: TransactionWork, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO. The errors are those of ``workspace``, and of its ``control``."""
-        workspace = self.workspace(session)
-        await self.run(session, lambda: workspace.control(control))
+        workspace = self.workspace(work)
+        await self.run(work, lambda: workspace.control(control))
 
-    async def finish(self, session: Session) -> Prepared:
+    async def finish(self, work: TransactionWork) -> Prepared:
         """Return the prepared transaction for its commit. After a usage error the transaction stays open.
 
         The errors are those of the workspace's ``finish``; of a draft, also those of ``workspace``.
         """
-        overlay = session.workspace if isinstance(session.workspace, OverlayTransaction) else None
-        return await self.run(session, (overlay or self.workspace(session)).finish)
+        overlay = work.workspace if isinstance(work.workspace, OverlayTransaction) else None
+        return await self.run(work, (overlay or self.workspace(work)).finish)
 
-    def _back(self, session: Session) -> None:
+    def _back(self, work: TransactionWork) -> None:
         """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""
-        session.lent = False
-        if session.ended:
-            self.interactive.end(session)
+        work.lent = False
+        if work.ended:
+            self.interactive.end(work)

@@ -41,7 +41,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.merging import may_share
-from bedrockish.engine.execution.open_transaction import Logged, Session
+from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -139,7 +139,7 @@ class Transactions:
     @property
     def size(self) -> int:
         """Return approximately how many bytes the node keeps for all open transactions."""
-        return sum(one.session.kept for one in self._open.values())
+        return sum(one.work.kept for one in self._open.values())
 
     # -- what the runtime does -------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Transactions:
             yield self._durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
-            if one.session.over:
+            if one.work.over:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
                 self._end(one, ended)
                 raise ended from error
@@ -306,10 +306,10 @@ class Transactions:
         try:
             yield from self._take_turn(one)
             try:
-                if one.session.workspace is not None:
-                    run = partial(self._lending.columns, one.session, statement)
+                if one.work.workspace is not None:
+                    run = partial(self._lending.columns, one.work, statement)
                     return (yield from steps.wait(run))
-                return self._engine.explain(statement, one.session.user, columns=True)
+                return self._engine.explain(statement, one.work.user, columns=True)
             finally:
                 one.turn.release()
         finally:
@@ -345,10 +345,10 @@ class Transactions:
             self._close(earlier)
         self._ended.pop(request.command, None)
         now = time.monotonic()
-        session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
+        work = TransactionWork(request.isolation == SERIALIZABLE, request.command, request.user)
         access = self._engine.access
         begun = replace(request, statements=())
-        one = Open(begun, owner, caller, session, now, now, access.of(request.user), access.config)
+        one = Open(begun, owner, caller, work, now, now, access.of(request.user), access.config)
         self._open[request.command] = one
         if self._is_new(request):
             return Answer(NOTHING, request.token)
@@ -421,7 +421,7 @@ class Transactions:
         if self._open.get(one.name) is not one:
             return False
         del self._open[one.name]
-        self._interactive.end(one.session)
+        self._interactive.end(one.work)
         return True
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -432,26 +432,24 @@ class Transactions:
         failed: BedrockishError | None = None
         room = self._bounds.result_bytes_max
         last = len(request.statements) - 1
-        until = began + _turn_s(one.session) if last > 0 else 0.0
+        until = began + _turn_s(one.work) if last > 0 else 0.0
         try:
-            if request.temporary and (
-                one.session.workspace is None or isinstance(one.session.workspace, GrownTransaction)
-            ):
+            if request.temporary and (one.work.workspace is None or isinstance(one.work.workspace, GrownTransaction)):
                 yield from self._reach_level(one)
-                lend = partial(self._temporary.lend, one.owner, one.session, request.temporary)
+                lend = partial(self._temporary.lend, one.owner, one.work, request.temporary)
                 one.told = yield from steps.wait(lend)
                 self._find(one.owner, one.name)
             place = alone = 0
             while place <= last:
                 statement = request.statements[place]
                 one.last = statement.sql[:SHOWN_MAX]
-                if self._grown.is_due(one.session):
+                if self._grown.is_due(one.work):
                     yield from self._move(one)
                 done = 0
                 if alone <= place < last:
                     done, alone = self._alike(one, request.statements, place, results)
                 try:
-                    if isinstance(one.session.workspace, GrownTransaction):
+                    if isinstance(one.work.workspace, GrownTransaction):
                         room -= yield from self._run_moved(one, request.statements, room, results)
                         done = len(results) - place
                     if not done:
@@ -464,11 +462,11 @@ class Transactions:
                 if place <= last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
                     self._find(one.owner, one.name)
-                    until = time.monotonic() + _turn_s(one.session)
+                    until = time.monotonic() + _turn_s(one.work)
         except BedrockishError as error:
             failed = error
         if failed is not None and self._open.get(one.name) is one:
-            self._check_share(one)  # the session's log keeps a failed statement, too
+            self._check_share(one)  # the log of the transaction keeps a failed statement, too
         yield from self._visibility.wait_for_disk(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
@@ -483,7 +481,7 @@ class Transactions:
     def _move(self, one: Open) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""
         yield from self._reach_level(one)
-        base = yield from steps.wait(partial(self._grown.move, one.session, one.caller))
+        base = yield from steps.wait(partial(self._grown.move, one.work, one.caller))
         self._find(one.owner, one.name)
         one.told = one.told if base is None else base
 
@@ -497,12 +495,12 @@ class Transactions:
         while True:
             rest = statements[len(results) :]
             try:
-                size = yield from steps.wait(partial(self._grown.run, one.session, rest, results, room))
+                size = yield from steps.wait(partial(self._grown.run, one.work, rest, results, room))
             except ClockNeededError:
                 yield partial(self._take_clock, one)
                 continue
             self._find(one.owner, one.name)
-            self._check_writes(one.session)
+            self._check_writes(one.work)
             return size
 
     def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
@@ -510,15 +508,15 @@ class Transactions:
 
         Return the number of statements that were run, and the place before which statements are to be run one by one.
         """
-        session = one.session
-        found, alone = self._runner.run_alike(session, statements, first)
+        work = one.work
+        found, alone = self._runner.run_alike(work, statements, first)
         for statement, result in zip(statements[first:], found, strict=False):
-            if session.log is None:
+            if work.log is None:
                 break
-            session.note(Logged(statement, result))
+            work.note(Logged(statement, result))
         results += found
         if found:
-            self._check_writes(session)
+            self._check_writes(work)
         return len(found), alone
 
     def _check_share(self, one: Open) -> None:
@@ -528,28 +526,28 @@ class Transactions:
             self._end(one, error)  # other refusals for size leave a transaction open, and its memory in use
             raise error
 
-    def _check_writes(self, session: Session) -> None:
+    def _check_writes(self, work: TransactionWork) -> None:
         """Raise the error of a transaction that writes at a learner, which could not commit it."""
-        state, has_schema = self._core.state, isinstance(session.workspace, Draft)
-        if (session.wrote or has_schema) and not state.roster.is_voter(state.me):
+        state, has_schema = self._core.state, isinstance(work.workspace, Draft)
+        if (work.wrote or has_schema) and not state.roster.is_voter(state.me):
             raise write_elsewhere(state)
 
     def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
         """Run one text; add its results, and return about how many bytes they take."""
-        session, interactive = one.session, self._interactive
+        work, interactive = one.work, self._interactive
         control = control_of(statement.sql, statement.params)
         size = 0
         if control is not None:
-            if session.workspace is not None:
-                yield partial(self._lending.control, session, control)
+            if work.workspace is not None:
+                yield partial(self._lending.control, work, control)
             else:
-                interactive.control(session, control)
-                session.note(Logged(control))
-            results.append(Result((), [], -1, session.lastrowid or None))
-        elif session.workspace is not None or interactive.is_schema(statement):
-            if session.workspace is None:
+                interactive.control(work, control)
+                work.note(Logged(control))
+            results.append(Result((), [], -1, work.lastrowid or None))
+        elif work.workspace is not None or interactive.is_schema(statement):
+            if work.workspace is None:
                 yield from self._reach_level(one)
-            run = partial(self._schema_transactions.run, session, statement, room)
+            run = partial(self._schema_transactions.run, work, statement, room)
             last, size = yield from steps.wait(run)
             self._find(one.owner, one.name)
             results.append(last)
@@ -557,47 +555,47 @@ class Transactions:
             try:
                 last, size = yield from self._ordinary(one, statement, room)
             except (ConstraintError, SqlError) as error:
-                session.note(Logged(statement, failure=error.message))
+                work.note(Logged(statement, failure=error.message))
                 raise
-            session.note(Logged(statement, last), size)
+            work.note(Logged(statement, last), size)
             results.append(last)
-        self._check_writes(session)
+        self._check_writes(work)
         return size
 
     def _ordinary(self, one: Open, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
         """Run one text of a transaction that does not change the schema, or not yet."""
-        session, interactive = one.session, self._interactive
+        work, interactive = one.work, self._interactive
         taken = 0
         last: Result | None = None
         if self._runner.is_long(statement):
             yield from self._reach_level(one)
             try:
-                last, taken = yield from self._runner.run_long(session, one.request, statement)
+                last, taken = yield from self._runner.run_long(work, one.request, statement)
             except ClockNeededError:
                 yield partial(self._take_clock, one)
-                last, taken = yield from self._runner.run_long(session, one.request, statement)
+                last, taken = yield from self._runner.run_long(work, one.request, statement)
             self._find(one.owner, one.name)
             return last, taken
-        for piece, params in interactive.pieces(session, statement):
+        for piece, params in interactive.pieces(work, statement):
             if piece.reads_system:
                 yield from self._reach_level(one)
-            if interactive.needs_snapshot(session, piece):
+            if interactive.needs_snapshot(work, piece):
                 yield from self._snapshot(one)
-            began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(session)
+            began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(work)
             before = dict(self._engine.applied) if was_current else {}
             try:
-                last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
+                last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
             except ClockNeededError:
                 yield partial(self._take_clock, one)
-                last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
+                last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
-            if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(session):
+            if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(work):
                 # Others have written these rows since the snapshot: this transaction would lose as soon as it writes.
                 if self._engine.batch.is_dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
-                if self._visibility.move_up(session, before):
-                    last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
+                if self._visibility.move_up(work, before):
+                    last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
                     self._find(one.owner, one.name)
             taken += size
         assert last is not None
@@ -613,50 +611,50 @@ class Transactions:
         await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
         self._find(one.owner, one.name)
         # This value is above the clock that a majority has reached, and above all commits that the statement will see.
-        one.session.clock = self._engine.scope.take()
+        one.work.clock = self._engine.scope.take()
 
     def _snapshot(self, one: Open) -> steps.Steps[None]:
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
         has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
         has_seen = has_seen and covers(flushed.applied, one.level or {})
-        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and one.session.base is None)):
-            self._interactive.take_snapshot(one.session)
+        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and one.work.base is None)):
+            self._interactive.take_snapshot(one.work)
             return
         taken = trio.Event()
-        self.boundary.call(partial(self._take_snapshot, one.session, taken))
+        self.boundary.call(partial(self._take_snapshot, one.work, taken))
         yield self._durable
         yield taken.wait
         if self._open.get(one.name) is not one:
-            self._interactive.end(one.session)  # the transaction has ended, and nothing else refers to its snapshot
+            self._interactive.end(one.work)  # the transaction has ended, and nothing else refers to its snapshot
             self._find(one.owner, one.name)
-        if one.session.snapshot is None:
+        if one.work.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
-    def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
-        if session.ended:  # its step was cancelled, too, so no other code would give the snapshot back
+    def _take_snapshot(self, work: TransactionWork, taken: trio.Event) -> None:
+        if work.ended:  # its step was cancelled, too, so no other code would give the snapshot back
             taken.set()
             return
         try:
-            self._interactive.take_snapshot(session)
+            self._interactive.take_snapshot(work)
         except UnavailableError as error:
             logger.warning("%s", error)
-        except Exception as error:  # the waiting step finds that the session has no snapshot
-            self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
+        except Exception as error:  # the waiting step finds that the transaction has no snapshot
+            self._faults.caught(f"taking a snapshot for transaction {work.command}", error)
         taken.set()
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
-        begun, session = one.request, one.session
+        begun, work = one.request, one.work
         last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
-        running = self._temporary.of(session)
+        running = self._temporary.of(work)
         if running is not None:
             return (yield from self._commit_temporary(one, running, last))
-        if begun.read_only and isinstance(session.workspace, Draft):
+        if begun.read_only and isinstance(work.workspace, Draft):
             raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
-        if isinstance(session.workspace, Draft):
-            drafted = yield from steps.wait(partial(self._lending.finish, session))
+        if isinstance(work.workspace, Draft):
+            drafted = yield from steps.wait(partial(self._lending.finish, work))
             self._find(one.owner, one.name)
             self._close(one)
             engine = self._engine
@@ -665,11 +663,11 @@ class Transactions:
                 return (yield from steps.wait(self._submission(last, prepare)))
             except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
-        if isinstance(session.workspace, GrownTransaction):
-            prepared = yield from steps.wait(partial(self._lending.finish, session))
+        if isinstance(work.workspace, GrownTransaction):
+            prepared = yield from steps.wait(partial(self._lending.finish, work))
             self._find(one.owner, one.name)
         else:
-            prepared = self._interactive.finish(session)
+            prepared = self._interactive.finish(work)
         prepared = checked_read(one, prepared)
         token = self._visibility.token(one)
         self._close(one)
@@ -680,11 +678,11 @@ class Transactions:
 
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
-        prepared = yield from steps.wait(partial(self._lending.finish, one.session))
+        prepared = yield from steps.wait(partial(self._lending.finish, one.work))
         self._find(one.owner, one.name)
         prepared = checked_read(one, prepared)
         answer = Answer(prepared.result, self._visibility.token(one))
-        one.session.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
+        one.work.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
         self._close(one)
         is_led = not prepared.readonly or one.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)
@@ -714,5 +712,5 @@ class Transactions:
         return answer
 
 
-def _turn_s(session: Session) -> float:
-    return max(TURN_S, min(TURN_S_MAX, REDO_S * len(session.changes)))
+def _turn_s(work: TransactionWork) -> float:
+    return max(TURN_S, min(TURN_S_MAX, REDO_S * len(work.changes)))

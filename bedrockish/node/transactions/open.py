@@ -9,7 +9,7 @@ import trio
 
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.errors import ForbiddenError, MemoryFullError
@@ -25,7 +25,7 @@ class Open:
     request: Request  # its BEGIN
     owner: object  # the link that it belongs to
     caller: str  # the user or the address to whose share it counts
-    session: Session  # its work so far
+    work: TransactionWork  # its work so far
     since: float  # when it began, in seconds
     touched: float  # when its last statement ended, in seconds
     rights: Rights | None  # the rights of its user at its last step; None: all rights
@@ -67,7 +67,7 @@ class Open:
             "client": str(getattr(getattr(self.owner, "remote", None), "node", "HTTP")),
             "open_ms": round(1000 * (now - self.since)),
             "idle_ms": 0 if self.busy else round(1000 * (now - self.touched)),
-            "changed": len(self.session.changes),
+            "changed": len(self.work.changes),
             "statement": self.last,
         }
 
@@ -85,13 +85,13 @@ def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactio
     """
     most = memory.max_bytes // OPEN_PARTS
     average = most // transactions_max
-    if one.session.kept <= average:
+    if one.work.kept <= average:
         return None
     own, taken = _kept_of(one.caller, everyone)
     if not fits(most, taken, own, 0):
-        one.session.drop_log()
+        one.work.drop_log()
         own, taken = _kept_of(one.caller, everyone)
-    if one.session.kept <= average or fits(most, taken, own, 0):
+    if one.work.kept <= average or fits(most, taken, own, 0):
         return None
     memory.note_refusal()
     return MemoryFullError(
@@ -104,7 +104,7 @@ def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactio
 
 def _kept_of(caller: str, everyone: Collection[Open]) -> tuple[int, int]:
     """Return how many bytes are kept for a caller's transactions, and for all."""
-    kept = [(one.caller, one.session.kept) for one in everyone]
+    kept = [(one.caller, one.work.kept) for one in everyone]
     return sum(size for name, size in kept if name == caller), sum(size for _, size in kept)
 
 

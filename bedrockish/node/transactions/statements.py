@@ -11,7 +11,7 @@ from bedrockish.core.coordinator.revalidation import invalidated, overtaken
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece
@@ -30,7 +30,7 @@ class StatementRunner:
         self._budget_s = budget_s
 
     def run(
-        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...], room: int
+        self, work: TransactionWork, request: Request, piece: Piece, params: tuple[object, ...], room: int
     ) -> Steps[tuple[Result, int]]:
         """Run one statement, as ``Interactive.run`` does. The transaction may end while it runs.
 
@@ -38,25 +38,25 @@ class StatementRunner:
             ConflictError: data on which the transaction rests has changed.
             BedrockishError: as ``Interactive.run``.
         """
-        session.looks(piece)
+        work.looks(piece)
         if not self._workers.expects(piece.sql):
             try:
-                found = self._interactive.run(session, piece, params, room, self._budget_s)
+                found = self._interactive.run(work, piece, params, room, self._budget_s)
                 if self._workers.long_texts:
                     self._workers.was_short(piece.sql)
                 return found
             except TakesLongError:
                 self._workers.took_long(piece.sql)
-        self._interactive.start(session)
-        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
-            return (yield from wait(partial(self._on_snapshot, session, piece, params, room)))
-        return (yield from wait(partial(self._on_overlay, session, request, (piece, params))))
+        self._interactive.start(work)
+        if piece.kind == READ and work.snapshot is not None and not work.owns(piece):
+            return (yield from wait(partial(self._on_snapshot, work, piece, params, room)))
+        return (yield from wait(partial(self._on_overlay, work, request, (piece, params))))
 
-    def run_alike(self, session: Session, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+    def run_alike(self, work: TransactionWork, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements together in the loop, as ``Interactive.run_alike`` does, unless they take long."""
-        if session.workspace is not None or self._workers.expects(statements[first].sql):
+        if work.workspace is not None or self._workers.expects(statements[first].sql):
             return [], first
-        return self._interactive.run_alike(session, statements, first, self._budget_s)
+        return self._interactive.run_alike(work, statements, first, self._budget_s)
 
     def is_long(self, statement: Statement) -> bool:
         """Return whether a text is to be compiled in a worker.
@@ -66,79 +66,79 @@ class StatementRunner:
         """
         return self._interactive.parts.executor.is_long(statement)
 
-    def run_long(self, session: Session, request: Request, statement: Statement) -> Steps[tuple[Result, int]]:
+    def run_long(self, work: TransactionWork, request: Request, statement: Statement) -> Steps[tuple[Result, int]]:
         """Compile and run a text in a worker; return the result of its last statement. Raises as ``run``."""
-        self._interactive.check_schema(session)
-        self._interactive.start(session)
-        return (yield from wait(partial(self._on_overlay, session, request, statement)))
+        self._interactive.check_schema(work)
+        self._interactive.start(work)
+        return (yield from wait(partial(self._on_overlay, work, request, statement)))
 
     async def _on_snapshot(
-        self, session: Session, piece: Piece, params: tuple[object, ...], room: int
+        self, work: TransactionWork, piece: Piece, params: tuple[object, ...], room: int
     ) -> tuple[Result, int]:
         """Read on the transaction's own snapshot."""
-        assert session.snapshot is not None
-        session.lent = True
-        scope = self._workers.scope(session.command, session.clock)
+        assert work.snapshot is not None
+        work.lent = True
+        scope = self._workers.scope(work.command, work.clock)
         lengths = self._interactive.parts.executor.lengths(piece)
         try:
-            rows, size = await trio.to_thread.run_sync(session.snapshot.run, piece, params, room, lengths, scope)
+            rows, size = await trio.to_thread.run_sync(work.snapshot.run, piece, params, room, lengths, scope)
         finally:
-            session.lent = False
-            if session.ended:
-                self._interactive.end(session)
-        if session.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
-            session.saw(piece, params, rows, session.snapshot.query)
-            assert session.sets is not None
-            session.sets.lock(scope.take_locked())
-        return Result(piece.columns, rows, -1, session.lastrowid or None), size
+            work.lent = False
+            if work.ended:
+                self._interactive.end(work)
+        if work.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
+            work.saw(piece, params, rows, work.snapshot.query)
+            assert work.sets is not None
+            work.sets.lock(scope.take_locked())
+        return Result(piece.columns, rows, -1, work.lastrowid or None), size
 
     async def _on_overlay(
-        self, session: Session, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
+        self, work: TransactionWork, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
-        self._interactive.step_out(session)
-        count, done = len(session.changes), Session(session.serializable, session.command, request.user)
-        done.changes, done.lastrowid, done.clock = list(session.changes), session.lastrowid, session.clock
-        done.wrote, done.defers = count > 0, session.defers
+        self._interactive.step_out(work)
+        count, done = len(work.changes), TransactionWork(work.serializable, work.command, request.user)
+        done.changes, done.lastrowid, done.clock = list(work.changes), work.lastrowid, work.clock
+        done.wrote, done.defers = count > 0, work.defers
         try:
             result, error = await self._workers.run(request, lambda workspace: resume(workspace, done, statement))
         finally:
-            if session.ended:  # it ended while it was resumed, so only this code can release the rows it then locked
-                self._engine.locks.release(session.command)
-        sets = session.sets
+            if work.ended:  # it ended while it was resumed, so only this code can release the rows it then locked
+                self._engine.locks.release(work.command)
+        sets = work.sets
         assert sets is not None
         assert done.sets is not None
         if isinstance(error, ConflictError):
             raise error
         sets.merge(done.sets)
-        self._move(session, done)
-        session.changes += done.changes[count:]
-        session.blurred += done.blurred
-        session.size = max(session.size, done.size)
-        session.lastrowid, session.over = done.lastrowid, done.over
-        session.unsure, session.defers = session.unsure or done.unsure, done.defers
-        session.wrote = session.wrote or done.wrote
-        session.looked_behind = session.looked_behind or done.looked_behind
-        session.reads_system = session.reads_system or done.reads_system
+        self._move(work, done)
+        work.changes += done.changes[count:]
+        work.blurred += done.blurred
+        work.size = max(work.size, done.size)
+        work.lastrowid, work.over = done.lastrowid, done.over
+        work.unsure, work.defers = work.unsure or done.unsure, done.defers
+        work.wrote = work.wrote or done.wrote
+        work.looked_behind = work.looked_behind or done.looked_behind
+        work.reads_system = work.reads_system or done.reads_system
         if error is not None:
             raise error
         assert result is not None
         return result, sum(len(row) for row in result.rows)
 
-    def _move(self, session: Session, done: Session) -> None:
+    def _move(self, work: TransactionWork, done: TransactionWork) -> None:
         """Move the transaction's base to the present commits, if none of them conflicts with it."""
-        assert session.sets is not None
+        assert work.sets is not None
         assert done.sets is not None
-        assert session.base is not None
+        assert work.base is not None
         state = self._core.state
-        self._interactive.check_schema(session)
-        error = invalidated(state, session.sets, session.base)
+        self._interactive.check_schema(work)
+        error = invalidated(state, work.sets, work.base)
         config = state.roster.membership.version
-        error = error or overtaken(state, done.sets.looked_at(), session.base, config=config)
+        error = error or overtaken(state, done.sets.looked_at(), work.base, config=config)
         if error is not None:
             raise error
-        if session.serializable:
-            session.base, session.base_clock = dict(self._engine.applied), self._engine.applied_clock
-            if session.snapshot is not None:
-                self._interactive.readers.give_back(session.snapshot)
-                session.snapshot = None
+        if work.serializable:
+            work.base, work.base_clock = dict(self._engine.applied), self._engine.applied_clock
+            if work.snapshot is not None:
+                self._interactive.readers.give_back(work.snapshot)
+                work.snapshot = None

@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from bedrockish.config.config import Bounds
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.errors import (
     BedrockishError,
@@ -43,7 +43,7 @@ class _Held:
     def is_ending(self) -> bool:
         """Whether the session's transaction was ended while a statement of it still runs."""
         running = self.workspace.transaction
-        return running is not None and running.session.ended
+        return running is not None and running.work.ended
 
 
 class TemporaryObjects:
@@ -62,7 +62,7 @@ class TemporaryObjects:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def lend(self, owner: object, session: Session, name: str) -> Mapping[str, int] | None:
+    async def lend(self, owner: object, work: TransactionWork, name: str) -> Mapping[str, int] | None:
         """Move an open transaction to the workspace of its session; return the commits that it sees.
 
         Args:
@@ -73,29 +73,29 @@ class TemporaryObjects:
             UnavailableError: the node has no room for TEMP objects of another session.
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        self._lending.interactive.check_schema(session)
-        held = self._find(owner, name, caller_of(owner, session.user))
+        self._lending.interactive.check_schema(work)
+        held = self._find(owner, name, caller_of(owner, work.user))
         if held.is_ending:
             with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon, and the next one waits for it
                 while held.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
                     await trio.sleep(LOOK_S)
-            held = self._find(owner, name, caller_of(owner, session.user))
+            held = self._find(owner, name, caller_of(owner, work.user))
         if held.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
-        tick = self._workers.scope(session.command, session.clock).tick
+        tick = self._workers.scope(work.command, work.clock).tick
         assert tick is not None
-        if session.workspace is not None:
-            session.workspace.close()
-        running = TemporaryTransaction(held.workspace, session, tick)
-        await self._lending.begin(session, running, partial(self._take_snapshot, session, running))
-        await self._lending.run(session, running.open)
-        return session.base
+        if work.workspace is not None:
+            work.workspace.close()
+        running = TemporaryTransaction(held.workspace, work, tick)
+        await self._lending.begin(work, running, partial(self._take_snapshot, work, running))
+        await self._lending.run(work, running.open)
+        return work.base
 
-    def _take_snapshot(self, session: Session, running: TemporaryTransaction) -> None:
-        if session.ended:
+    def _take_snapshot(self, work: TransactionWork, running: TemporaryTransaction) -> None:
+        if work.ended:
             return
-        overtaken = self._lending.interactive.overtaken(session, moves=True)
-        error = self._lending.take_snapshot(session, running) or overtaken
+        overtaken = self._lending.interactive.overtaken(work, moves=True)
+        error = self._lending.take_snapshot(work, running) or overtaken
         if error is not None:
             running.stop(error)
 
@@ -125,9 +125,9 @@ class TemporaryObjects:
         return answer
 
     @staticmethod
-    def of(session: Session) -> TemporaryTransaction | None:
+    def of(work: TransactionWork) -> TemporaryTransaction | None:
         """Return the transaction in the workspace of its session; None if it does not run there."""
-        return session.workspace if isinstance(session.workspace, TemporaryTransaction) else None
+        return work.workspace if isinstance(work.workspace, TemporaryTransaction) else None
 
     def end_late(self) -> None:
         """Drop the TEMP objects that were idle for too long."""

@@ -18,7 +18,7 @@ from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Lends
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import ConflictError, UsageError
 from bedrockish.node.scheduling.durability import Durable, Submit
@@ -77,39 +77,34 @@ class Visibility:
         self._engine, self._state, self._interactive = engine, state, interactive
         self._submit, self._durable, self._boundary = submit, durable, boundary
 
-    def is_current(self, session: Session) -> bool:
+    def is_current(self, work: TransactionWork) -> bool:
         """Return whether no commit after the snapshot of a serializable transaction has written what it has read."""
-        if session.snapshot is None or session.behind or session.clock or not session.serializable:
+        if work.snapshot is None or work.behind or work.clock or not work.serializable:
             return False
-        applied, sets = self._engine.applied, session.sets
-        assert session.base is not None
+        applied, sets = self._engine.applied, work.sets
+        assert work.base is not None
         assert sets is not None
-        if session.base != applied:
-            newer = self._state.commit_window.newer_than(session.base)
-            session.behind = newer is None or any(
+        if work.base != applied:
+            newer = self._state.commit_window.newer_than(work.base)
+            work.behind = newer is None or any(
                 one.is_in(applied) and sets.conflicts_with(one.access_set) is not None for one in newer
             )
-        return not session.behind
+        return not work.behind
 
-    def move_up(self, session: Session, before: Vector) -> bool:
+    def move_up(self, work: TransactionWork, before: Vector) -> bool:
         """Move a transaction that has only read to a snapshot of the last batch; return whether that is possible.
 
         ``before``: the vector that was applied when all reads but the last one were still current; the last read is
         repeated. No entry applied after it, even during a wait for the batch, may touch anything that was read.
         """
         engine, flushed = self._engine, self._engine.flushed
-        if (
-            engine.batch.is_away
-            or engine.batch.is_dirty
-            or flushed.schema != session.schema
-            or session.snapshot is None
-        ):
+        if engine.batch.is_away or engine.batch.is_dirty or flushed.schema != work.schema or work.snapshot is None:
             return False
-        assert session.sets is not None
-        if self._is_touched(session.sets, before):
+        assert work.sets is not None
+        if self._is_touched(work.sets, before):
             return False
-        self._interactive.take_snapshot(session)
-        session.behind = False
+        self._interactive.take_snapshot(work)
+        work.behind = False
         return True
 
     def _is_touched(self, sets: AccessSets, before: Vector) -> bool:
@@ -126,30 +121,30 @@ class Visibility:
 
         The answer needs no wait if it would be the same without the commits here that are not durable yet.
         """
-        session, state, durable = one.session, self._state, self._engine.durable
-        base = session.base
+        work, state, durable = one.work, self._state, self._engine.durable
+        base = work.base
         if base is None:
             return
-        if isinstance(session.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
+        if isinstance(work.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
             return  # ``told`` is the transaction's snapshot, which was durable at its begin
-        on_snapshot = session.snapshot is not None and not session.wrote
+        on_snapshot = work.snapshot is not None and not work.wrote
         seen = base if on_snapshot else self._engine.applied
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
             yield self._durable
         elif covers(durable, seen):
             one.told = base
-        elif self._is_the_same(session, seen, durable):
+        elif self._is_the_same(work, seen, durable):
             one.told = durable
         else:
             one.told = base
             yield self._durable
 
-    def _is_the_same(self, session: Session, seen: Vector, durable: Vector) -> bool:
+    def _is_the_same(self, work: TransactionWork, seen: Vector, durable: Vector) -> bool:
         """Return whether a transaction's results would be the same without the commits that are not durable."""
         newer = self._state.commit_window.newer_than(durable)
-        if newer is None or session.sets is None or session.workspace is not None or session.looked_behind:
+        if newer is None or work.sets is None or work.workspace is not None or work.looked_behind:
             return False
-        return all(session.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
+        return all(work.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
 
     def token(self, one: Open) -> Token:
         """Return the token of the commits that a transaction's answers depend on."""
@@ -169,27 +164,27 @@ class Visibility:
             ConflictError: the snapshot cannot move up, because rows that the transaction has read were changed.
             UnavailableError: as ``reach_level``.
         """
-        session = one.session
+        work = one.work
         yield partial(reach_level, self._submit, self._engine, one.request)
         find()
         one.level = dict(self._engine.applied)
-        if session.snapshot is None or covers(session.base or {}, one.level):
+        if work.snapshot is None or covers(work.base or {}, one.level):
             return  # its next statement runs on a newer snapshot, or on the newest commits
         moved = trio.Event()
-        self._boundary.call(partial(self._move_up_strictly, session, moved))
+        self._boundary.call(partial(self._move_up_strictly, work, moved))
         yield self._durable
         yield moved.wait
         find()
-        if not covers(session.base or {}, one.level):
+        if not covers(work.base or {}, one.level):
             raise ConflictError(
                 "the transaction read rows before it read a table of the cluster itself, and its snapshot lacks "
                 "commits that the level strict needs; it did not happen: run it again, or read that table first"
             )
 
-    def _move_up_strictly(self, session: Session, moved: trio.Event) -> None:
+    def _move_up_strictly(self, work: TransactionWork, moved: trio.Event) -> None:
         """Move a transaction that has only read to a snapshot of the last batch, if its reads would be the same."""
         # The clock that its client got has to stay later than its snapshot, and under snapshot isolation the first
         # snapshot stays.
-        if not (session.ended or session.clock) and session.serializable and session.base is not None:
-            self.move_up(session, dict(session.base))
+        if not (work.ended or work.clock) and work.serializable and work.base is not None:
+            self.move_up(work, dict(work.base))
         moved.set()

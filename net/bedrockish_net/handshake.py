@@ -48,10 +48,16 @@ async def dial(
     trust: Trusts = lambda _: None,
     recognise: Recognises = lambda _: None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Connect, send HELLO and wait for the answer. Return the stream and the connection; raise as ``Link.dial``.
+    """Connect within ``seconds``, send HELLO and wait for the answer. Return the stream and the connection.
 
+    Of several addresses of ``host``, the first that answers is used. Only the node that ``hello`` names may answer.
     ``trust`` checks the stream, and ``recognise`` the answering HELLO; both may raise RefusedError. Without TLS,
     nothing is sent to another machine.
+
+    Raises:
+        DialError: no answer came in time.
+        RefusedError: the other end sent GOODBYE instead, with its reason.
+        RemoteProtocolError: the other end does not speak the protocol, or is not the expected node.
     """
     where = address_text(host, port)
     if is_path(host):
@@ -124,10 +130,15 @@ async def accept(
     trust: Trusts = lambda _: None,
     admit: Admits | None = None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Wait for a HELLO and answer it. Return the stream and the connection; raise as ``Link.accept``.
+    """Wait for a HELLO and send the answer that ``welcome`` returns for it. Return the stream and the connection.
 
-    ``trust`` checks the stream. ``admit`` checks the stream and the HELLO, and may take long. Both may raise
+    ``trust`` checks the stream. ``admit`` checks the stream and the HELLO, and may take long. All three may raise
     RefusedError.
+
+    Raises:
+        RefusedError: the dialler was refused, the HELLO took too long, or the dialler sent GOODBYE.
+        RemoteProtocolError: the dialler does not speak the protocol, or belongs elsewhere; a GOODBYE was sent.
+        LinkClosedError: the dialler hung up.
     """
     if ssl_context is not None:
         stream = trio.SSLStream(stream, ssl_context, server_side=True)

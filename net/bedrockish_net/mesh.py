@@ -178,18 +178,10 @@ class Mesh:
         """The address of each peer."""
         return {node: peer.address for node, peer in self._peers.items()}
 
-    def send(self, node: str, payload: bytes) -> bool:
-        """Queue one message to a peer, without waiting; return whether a link to the peer is open.
-
-        Even then the link may break before the message arrives.
-
-        Raises:
-            LocalProtocolError: the message is longer than a frame may be.
-        """
-        return self.send_many(node, (payload,))
-
     def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
-        """Queue messages to a peer that are sent together, or, if they are ``bulk``, after all others; see ``send``.
+        """Queue messages to a peer that are sent together, or, if they are ``bulk``, after all others.
+
+        Return whether a link to the peer is open. Even then the link may break before the messages arrive.
 
         Raises:
             LocalProtocolError: a message is longer than a frame may be; none was queued.

@@ -7,7 +7,6 @@ silence, a full outbox, cancellation) calls ``_end`` with a code and a reason, a
 
 import itertools
 import os
-import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -15,11 +14,10 @@ from typing import NoReturn
 
 import trio
 
-from bedrockish_net import handshake
 from bedrockish_net.connection import Connection
 from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.handshake import BROKEN, hang_up, host_of
+from bedrockish_net.handshake import BROKEN, hang_up
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, error_text
@@ -32,7 +30,8 @@ SLICE_BYTES = 256 << 10  # a long message is sent in slices; each accepted slice
 class Link:
     """A link after the handshake, which carries messages in both directions, in order, until it ends.
 
-    Create a link with ``dial`` or ``accept``, then start ``run`` in a nursery, which moves the messages.
+    Create a link from the result of ``handshake.dial`` or ``handshake.accept``, then start ``run`` in a nursery, which
+    moves the messages.
 
     Why so large: Both directions of a socket end together, and throttle each other. A layer between them would cost a
     call for each message.
@@ -81,11 +80,6 @@ class Link:
         return f"<Link {self.local.node} to {self.remote.role} {self.remote.node}: {self._over or 'open'}>"
 
     @property
-    def host(self) -> str:
-        """The address of the other end, without its port; empty if it has none."""
-        return host_of(self.stream)
-
-    @property
     def waiting_bytes(self) -> int:
         """The number of unsent bytes."""
         return self._outbox_bytes
@@ -105,58 +99,6 @@ class Link:
     def closed(self) -> LinkClosedError | None:
         """The reason why the link has ended; None while it is open."""
         return self._over
-
-    @classmethod
-    async def dial(
-        cls,
-        host: str,
-        port: int,
-        hello: Hello,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 (the text of the error needs it)
-        limits: Limits | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> "Link":
-        """Connect, send HELLO, wait for the answer, and return the link.
-
-        Args:
-            host: a name or an address, IPv4 or IPv6; of several addresses the first that answers is used.
-            port: the port of the other end.
-            hello: our HELLO; if it has ``to``, only that node may answer.
-            timeout: seconds for connecting and handshake; None for ``limits.hello_seconds``.
-            limits: sizes and times of the link.
-            ssl_context: the TLS context, made by ``bedrockish_net.tls``; None: no TLS.
-
-        Raises:
-            DialError: no answer came in time.
-            RefusedError: the other end sent GOODBYE instead, with its reason.
-            RemoteProtocolError: the other end does not speak the protocol, or is not the expected node.
-        """
-        limits = limits or Limits()
-        seconds = limits.hello_seconds if timeout is None else timeout
-        return cls(*await handshake.dial(host, port, hello, seconds, limits, ssl_context), limits)
-
-    @classmethod
-    async def accept(
-        cls,
-        stream: trio.abc.Stream,  # an accepted stream
-        local: Hello,  # our HELLO
-        *,
-        # Takes the dialler's HELLO and returns the answer; raises RefusedError to refuse the dialler.
-        welcome: Callable[[Hello], Hello] | None = None,
-        limits: Limits | None = None,  # sizes and times of the link
-        ssl_context: ssl.SSLContext | None = None,  # the TLS context, made by ``bedrockish_net.tls``; None: no TLS
-    ) -> "Link":
-        """Wait for a HELLO, answer it, and return the link. On a failure the stream is closed before the error is
-        raised.
-
-        Raises:
-            RefusedError: ``welcome`` refused the dialler, the HELLO took too long, or the dialler sent GOODBYE.
-            RemoteProtocolError: the dialler does not speak the protocol, or belongs elsewhere; a GOODBYE was sent.
-            LinkClosedError: the dialler hung up.
-        """
-        limits = limits or Limits()
-        return cls(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, ssl_context), limits)
 
     async def run(self) -> None:
         """Move messages until the link ends, then close the stream. Raise no error; ``closed`` has the reason."""
@@ -296,19 +238,6 @@ class Link:
         self._inbox_bytes += sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
         self._consumers.unpark_all()
 
-    async def receive_many(self) -> list[bytes]:
-        """Return all received messages, at least one; wait for one if the queue is empty.
-
-        No message is lost if this is cancelled.
-
-        Raises:
-            LinkClosedError: the link has ended, and all messages that came before were returned.
-        """
-        await self._wait_for_message()
-        batch = self._take_inbox()
-        self._read_on()
-        return batch
-
     def _take_inbox(self) -> list[bytes]:
         batch = list(self._inbox)
         self._inbox.clear()
@@ -316,24 +245,16 @@ class Link:
         return batch
 
     async def receive(self) -> bytes:
-        """Return the next message; otherwise like ``receive_many``."""
+        """Return the next message, waiting for it. No message is lost if this is cancelled.
+
+        Raises:
+            LinkClosedError: the link has ended, and all messages that came before were returned.
+        """
         await self._wait_for_message()
         payload = self._inbox.popleft()
         self._inbox_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
         self._read_on()
         return payload
-
-    def __aiter__(self) -> "Link":
-        return self
-
-    async def __anext__(self) -> bytes:
-        """Return the next message; stop if the link was closed in order (``SHUTDOWN``) by either end."""
-        try:
-            return await self.receive()
-        except LinkClosedError as error:
-            if error.code == Code.SHUTDOWN:
-                raise StopAsyncIteration from None
-            raise
 
     def drop(self, code: str, reason: str) -> None:
         """End the link now, with a GOODBYE if possible; queued messages are lost."""

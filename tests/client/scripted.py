@@ -16,6 +16,7 @@ from bedrockish.node.client_session import serve_client
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.stream import Link
+from tests.net.links import accept_link
 
 Script = Callable[[Request], Awaitable[Answer]]
 
@@ -96,7 +97,7 @@ class ScriptedNode:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
-            link = await Link.accept(stream, Hello(self.name, self.cluster))
+            link = await accept_link(stream, Hello(self.name, self.cluster))
         except NetError:
             return
         self.links.append(link)

@@ -22,6 +22,7 @@ from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, serve_scripted
+from tests.net.links import accept_link
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 SMALL = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -208,7 +209,7 @@ async def test_only_a_client_that_asks_gets_rows_by_column(info: dict[str, Any],
     ours, theirs = trio.testing.memory_stream_pair()
 
     async def serve() -> None:
-        link = await Link.accept(theirs, Hello("A", "c"))
+        link = await accept_link(theirs, Hello("A", "c"))
         async with trio.open_nursery() as inner:
             inner.start_soon(link.run)
             await serve_scripted(link, node)
@@ -219,7 +220,7 @@ async def test_only_a_client_that_asks_gets_rows_by_column(info: dict[str, Any],
             link = Link(ours, await dial_on(ours, Hello("me", None, "client", info=info), Limits()), Limits())
             nursery.start_soon(link.run)
             link.send_nowait(encode_call(Execute(1, Request("c", (Statement("SELECT n FROM t"),)))))
-            reply = decode_reply((await link.receive_many())[0])
+            reply = decode_reply(await link.receive())
             nursery.cancel_scope.cancel()
     assert isinstance(reply, Answered)
     assert len(cbor2.loads(reply.answer.results)[0]) == (5 if asked else 4)

@@ -12,8 +12,8 @@ from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.route import AVOID_S, Route
 from bedrockish.errors import AuthenticationError, UnavailableError
 from bedrockish_net.events import Hello
-from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, running
+from tests.net.links import accept_link
 
 A, B, C, D = (Address(name, 1) for name in "abcd")
 GONE = UnavailableError("connection refused")
@@ -162,7 +162,7 @@ async def test_nearest_prefers_the_first_node_to_answer() -> None:
         async def slow(stream: trio.SocketStream) -> None:
             await trio.sleep(0.3)
             with trio.move_on_after(5):
-                link = await Link.accept(stream, Hello("A", "bedrockish"))
+                link = await accept_link(stream, Hello("A", "bedrockish"))
                 await link.aclose()
 
         nursery.start_soon(trio.serve_listeners, slow, listeners)

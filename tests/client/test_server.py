@@ -30,6 +30,7 @@ from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, answer, serve_scripted
+from tests.net.links import accept_link
 
 SMALL = Limits(hello_bytes_max=1024, frame_bytes_max=1 << 16)
 
@@ -46,7 +47,7 @@ async def session(node: ScriptedNode) -> AsyncIterator[tuple[Link, trio.Event]]:
     links: list[Link] = []
 
     async def accept() -> None:
-        links.append(await Link.accept(theirs, Hello("A", "c"), limits=SMALL))
+        links.append(await accept_link(theirs, Hello("A", "c"), limits=SMALL))
 
     async def serve() -> None:
         await serve_scripted(links[0], node)
@@ -81,7 +82,7 @@ async def test_no_more_calls_are_taken_than_may_run_at_once() -> None:
         release.set()
         answered: set[int] = set()
         while len(answered) < 10:
-            answered.update(decode_reply(payload).id for payload in await link.receive_many())
+            answered.add(decode_reply(await link.receive()).id)
     assert answered == set(range(1, 11))
 
 
@@ -119,11 +120,11 @@ async def test_result_longer_than_a_frame_is_an_error_that_does_not_lie() -> Non
     async with session(node) as (link, _):
         for number, expected in ((1, TooLargeError), (2, OutcomeUnknownError)):
             await link.send(call(number))
-            reply = decode_reply((await link.receive_many())[0])
+            reply = decode_reply(await link.receive())
             assert isinstance(reply, Failed)
             assert (reply.id, type(reply.error)) == (number, expected)
         await link.send(encode_call(Ask(3, "ping")))
-        assert decode_reply((await link.receive_many())[0]).id == 3
+        assert decode_reply(await link.receive()).id == 3
 
 
 class _Noting:
@@ -194,7 +195,7 @@ async def test_steps_that_wait_for_nothing_are_begun_in_order_however_many_come_
         link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(count))
         found: list[int] = []
         while len(found) < count:
-            found += [decode_reply(payload).id for payload in await link.receive_many()]
+            found.append(decode_reply(await link.receive()).id)
     assert sorted(found) == [n + 1 for n in range(count)]
     assert at_once.seen == [f"c{n}" for n in range(count)]
 
@@ -204,9 +205,9 @@ async def test_a_step_that_waits_lets_others_be_answered() -> None:
     async with session(ScriptedNode(transactions=at_once)) as (link, _):
         link.send_nowait(encode_call(Step(1, Request("slow", ()), COMMIT)))
         link.send_nowait(encode_call(Step(2, Request("quick", ()), ROLLBACK)))
-        assert decode_reply((await link.receive_many())[0]).id == 2
+        assert decode_reply(await link.receive()).id == 2
         at_once.go_on.set()
-        assert decode_reply((await link.receive_many())[0]).id == 1
+        assert decode_reply(await link.receive()).id == 1
 
 
 async def test_steps_that_take_long_together_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +226,6 @@ async def test_steps_that_take_long_together_leave_the_loop_to_others(monkeypatc
         link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(5))
         found: list[int] = []
         while len(found) < 5:
-            found += [decode_reply(payload).id for payload in await link.receive_many()]
+            found.append(decode_reply(await link.receive()).id)
     assert at_once.seen == [f"c{n}" for n in range(5)]
     assert taken[0] == 0

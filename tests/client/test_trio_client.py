@@ -26,6 +26,7 @@ from bedrockish_net.events import Hello
 from bedrockish_net.read_loop import ReadLoop, loop_of_clients
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, answer, running
+from tests.net.links import dial_link
 
 WRITE = "INSERT INTO t VALUES (1)"
 
@@ -183,7 +184,7 @@ async def test_garbage_loses_the_answer_and_the_link() -> None:
         await link.send(b"\xa2id\x01")
         with suppress(LinkClosedError):
             while True:
-                await link.receive_many()
+                await link.receive()
 
     node.raw = talk_nonsense
     async with running(node, sane) as url, open_client(url) as client:
@@ -347,7 +348,7 @@ async def give_up(request: Request) -> Answer:
 
 async def test_bad_calls_are_answered_with_typed_errors_and_the_link_goes_on() -> None:
     async with running(ScriptedNode()) as url, trio.open_nursery() as nursery:
-        link = await Link.dial("127.0.0.1", int(url.rpartition(":")[2]), Hello("t", None, "client"))
+        link = await dial_link("127.0.0.1", int(url.rpartition(":")[2]), Hello("t", None, "client"))
         nursery.start_soon(link.run)
         for bad, number in [
             (b"\xff", 0),
@@ -357,11 +358,11 @@ async def test_bad_calls_are_answered_with_typed_errors_and_the_link_goes_on() -
             (cbor2.dumps({"id": 6, "op": "execute", "statements": []}), 6),
         ]:
             await link.send(bad)
-            reply = decode_reply((await link.receive_many())[0])
+            reply = decode_reply(await link.receive())
             assert isinstance(reply, Failed)
             assert (reply.id, isinstance(reply.error, BedrockishError)) == (number, True)
         await link.send(cbor2.dumps({"id": 7, "op": "ping"}))
-        assert decode_reply((await link.receive_many())[0]) == Told(7, {})
+        assert decode_reply(await link.receive()) == Told(7, {})
         await link.aclose()
 
 

@@ -23,9 +23,9 @@ from bedrockish.errors import AuthenticationError, BedrockishError
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_net.errors import NetError, RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.stream import Link
 from tests.cluster.story import ready, send_signal, status_of, until
 from tests.forked import program
+from tests.net.links import dial_link
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -118,7 +118,7 @@ async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -
     context = dial_context(*(str(certs / name) for name in ("ca.pem", "app.pem", "app-key.pem")))
     node = tls.nodes[0]
     with pytest.raises(RefusedError, match="showed a certificate of client:app"):
-        await Link.dial("127.0.0.1", node.port, Hello("B", "bedrockish", to="A"), ssl_context=context)
+        await dial_link("127.0.0.1", node.port, Hello("B", "bedrockish", to="A"), ssl_context=context)
 
 
 def test_https_asks_for_a_password(tls: LocalCluster, certs: Path) -> None:
@@ -169,7 +169,7 @@ def test_replayed_hello_gains_nothing(tls: LocalCluster) -> None:
             name, "bedrockish", role, "B", {"store": "x", "batches": 10**12, "cluster_id": "x", "level": LEVEL}
         )
         with pytest.raises(NetError):
-            await Link.dial("127.0.0.1", tls.nodes[1].port, hello)
+            await dial_link("127.0.0.1", tls.nodes[1].port, hello)
 
     trio.run(play, "peer", "A")
     trio.run(play, "client", "shell")

@@ -18,11 +18,11 @@ from bedrockish.client.feed import Changes
 from bedrockish.common.password_hash import hash_password
 from bedrockish_journal.model.transaction import decode_transaction
 from bedrockish_net.events import Hello
-from bedrockish_net.stream import Link
 from tests.cluster.doors import DOORS, Caller
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import ready
 from tests.forked import program
+from tests.net.links import dial_link
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -95,7 +95,7 @@ def test_user_name_in_a_call_is_ignored(cluster: LocalCluster) -> None:
 
     async def send() -> None:
         hello = Hello("x", None, "client", info={"user": "bob", "password": PASSWORDS["bob"]})
-        link = await Link.dial("127.0.0.1", cluster.nodes[0].port, hello)
+        link = await dial_link("127.0.0.1", cluster.nodes[0].port, hello)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
             await link.send(forged)

@@ -18,6 +18,7 @@ from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
 from bedrockish_net.stream import Link
+from tests.net.links import dial_link
 from tools.cluster import free_ports
 
 HOST = "127.0.0.1"
@@ -110,8 +111,8 @@ async def test_two_nodes_talk_in_order_and_in_batches() -> None:
         await b.until(lambda: "A" in b.up)
         sent = [b"%d" % number for number in range(5000)]
         for payload in sent:
-            assert a.mesh.send("B", payload)
-        b.mesh.send("A", b"hi")
+            assert a.mesh.send_many("B", [payload])
+        b.mesh.send_many("A", [b"hi"])
         await b.until(lambda: len(b.got.get("A", [])) == 5000)
         await a.until(lambda: a.got.get("B") == [b"hi"])
         assert b.got["A"] == sent
@@ -127,13 +128,13 @@ async def test_a_peer_that_comes_back_is_found_again() -> None:
         await a.until(lambda: "B" not in a.up)
         assert isinstance(a.events[-1], PeerDown)
         assert "B said goodbye: B is stopping" in a.events[-1].reason
-        assert not a.mesh.send("B", b"lost")
+        assert not a.mesh.send_many("B", [b"lost"])
         assert a.mesh.up == frozenset()
         await a.until(lambda: any("cannot connect" in line for line in a.log))
         again = Node("B", ports)
         async with running(again):
             await a.until(lambda: "B" in a.up)
-            a.mesh.send("B", b"found")
+            a.mesh.send_many("B", [b"found"])
             await again.until(lambda: again.got.get("A") == [b"found"])
 
 
@@ -145,11 +146,11 @@ async def test_members_can_be_changed() -> None:
         a.mesh.set_peers({"A": (HOST, ports["A"]), "B": (HOST, ports["B"])})
         await a.until(lambda: "B" in a.up)
         await b.until(lambda: "A" in b.up)
-        b.mesh.send("A", b"hello")
+        b.mesh.send_many("A", [b"hello"])
         await a.until(lambda: a.got.get("B") == [b"hello"])
         a.mesh.set_peers({})
         assert a.events[-1] == PeerDown("B", "B is no longer a member")
-        assert not a.mesh.send("B", b"gone")
+        assert not a.mesh.send_many("B", [b"gone"])
         await b.until(lambda: "A" not in b.up)
 
 
@@ -194,7 +195,7 @@ async def test_strangers_are_answered_and_do_not_affect_links() -> None:
         (kind, payload), *_ = await talk(ports["A"], b"", finish=False)  # says nothing
         assert cbor2.loads(payload) == {"code": "timeout", "message": "no HELLO within 0.3 s"}
         assert await talk(ports["A"], b"") == []
-        assert b.mesh.send("A", b"still here")
+        assert b.mesh.send_many("A", [b"still here"])
         await a.until(lambda: a.got.get("B") == [b"still here"])
         assert [event for event in b.events if isinstance(event, PeerDown)] == []
         assert len(a.log) >= 12
@@ -207,7 +208,7 @@ async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
         streams = [await trio.open_tcp_stream(HOST, ports["A"]) for _ in range(12)]
         await a.until(lambda: sum("closed the oldest" in line for line in a.log) == 8)
         with trio.fail_after(5):
-            link = await Link.dial(HOST, ports["A"], Hello("B", "shop", to="A"))
+            link = await dial_link(HOST, ports["A"], Hello("B", "shop", to="A"))
         await link.aclose()
         with trio.fail_after(2):  # sooner than the 5 s of an ordinary stranger
             for stream in streams[:8]:
@@ -218,12 +219,12 @@ async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
 
 async def test_clients_are_handed_to_their_handler() -> None:
     async def echo(link: Link) -> None:
-        async for payload in link:
-            await link.send(payload.upper())
+        while True:
+            await link.send((await link.receive()).upper())
 
     a = Node("A", {"A": 0}, on_client=echo)
     async with running(a), trio.open_nursery() as nursery:
-        link = await Link.dial(HOST, a.mesh.addresses[0][1], Hello("shell", None, "client", info={"user": "ann"}))
+        link = await dial_link(HOST, a.mesh.addresses[0][1], Hello("shell", None, "client", info={"user": "ann"}))
         assert link.remote == Hello("A", "shop", to="shell")
         nursery.start_soon(link.run)
         with trio.fail_after(5):
@@ -235,7 +236,7 @@ async def test_clients_are_handed_to_their_handler() -> None:
 async def test_clients_are_refused_where_there_is_no_handler() -> None:
     a = Node("A", {"A": 0})
     async with running(a), trio.open_nursery() as nursery:
-        link = await Link.dial(HOST, a.mesh.addresses[0][1], Hello("shell", "shop", "client"))
+        link = await dial_link(HOST, a.mesh.addresses[0][1], Hello("shell", "shop", "client"))
         nursery.start_soon(link.run)
         with trio.fail_after(5), pytest.raises(LinkClosedError, match="takes no clients here"):
             await link.receive()
@@ -245,13 +246,13 @@ async def test_wrong_cluster_is_refused_with_both_names() -> None:
     a = Node("A", {"A": 0, "B": 1})
     async with running(a):
         with pytest.raises(RefusedError, match="'A' is of cluster 'shop', 'B' of cluster 'mall'") as caught:
-            await Link.dial(HOST, a.mesh.addresses[0][1], Hello("B", "mall"))
+            await dial_link(HOST, a.mesh.addresses[0][1], Hello("B", "mall"))
         assert caught.value.code == "cluster"
 
 
 async def test_refused_connection_is_a_dial_error() -> None:
     with pytest.raises(DialError, match=r"cannot connect to 127\.0\.0\.1:\d+: .*refused"):
-        await Link.dial(HOST, free_port(), Hello("B", "shop"))
+        await dial_link(HOST, free_port(), Hello("B", "shop"))
 
 
 async def test_no_answer_is_a_dial_error() -> None:
@@ -259,13 +260,13 @@ async def test_no_answer_is_a_dial_error() -> None:
         sock.bind((HOST, 0))
         sock.listen()
         with pytest.raises(DialError, match=r"did not answer within 0\.05 s"):
-            await Link.dial(HOST, sock.getsockname()[1], Hello("B", "shop"), timeout=0.05)
+            await dial_link(HOST, sock.getsockname()[1], Hello("B", "shop"), seconds=0.05)
 
 
 async def test_mesh_listens_on_ipv6() -> None:
     a = Node("A", {"A": 0, "B": 1}, host="::1")
     async with running(a):
-        link = await Link.dial("::1", a.mesh.addresses[0][1], Hello("B", "shop"))
+        link = await dial_link("::1", a.mesh.addresses[0][1], Hello("B", "shop"))
         await link.aclose()
 
 
@@ -306,11 +307,11 @@ async def test_unexpected_exception_ends_one_link_and_not_the_mesh() -> None:
         await a.until(lambda: a.up)
         for hello in (Hello("c", None, "client"), Hello("B", "shop", info={"plugins": 1})):
             with suppress(NetError):
-                link = await Link.dial(HOST, ports["A"], hello)
+                link = await dial_link(HOST, ports["A"], hello)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(link.run)
                     await link.wait_closed()
-        a.mesh.send("B", b"still here")
+        a.mesh.send_many("B", [b"still here"])
         await b.until(lambda: b.got.get("A"))
     assert [what.split()[0] for what, _ in faults] == ["serving", "serving"]
 

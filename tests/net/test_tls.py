@@ -33,6 +33,7 @@ from bedrockish_net.tls import (
     why_refused,
 )
 from bedrockish_net.x509 import read_certificate
+from tests.net.links import dial_link
 
 HOST = "127.0.0.1"
 
@@ -102,7 +103,7 @@ async def test_two_meshes_talk_under_tls(authority: trustme.CA, tmp_path: Path) 
         )
         await nursery.start(mesh.run)
         await up.wait()
-        mesh.send("node-b", b"secret")
+        mesh.send_many("node-b", [b"secret"])
         await until(told, str(Received("node-a", [b"secret"])))
         nursery.cancel_scope.cancel()
 
@@ -111,7 +112,7 @@ async def test_a_certificate_of_another_node_is_refused(authority: trustme.CA, t
     thief, b = issue(authority, tmp_path, "thief"), issue(authority, tmp_path, "node-b")
     async with listening(b) as (port, told):
         with pytest.raises(RefusedError, match="'node-a' showed a certificate of thief"):
-            await Link.dial(
+            await dial_link(
                 HOST,
                 port,
                 Hello("node-a", "shop", to="node-b"),
@@ -124,7 +125,7 @@ async def test_the_dialler_checks_the_accepters_certificate(authority: trustme.C
     a, thief = issue(authority, tmp_path, "node-a"), issue(authority, tmp_path, "thief")
     async with listening(thief) as (port, _):
         with pytest.raises(RefusedError, match="'node-b' showed a certificate of thief"):
-            await Link.dial(HOST, port, Hello("node-a", "shop"), ssl_context=dial_context(a.ca, a.cert, a.key))
+            await dial_link(HOST, port, Hello("node-a", "shop"), ssl_context=dial_context(a.ca, a.cert, a.key))
 
 
 async def test_a_certificate_of_another_authority_is_refused(authority: trustme.CA, tmp_path: Path) -> None:
@@ -132,9 +133,9 @@ async def test_a_certificate_of_another_authority_is_refused(authority: trustme.
     async with listening(b) as (port, _):
         context = dial_context(b.ca, stranger.cert, stranger.key)
         with pytest.raises(NetError):
-            await Link.dial(HOST, port, Hello("node-a", "shop"), ssl_context=context)
+            await dial_link(HOST, port, Hello("node-a", "shop"), ssl_context=context)
         with pytest.raises(DialError, match="certificate verify failed"):
-            await Link.dial(
+            await dial_link(
                 HOST, port, Hello("node-a", "shop"), ssl_context=dial_context(stranger.ca, stranger.cert, stranger.key)
             )
 
@@ -144,18 +145,18 @@ async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) 
     async with listening(b) as (port, told):
         hello, link_of = Hello("shell", None, "client"), functools.partial(dial, HOST, port)
         with pytest.raises(DialError, match=r"before it said HELLO.*a node that speaks TLS does that.*ca=certs"):
-            await Link.dial(HOST, port, hello)
+            await dial_link(HOST, port, hello)
         await until(told, f"refused {HOST}")
         with pytest.raises(DialError, match="a node that speaks TLS does that"):
             await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), None))
         context = dial_context(b.ca, b.cert, b.key)
-        link = await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=context)
+        link = await dial_link(HOST, port, Hello("shell", None, "client"), ssl_context=context)
         await link.aclose()
         # A client without a certificate is disconnected during the handshake, or just after it.
         bare = ssl.create_default_context(cafile=b.ca)
         bare.check_hostname = False
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
-            await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=bare)
+            await dial_link(HOST, port, Hello("shell", None, "client"), ssl_context=bare)
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
             await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), bare))
 
@@ -183,7 +184,7 @@ def test_handshake_that_is_cut_off_is_no_refusal(authority: trustme.CA, tmp_path
             dial(HOST, port, hello, 5, Limits(), context)
         assert not isinstance(caught.value, TlsError)
         with pytest.raises(DialError, match="during the TLS handshake") as caught:
-            trio.run(functools.partial(Link.dial, HOST, port, hello, ssl_context=context))
+            trio.run(functools.partial(dial_link, HOST, port, hello, ssl_context=context))
         assert not isinstance(caught.value, TlsError)
         thread.join(5)
 
@@ -307,8 +308,8 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             [(_, port)] = await nursery.start(mesh.run)
-            peer = await Link.dial(HOST, port, Hello("node-a", "shop"), ssl_context=own)
-            client = await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=own)
+            peer = await dial_link(HOST, port, Hello("node-a", "shop"), ssl_context=own)
+            client = await dial_link(HOST, port, Hello("shell", None, "client"), ssl_context=own)
             nursery.start_soon(peer.run)
             nursery.start_soon(client.run)
             await came.wait()
@@ -322,7 +323,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
                 assert link.closed.code == Code.REVOKED
             for hello in (Hello("node-a", "shop"), Hello("shell", None, "client")):
                 with pytest.raises(RefusedError, match=r"node-a with the serial number .* is revoked") as caught:
-                    await Link.dial(HOST, port, hello, ssl_context=own)
+                    await dial_link(HOST, port, hello, ssl_context=own)
                 assert caught.value.code == Code.REVOKED
             revoked.remove(serial_of(a))
             revoked.add(serial_of(b))
@@ -351,7 +352,7 @@ async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, 
             listeners = await nursery.start(functools.partial(trio.serve_tcp, accuse, 0, host=HOST))
             port = listeners[0].socket.getsockname()[1]
             with pytest.raises(RefusedError) as caught:
-                await Link.dial(
+                await dial_link(
                     HOST, port, Hello("node-a", "shop", to="node-b"), ssl_context=dial_context(a.ca, a.cert, a.key)
                 )
             assert caught.value.code == code
@@ -380,7 +381,7 @@ async def test_nothing_goes_to_another_machine_in_clear(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(trio, "open_tcp_stream", connect)
     with pytest.raises(TlsError, match=r"host2:7373 is on another machine.*'bedrockish tls certs NODE=HOST") as caught:
-        await Link.dial("host2", 7373, Hello("shell", None, "client", info={"user": "ann", "password": "x"}))
+        await dial_link("host2", 7373, Hello("shell", None, "client", info={"user": "ann", "password": "x"}))
     assert "?ca=certs/ca.pem" in str(caught.value)
     assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "LOCALHOST.")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "host1", "10.0.0.1", "localhost.evil")] == [False] * 5

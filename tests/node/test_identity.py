@@ -32,7 +32,7 @@ from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net.errors import Code, RemoteProtocolError
 from bedrockish_net.events import Hello
 from bedrockish_net.mesh import PeerUp, TurnedAway
-from bedrockish_net.stream import Link
+from tests.net.links import accept_link
 
 
 def members(cluster_id: str, level: int, store: str = "") -> Membership:
@@ -105,7 +105,7 @@ def config(node: str, **ports: int) -> Config:
 async def answer(info: dict[str, Any], stream: trio.SocketStream, node: str = "A") -> None:
     local = Hello(node, "bedrockish", info=info)
     try:
-        link = await Link.accept(stream, local)
+        link = await accept_link(stream, local)
     except RemoteProtocolError:
         return
     assert only_asks(link.remote)

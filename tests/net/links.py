@@ -1,0 +1,27 @@
+"""Links of tests: to a node, and from a client to a test."""
+
+import ssl
+from collections.abc import Callable
+
+import trio
+
+from bedrockish_net import handshake
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+from bedrockish_net.stream import Link
+
+
+async def dial_link(
+    host: str, port: int, hello: Hello, seconds: float = 5.0, ssl_context: ssl.SSLContext | None = None
+) -> Link:
+    """Open a link to a listener."""
+    limits = Limits()
+    return Link(*await handshake.dial(host, port, hello, seconds, limits, ssl_context), limits)
+
+
+async def accept_link(
+    stream: trio.abc.Stream, local: Hello, welcome: Callable[[Hello], Hello] | None = None, limits: Limits | None = None
+) -> Link:
+    """Take a link on a stream."""
+    limits = limits or Limits()
+    return Link(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, None), limits)

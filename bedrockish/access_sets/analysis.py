@@ -86,7 +86,7 @@ def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], se
     return single, found
 
 
-class Compiled(Protocol):
+class CompiledFacts(Protocol):
     """The interface of a compiled statement for the analysis."""
 
     @property
@@ -115,7 +115,7 @@ class Compiled(Protocol):
         ...
 
 
-def plan_of(db: apsw.Connection, schema: Schema, piece: Compiled, check: Check = unlimited) -> ReadPlan:
+def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Check = unlimited) -> ReadPlan:
     """Return the plan of a statement's reads with its settings; a coarse plan if ``check`` ends the exact analysis.
 
     Raises:
@@ -153,7 +153,7 @@ class Analysis:
         self.keys = WriteKeys(self.schema, prepare)
         self.documents = DerivedDocuments(self.schema, prepare)
 
-    def plan(self, piece: Compiled) -> ReadPlan:
+    def plan(self, piece: CompiledFacts) -> ReadPlan:
         """Return the plan of a statement's reads; a coarse plan if the exact analysis takes too long."""
         sql = with_settings(piece.sql, piece.settings)
         known = self._plans.get(sql)
@@ -163,7 +163,7 @@ class Analysis:
             self._plans[sql] = known
         return known
 
-    def lengths(self, piece: Compiled) -> Lengths:
+    def lengths(self, piece: CompiledFacts) -> Lengths:
         """Return the bounds of the lengths of a statement's values; a statement that only reads needs no plan."""
         sql = with_settings(piece.sql, piece.settings)
         plan = self._plans.get(sql)

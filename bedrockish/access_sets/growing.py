@@ -7,7 +7,7 @@ before the savepoint, too, stays written.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from bedrockish.access_sets.analysis import Analysis, Compiled, access_set, tables_in_bulk
+from bedrockish.access_sets.analysis import Analysis, CompiledFacts, access_set, tables_in_bulk
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, written_in
@@ -38,7 +38,7 @@ class Growing:
         points = len(self._reads) + len(self._probes) + len(self._writes)
         return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
 
-    def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
+    def read(self, piece: CompiledFacts, params: tuple[object, ...], *, failed: bool = False) -> None:
         """Add the reads of a statement with these parameters.
 
         With ``failed``, also add the keys that constraints may have looked up, on which the error depends. Rows that
@@ -47,7 +47,7 @@ class Growing:
         plan = self._analysis.plan(piece)
         self.note(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
-    def resolve(self, piece: Compiled, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
+    def resolve(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
         """Resolve the reads of a statement about to run, with ``query`` on the same data; return None without reads."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
@@ -57,7 +57,7 @@ class Growing:
         if resolved is not None:
             self.note(*resolved.complete(changes, blind))
 
-    def saw(self, piece: Compiled, params: tuple[object, ...], query: Query) -> None:
+    def saw(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> None:
         """Add the reads of a statement that has changed no row; ``query`` reads the same data."""
         plan = self._analysis.plan(piece)
         self.note(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
@@ -72,7 +72,7 @@ class Growing:
         """Add the keys of rows that a statement has locked."""
         self._reads.update(keys)
 
-    def alone(self, piece: Compiled, params: tuple[object, ...]) -> "Growing":
+    def alone(self, piece: CompiledFacts, params: tuple[object, ...]) -> "Growing":
         """Return a new access set with only the reads of this statement."""
         one = Growing(self._analysis, serializable=True)
         one.read(piece, params)

@@ -330,17 +330,17 @@ def _statement(place: int, pair: object) -> Statement:
     return Statement(pair[0], check_params(pair[1]))
 
 
-Attempt = tuple[Token, float, float, str]
+AttemptFields = tuple[Token, float, float, str]
 """The fields of a request that differ between attempts: ``token``, ``timeout_s``, ``longest_s`` and ``read``."""
 
 
-def attempt_of(request: Request) -> Attempt:
+def attempt_of(request: Request) -> AttemptFields:
     """Return the fields of a request that differ between attempts."""
     return request.token, request.timeout_s, request.longest_s, request.read
 
 
 def encode_request(
-    number: int, op: str, request: Request, attempt: Attempt, prepared: bytes = b"", owner: str | None = None
+    number: int, op: str, request: Request, attempt: AttemptFields, prepared: bytes = b"", owner: str | None = None
 ) -> bytes:
     """Encode the call of a request, or of one of its steps.
 
@@ -362,7 +362,7 @@ def encode_request(
 
 
 def _encode_request(
-    number: int, op: str, request: Request, attempt: Attempt, prepared: bytes, owner: str | None
+    number: int, op: str, request: Request, attempt: AttemptFields, prepared: bytes, owner: str | None
 ) -> bytes:
     """Encode a request with statements as a CBOR map.
 

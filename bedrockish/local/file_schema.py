@@ -12,7 +12,7 @@ import apsw
 from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.common.forks import watch_forks
-from bedrockish.engine.execution.executor import Known
+from bedrockish.engine.execution.executor import KnownSchema
 from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.local.page import Facts
@@ -25,7 +25,7 @@ FILES_MAX = 4  # files whose schemas are kept
 class FileSchema:
     """The schema and membership of one snapshot of a file."""
 
-    known: Known  # the schema, for all connections to the file
+    known: KnownSchema  # the schema, for all connections to the file
     membership: Membership  # the cluster's members and users
     version: int  # the version of the schema
     node: str  # the name of the file's node
@@ -73,11 +73,11 @@ class _FileSchemas:
         return made
 
 
-def _read(db: apsw.Connection, before: Known | None) -> Known:
+def _read(db: apsw.Connection, before: KnownSchema | None) -> KnownSchema:
     """Read a schema; definitions that are the same as ``before`` are not read again."""
     tables = Tables(db, before.tables if before is not None else None)
     schema = Analysis(db, lambda _db: None, before.schema if before is not None else None, tables.definitions).schema
-    return Known(tables, schema, Expansion(tables.definitions, before.expansion if before is not None else None))
+    return KnownSchema(tables, schema, Expansion(tables.definitions, before.expansion if before is not None else None))
 
 
 FILE_SCHEMAS = _FileSchemas()

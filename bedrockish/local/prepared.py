@@ -12,7 +12,7 @@ import cbor2
 from bedrockish.access_sets.catalog import Index
 from bedrockish.access_sets.definitions import folded
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.executor import Known
+from bedrockish.engine.execution.executor import KnownSchema
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.statements.rights import Rights
 from bedrockish.errors import ConflictError, UsageError
@@ -65,7 +65,7 @@ class _Does:
 def check_prepared(
     prepared: Prepared,  # the transaction
     applied: Mapping[str, int],  # the vector of commits that the node has applied
-    known: Known,  # the tables of the schema in force
+    known: KnownSchema,  # the tables of the schema in force
     rights: Rights | None,  # the user's rights; None if the user may do everything
     decode: Callable[[bytes], list[Change]],  # decodes the transaction's changes
 ) -> None:

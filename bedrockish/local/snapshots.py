@@ -12,7 +12,7 @@ from collections.abc import Callable
 import apsw
 
 from bedrockish.api.requests import STALE, Token, check_cluster
-from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
+from bedrockish.engine.statements.classify import EMPTY, READ, Compiled, Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
@@ -42,8 +42,8 @@ class Reader:
         self.execute = db.cursor().execute
         self.moment: FileMoment | None = None  # the moment of the held snapshot; None without a snapshot
         self._guard = Guard(db)
-        self._texts: dict[str, Piece | None] = {}
-        self._limited: dict[str, Piece | None] = {}  # statements compiled for users who may not see secrets
+        self._texts: dict[str, Compiled | None] = {}
+        self._limited: dict[str, Compiled | None] = {}  # statements compiled for users who may not see secrets
         self._schema = self._members = -1
         self._access = Access()
         db.set_progress_handler(late, STEPS)
@@ -66,7 +66,7 @@ class Reader:
             self._limited.clear()
         return self.moment
 
-    def known(self, sql: str) -> Piece | None:
+    def known(self, sql: str) -> Compiled | None:
         """Return a text's statement if it was compiled before and can run without further preparation; else None."""
         piece = self._texts.get(sql)
         return None if piece is None or piece.whole_schema or piece.settings else piece
@@ -87,7 +87,7 @@ class Reader:
         self.moment = None
         connections.close(self.db, self.place)
 
-    def piece(self, sql: str, *, is_limited: bool) -> Piece | None:
+    def piece(self, sql: str, *, is_limited: bool) -> Compiled | None:
         """Return a text's only statement, compiled; None if the text has several, or if it does not only read."""
         texts = self._limited if is_limited else self._texts
         if sql in texts:
@@ -102,7 +102,7 @@ class Reader:
         texts[sql] = piece
         return piece
 
-    def permitted(self, sql: str, user: str) -> Piece | None:
+    def permitted(self, sql: str, user: str) -> Compiled | None:
         """Return what ``piece`` returns, after checking the rights of a user as of the snapshot.
 
         Raises:

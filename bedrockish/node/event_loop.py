@@ -48,7 +48,7 @@ from bedrockish.node.reports import Reports
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.direct_reads import DirectReads
-from bedrockish.node.scheduling.durability import Done, Kept, Prepare, Waiter
+from bedrockish.node.scheduling.durability import Done, Kept, MakePrepared, Waiter
 from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.faults import Faults
@@ -170,7 +170,7 @@ class Runtime:
         self,
         request: Request,
         done: Done,
-        prepare: Prepare | None = None,
+        prepare: MakePrepared | None = None,
         *,
         once: bool = False,
         shares: bool = False,
@@ -206,7 +206,14 @@ class Runtime:
         self._enqueue(request, done, None, once=False, owner=owner)
 
     def _enqueue(
-        self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object, shares: bool = False
+        self,
+        request: Request,
+        done: Done,
+        prepare: MakePrepared | None,
+        *,
+        once: bool,
+        owner: object,
+        shares: bool = False,
     ) -> None:
         self._requests += 1
         request = as_part_of_trace(request)
@@ -245,7 +252,7 @@ class Runtime:
     async def submit(
         self,
         request: Request,
-        prepare: Prepare | None = None,  # executes the command in place of the engine, if it is given
+        prepare: MakePrepared | None = None,  # executes the command in place of the engine, if it is given
         *,
         # Whether the command cannot be executed again, because ``prepare`` returns the same each time.
         once: bool = False,
@@ -273,7 +280,7 @@ class Runtime:
         return found[0]
 
     def submission(
-        self, request: Request, prepare: Prepare, *, shares: bool = False, base: Vector | None = None
+        self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None
     ) -> Submission:
         """Return the submission of a command that ``prepare`` executes, with the same result each time; see
         ``submit``.

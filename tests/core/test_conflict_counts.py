@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from bedrockish.core.state import contention as counted
-from bedrockish.core.state.contention import conflict_counts, note_conflict, other_counts
+from bedrockish.core.state import conflict_records as counted
+from bedrockish.core.state.conflict_records import conflict_counts, note_conflict, other_counts
 from bedrockish_journal.model.access_set import HIGH, AccessSet, object_range
 
 KEY = b"t:jobs\0\x10seven"

@@ -18,7 +18,7 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Promise, Standing
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery import judge as judging
-from bedrockish.core.recovery.judge import ABORT, COMMIT, Answer, First, Verdict, judge
+from bedrockish.core.recovery.judge import ABORT, COMMIT, EndFirst, Verdict, VoterAnswer, judge
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority, may_count_out
 from bedrockish_journal.model.access_set import AccessSet
@@ -304,7 +304,7 @@ class Model:
             if voter.answer is None:
                 continue
             standing, gave_up, blockers, ended, safe = voter.answer
-            told[NAMES[number]] = Answer(
+            told[NAMES[number]] = VoterAnswer(
                 standing,
                 (1, False) if gave_up else None,
                 frozenset(rivals[rival] for rival in blockers),
@@ -394,7 +394,7 @@ def test_five_voters_are_misled_by_a_leader_that_has_forgotten_its_own_begin() -
 def test_exclusion_changes_a_verdict_only_if_a_voter_may_be_excluded(voters: int) -> None:
     """Without J6's exclusion the verdict is the same, for answers that hold X, or are blocked."""
     leader, others = NAMES[0], NAMES[1:voters]
-    given = [Answer(Standing.HELD), BLOCKED_BY_Y, BLOCKED_BY_C, Answer(Standing.BLOCKED)]
+    given = [VoterAnswer(Standing.HELD), BLOCKED_BY_Y, BLOCKED_BY_C, VoterAnswer(Standing.BLOCKED)]
     differs = False
     for count in range(majority(voters), voters):
         for told in itertools.combinations_with_replacement(given, count):
@@ -409,36 +409,36 @@ def test_exclusion_changes_a_verdict_only_if_a_voter_may_be_excluded(voters: int
 # -- each clause ---------------------------------------------------------------------------------------------------
 
 X, Y, OWN = Txid(5, "A"), Txid(4, "B"), Txid(3, "A")
-HOLDS, NEVER_IS = Answer(Standing.HELD), Answer(Standing.NEVER)
-BLOCKED_BY_Y = Answer(Standing.BLOCKED, None, frozenset({Y}))
-BLOCKED_BY_C = Answer(Standing.BLOCKED, None, frozenset({Txid(4, "C")}))
-BLOCKED_BY_OWN = Answer(Standing.BLOCKED, None, frozenset({OWN}))
-HOLDS_KNOWS_Y = Answer(Standing.HELD, None, frozenset(), frozenset({Y}))
-HOLDS_FORGOT_Y = Answer(Standing.HELD, safe=Y.clock)
-HOLDS_FORGOT_OLDER = Answer(Standing.HELD, safe=Y.clock - 1)
-TOOK = {(1, False): Answer(Standing.HELD, (1, False)), (3, True): Answer(Standing.BLOCKED, (3, True))}
-CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
+HOLDS, NEVER_IS = VoterAnswer(Standing.HELD), VoterAnswer(Standing.NEVER)
+BLOCKED_BY_Y = VoterAnswer(Standing.BLOCKED, None, frozenset({Y}))
+BLOCKED_BY_C = VoterAnswer(Standing.BLOCKED, None, frozenset({Txid(4, "C")}))
+BLOCKED_BY_OWN = VoterAnswer(Standing.BLOCKED, None, frozenset({OWN}))
+HOLDS_KNOWS_Y = VoterAnswer(Standing.HELD, None, frozenset(), frozenset({Y}))
+HOLDS_FORGOT_Y = VoterAnswer(Standing.HELD, safe=Y.clock)
+HOLDS_FORGOT_OLDER = VoterAnswer(Standing.HELD, safe=Y.clock - 1)
+TOOK = {(1, False): VoterAnswer(Standing.HELD, (1, False)), (3, True): VoterAnswer(Standing.BLOCKED, (3, True))}
+CLAUSES: list[tuple[str, int, dict[str, VoterAnswer], Verdict]] = [
     ("an abort was accepted, and all hold it", 3, {"B": TOOK[1, False], "C": HOLDS}, ABORT),
     ("the highest ballot counts", 5, {"B": TOOK[1, False], "C": TOOK[3, True], "D": NEVER_IS}, COMMIT),
     ("all hold it", 3, {"B": HOLDS, "C": HOLDS}, COMMIT),
     ("a majority holds it, whatever others say", 3, {"A": NEVER_IS, "B": HOLDS, "C": HOLDS}, COMMIT),
-    ("one holds it, its leader may have committed it", 3, {"B": HOLDS, "C": BLOCKED_BY_Y}, First(frozenset({Y}))),
+    ("one holds it, its leader may have committed it", 3, {"B": HOLDS, "C": BLOCKED_BY_Y}, EndFirst(frozenset({Y}))),
     ("somebody says never", 3, {"B": HOLDS, "C": NEVER_IS}, ABORT),
     ("its leader answers without a commit", 3, {"A": HOLDS, "C": BLOCKED_BY_C}, ABORT),
     ("too few may have approved it", 4, {"B": BLOCKED_BY_Y, "C": HOLDS, "D": BLOCKED_BY_Y}, ABORT),
-    ("just a quorum may have", 5, {"C": HOLDS, "D": HOLDS, "E": BLOCKED_BY_OWN}, First(frozenset({OWN}))),
+    ("just a quorum may have", 5, {"C": HOLDS, "D": HOLDS, "E": BLOCKED_BY_OWN}, EndFirst(frozenset({OWN}))),
     ("B is out of reach and holds its own", 5, {"C": HOLDS, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y}, ABORT),
     (
         "B's own is known to be over, so B may have approved",
         5,
         {"C": HOLDS_KNOWS_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
-        First(frozenset({Y})),
+        EndFirst(frozenset({Y})),
     ),
     (
         "C has forgotten all that is as old as B's own, so B may have approved",
         5,
         {"C": HOLDS_FORGOT_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
-        First(frozenset({Y})),
+        EndFirst(frozenset({Y})),
     ),
     (
         "C has forgotten what is older than B's own",
@@ -450,7 +450,7 @@ CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
         "its leader has approved it, whatever else it leads",
         5,
         {"C": HOLDS, "D": BLOCKED_BY_OWN, "E": BLOCKED_BY_OWN},
-        First(frozenset({OWN})),
+        EndFirst(frozenset({OWN})),
     ),
 ]
 
@@ -458,7 +458,7 @@ CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
 @pytest.mark.parametrize(
     ("voters", "answers", "verdict"), [one[1:] for one in CLAUSES], ids=[one[0] for one in CLAUSES]
 )
-def test_each_clause_gives_its_verdict(voters: int, answers: dict[str, Answer], verdict: Verdict) -> None:
+def test_each_clause_gives_its_verdict(voters: int, answers: dict[str, VoterAnswer], verdict: Verdict) -> None:
     """The rows of the table in docs/protocol.md."""
     assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
 
@@ -476,12 +476,12 @@ def stuck(voters: int, quorum: int) -> bool:
         return False  # one of the leaders is in reach, and reports that it has no commit
     alive = NAMES[gone:voters]
     for count in range(len(alive) + 1):
-        mine = {node: Answer(Standing.HELD) for node in alive[:count]}
-        mine |= {node: Answer(Standing.BLOCKED, None, frozenset({Y})) for node in alive[count:]}
-        other = {node: Answer(Standing.BLOCKED, None, frozenset({X})) for node in alive[:count]}
-        other |= {node: Answer(Standing.HELD) for node in alive[count:]}
+        mine = {node: VoterAnswer(Standing.HELD) for node in alive[:count]}
+        mine |= {node: VoterAnswer(Standing.BLOCKED, None, frozenset({Y})) for node in alive[count:]}
+        other = {node: VoterAnswer(Standing.BLOCKED, None, frozenset({X})) for node in alive[:count]}
+        other |= {node: VoterAnswer(Standing.HELD) for node in alive[count:]}
         verdicts = [judge("A", mine, NAMES[:voters], quorum), judge("B", other, NAMES[:voters], quorum)]
-        if all(isinstance(verdict, First) for verdict in verdicts):
+        if all(isinstance(verdict, EndFirst) for verdict in verdicts):
             return True
     return False
 

@@ -4,7 +4,7 @@ import pytest
 
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.messages import Approve, Begin, Commit
-from bedrockish.core.state.contention import KEYS_MAX, MEMORY_S, Contests
+from bedrockish.core.state.conflict_records import KEYS_MAX, MEMORY_S, Contests
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from tests.core.net import Net, add

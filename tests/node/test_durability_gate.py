@@ -9,16 +9,16 @@ from bedrockish.api.requests import Answer
 from bedrockish.core.protocol.events import Woken
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling import durability_gate
-from bedrockish.node.scheduling.durability_gate import DurabilityGate, Stage
+from bedrockish.node.scheduling.durability_gate import BatchStage, DurabilityGate
 from tests.node.test_durability import open_runtime, request, settled
 
 
-def stage(gate: DurabilityGate) -> Stage:
+def stage(gate: DurabilityGate) -> BatchStage:
     """Return the stage now; a type checker would take an earlier comparison for the present one."""
     return gate.stage
 
 
-async def reached(gate: DurabilityGate, wanted: Stage) -> None:
+async def reached(gate: DurabilityGate, wanted: BatchStage) -> None:
     """Wait until the batches are at a stage, at which the test holds them."""
     with trio.fail_after(30):
         while stage(gate) is not wanted:  # noqa: ASYNC110  the gate has no event for it
@@ -33,16 +33,16 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
         await runtime.durable()
-        assert stage(gate) is Stage.GATHERING
+        assert stage(gate) is BatchStage.GATHERING
         assert gate.durable_batches == engine.batch.number
         engine.set_meta("test", 1)  # as if others' commit had been applied
         runtime.post(Woken())
-        await reached(gate, Stage.LINGERING)
+        await reached(gate, BatchStage.LINGERING)
         assert gate.deadline is not None
         assert not gate.has_work
         disk.gate.clear()
         runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
-        await reached(gate, Stage.SYNCING)
+        await reached(gate, BatchStage.SYNCING)
         assert gate.deadline is None
         assert gate.has_output
         assert runtime.is_busy(0.0)
@@ -52,7 +52,7 @@ async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, mon
         with trio.fail_after(30):
             while not answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
-        await reached(gate, Stage.GATHERING)
+        await reached(gate, BatchStage.GATHERING)
         assert gate.durable_batches == engine.batch.number
         assert not gate.has_output
         nursery.cancel_scope.cancel()
@@ -71,7 +71,7 @@ async def test_answer_of_a_sync_that_runs_is_given_when_the_node_leaves(
         monkeypatch.setattr(runtime.gate.fsync, "start", lambda _done: None)  # ends after the node's loop
         runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
         await settled()
-        assert stage(runtime.gate) is Stage.SYNCING
+        assert stage(runtime.gate) is BatchStage.SYNCING
         assert not answers
         nursery.cancel_scope.cancel()
     syncs = disk.count

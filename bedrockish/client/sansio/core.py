@@ -563,7 +563,7 @@ class ClientCore:
             case _:
                 assert_never(what)
 
-    def _attempt(self, call: _Call, request: Request, now: float) -> wire.Attempt:
+    def _attempt(self, call: _Call, request: Request, now: float) -> wire.AttemptFields:
         """Return the fields of a request that the next attempt sends instead of the request's own."""
         # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
         # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.

@@ -12,7 +12,7 @@ from bedrockish.core.protocol.effects import Early
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import command_key
-from bedrockish.core.state.contention import note_conflict
+from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat

@@ -47,14 +47,14 @@ class LineUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class OthersTurn:
     """A turn of other leaders: for some milliseconds after a transaction of ``leader``, these keys are theirs."""
 
     left_ms: float
     leader: str
 
 
-Obstacle = Pause | WaitFor | HoldBack | LineUp | Turn
+Obstacle = Pause | WaitFor | HoldBack | LineUp | OthersTurn
 
 
 class Contention:
@@ -97,7 +97,7 @@ class Contention:
         if head is not None:
             return LineUp(head)
         left_ms, leader = self.turns.left_ms(access_set) if self.turns.until else (0.0, "")
-        return Turn(left_ms, leader) if left_ms else None
+        return OthersTurn(left_ms, leader) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
         """Return the wait for a pending transaction that its leader began before it held back for our request, or None.
@@ -123,7 +123,7 @@ class Contention:
                 self.wait_queue.hold_back(inflight, reservation)
             case LineUp(head):
                 self.wait_queue.line_up(inflight, head)
-            case Turn(left_ms, leader):
+            case OthersTurn(left_ms, leader):
                 self._wait_for_turn(inflight, left_ms, leader)
             case _:
                 assert_never(obstacle)

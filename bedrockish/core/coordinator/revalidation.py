@@ -13,7 +13,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import NEVER, CommitWindow
-from bedrockish.core.state.contention import note_conflict
+from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range

@@ -367,7 +367,7 @@ class Together:
             # The driver only groups requests that write; whether a single request writes is known after its execution.
             for one in group:
                 one.writes = one.is_free = len(group) > 1
-            self._lead(group)
+            self._put_behind_first(group)
             self._ready.add(group[0])
 
     def goes_first(self, inflight: InFlight) -> None:
@@ -381,7 +381,7 @@ class Together:
         if self.leading.pop(inflight.number, None) is not None:
             free = self._take_free(inflight)
             if free:
-                self._lead(free)
+                self._put_behind_first(free)
                 self._ready.add(free[0])
 
     def divide_ready(self, inflight: InFlight) -> bool:
@@ -408,10 +408,10 @@ class Together:
         for part in parts:
             for one in part:
                 one.was_divided = True
-            self._lead(part)
+            self._put_behind_first(part)
         return [part[0] for part in parts]
 
-    def _lead(self, group: list[InFlight]) -> None:
+    def _put_behind_first(self, group: list[InFlight]) -> None:
         """Let the requests of a group wait behind its first request."""
         first, *others = group
         first.is_free = False

@@ -13,7 +13,7 @@ from bedrockish_journal.model.transaction import Txid
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VoterAnswer:
     """The answer of one voter about a transaction, given with its promise to accept no lower ballot."""
 
     standing: int  # whether the voter holds the transaction (``Standing``)
@@ -26,33 +26,33 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class ProposeCommit:
     """The verdict to propose commit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class ProposeAbort:
     """The verdict to propose abort."""
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class EndFirst:
     """No verdict yet: the transaction may have been committed. The blockers have to end before the next round."""
 
     blockers: frozenset[Txid]
 
 
-COMMIT, ABORT = Commit(), Abort()
-Verdict = Commit | Abort | First
+COMMIT, ABORT = ProposeCommit(), ProposeAbort()
+Verdict = ProposeCommit | ProposeAbort | EndFirst
 
 
-def _forgotten(answer: Answer) -> int:
+def _forgotten(answer: VoterAnswer) -> int:
     """Return the clock up to which a voter may have forgotten the outcomes of transactions."""
     # A voter ends a transaction pending there when its safe time passes it, so its safe time is below every blocker.
     return min([answer.safe, *(blocker.clock - 1 for blocker in answer.blockers)])
 
 
-def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], quorum: int) -> Verdict:
+def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[str], quorum: int) -> Verdict:
     """Return the proposal for a transaction whose outcome none of the answering voters knows.
 
     Args:
@@ -91,4 +91,4 @@ def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], q
     approvers = holders | (set(voters) - answers.keys() - bound)
     if len(approvers) < quorum:
         return ABORT
-    return First(blockers)  # J7: undecidable until its blockers have ended
+    return EndFirst(blockers)  # J7: undecidable until its blockers have ended

@@ -12,7 +12,7 @@ from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
-from bedrockish.core.recovery.judge import COMMIT, Answer, First, judge
+from bedrockish.core.recovery.judge import COMMIT, EndFirst, VoterAnswer, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import ASKED_MAX, Voting
 from bedrockish.core.state.outbox import Timer
@@ -35,7 +35,7 @@ class Round:
     transaction: Transaction  # the transaction to finish
     ballot: int  # a ballot that belongs to this node alone
     since: float  # seconds at which the round began
-    answers: dict[str, Answer] = field(default_factory=dict)  # the answers of the voters that have promised
+    answers: dict[str, VoterAnswer] = field(default_factory=dict)  # the answers of the voters that have promised
     decision: bool | None = None  # the proposal, commit or abort; None while promises are collected
     accepted: set[str] = field(default_factory=set)  # the voters that have accepted the proposal
     blockers: dict[Txid, Transaction] = field(default_factory=dict)  # the transactions that must end first
@@ -363,7 +363,7 @@ class Recovery:
         round_.blockers.update(blockers)
         # Of two answers to one ballot the newer counts: the promise stays, and a voter that holds it goes on holding
         # it.
-        round_.answers[peer] = Answer(
+        round_.answers[peer] = VoterAnswer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
         # A ballot has one proposal: voters could accept each of two proposals at one ballot.
@@ -375,7 +375,7 @@ class Recovery:
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
         # Without a verdict, the blockers have to end first; each further answer is judged with the others.
-        if isinstance(verdict, First):
+        if isinstance(verdict, EndFirst):
             self._unblock(round_)
         else:
             self._propose(round_, commit=verdict == COMMIT)

@@ -18,7 +18,7 @@ from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.commit_window import CommitWindow
-from bedrockish.core.state.contention import Contests
+from bedrockish.core.state.conflict_records import Contests
 from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.outbox import Outbox, Timer, Timers
 from bedrockish.core.state.packed_commits import Place

@@ -16,7 +16,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import translate
-from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.engine.statements.classify import READ, Compiled
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
 from bedrockish_journal.model.access_set import AccessSet
 
@@ -24,7 +24,9 @@ BATCH_BYTES = 256 << 10  # a batch is sent when its rows take so many bytes
 BATCH_S = 0.1  # a batch with a row is sent after so many seconds
 
 
-def compile_read(executor: Executor, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...], ReadPlan]:
+def compile_read(
+    executor: Executor, statement: Statement, user: str = ""
+) -> tuple[Compiled, tuple[Any, ...], ReadPlan]:
     """Return the single, reading statement of a text, its parameters and its plan, without running it.
 
     Raises:
@@ -55,7 +57,7 @@ class Batches:
     def __init__(
         self,
         snapshot: Snapshot,  # the snapshot to read on; its creator returns it to ``Readers`` after ``close``
-        piece: Piece,
+        piece: Compiled,
         params: tuple[Any, ...],
         lengths: Lengths,  # the bounds of the lengths of its values
         *,

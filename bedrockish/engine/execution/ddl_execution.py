@@ -22,7 +22,7 @@ from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Piece
+from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import after_nothing, first_word
@@ -210,7 +210,7 @@ class Mixed:
 
     # -- one of them -----------------------------------------------------------------------------------------------
 
-    def _one(self, piece: Piece, text: str, room: int) -> tuple[Result, int]:
+    def _one(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
         db = self._db
         allowed = None
         if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
@@ -245,7 +245,7 @@ class Mixed:
         if self._drawn is not None:
             self._drawn.schema_changed()
 
-    def _watched(self, piece: Piece, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
+    def _watched(self, piece: Compiled, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
         """Run a statement; roll it back if SQLite may have drawn random ids for its rows."""
         if piece.kind != WRITE:
             return self._executor.run_piece(piece, (), room, allowed)
@@ -274,7 +274,7 @@ class Mixed:
             )
         self.steps.append(step)
 
-    def _set(self, piece: Piece) -> Result:
+    def _set(self, piece: Compiled) -> Result:
         name, on = piece.setting, pragmas.turns_on(piece.sql)
         if name == pragmas.DEFER:
             option = DEFER_ON if on else DEFER_OFF
@@ -287,7 +287,7 @@ class Mixed:
         self._note(Step(option))
         return Result((), [], -1, None)
 
-    def _check(self, piece: Piece) -> None:
+    def _check(self, piece: Compiled) -> None:
         """Refuse a statement that reads data that differ between nodes."""
         # Such a statement runs only here.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
@@ -349,7 +349,7 @@ class Mixed:
         except apsw.Error as error:
             raise translate(error, text) from error
 
-    def _bound(self, piece: Piece, params: tuple[Any, ...], told: Result | None) -> str:
+    def _bound(self, piece: Compiled, params: tuple[Any, ...], told: Result | None) -> str:
         """Return the text of a statement that ran before, with the id that the node assigned to its row."""
         piece.auto = self._executor._rewritten(piece)
         text = piece.text(params)
@@ -409,7 +409,7 @@ def _tokens(sql: str) -> list[Token]:
         raise UnsupportedError(f"the statement's parameters cannot be derived from it: {error}", sql=sql) from None
 
 
-def _rests_on_definitions(piece: Piece, error: ConstraintError | SqlError) -> bool:
+def _rests_on_definitions(piece: Compiled, error: ConstraintError | SqlError) -> bool:
     """Return whether ALTER failed when SQLite parsed all definitions again (``error in view v after rename: ...``).
 
     No row can change this failure, and the activation requires the same definitions. The nodes cannot repeat its text:

@@ -34,7 +34,7 @@ from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS, Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Guard, Piece
+from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled, Guard
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
@@ -67,7 +67,7 @@ class OneByOneError(Exception):
     """Raised when a statement of a batch has failed, so that the statements have to be run one by one."""
 
 
-class Known(NamedTuple):
+class KnownSchema(NamedTuple):
     """The schema as one connection has read it, for reuse by another connection."""
 
     tables: Tables
@@ -90,13 +90,13 @@ class Executor:
         limits: Limits,
         ids: AutoIds,
         prepare: Prepare,
-        known: Known | None = None,  # the schema as another connection has read it
+        known: KnownSchema | None = None,  # the schema as another connection has read it
         access: Access | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
         self.capture, self.access = capture, access or Access()
-        self._texts: dict[str, tuple[Piece, ...]] = {}
-        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # texts compiled for users that may not read secrets
+        self._texts: dict[str, tuple[Compiled, ...]] = {}
+        self._limited_texts: dict[str, tuple[Compiled, ...]] = {}  # texts compiled for users that may not read secrets
         self._again: dict[str, Recipe | None] = {}  # see ``again``
         self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
         # Texts that have run, write rows, have no settings and call no function about their transaction.
@@ -128,9 +128,9 @@ class Executor:
         db.set_progress_handler(self.progress, PROGRESS_STEPS)
 
     @property
-    def known(self) -> Known:
+    def known(self) -> KnownSchema:
         """The schema in force as this connection has read it, for another connection."""
-        return Known(self._tables, self.analysis.schema, self._guard.expansion)
+        return KnownSchema(self._tables, self.analysis.schema, self._guard.expansion)
 
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema; drop the statements compiled for the old one."""
@@ -345,7 +345,7 @@ class Executor:
         db = self._db if self.reader is None or self.capture.wrote else self.reader
         return lookup.run(db, statement, self._limits)
 
-    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Piece, int]:
+    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Compiled, int]:
         """Compile the statement of a text that begins at or after a place, and return it with the place after it.
 
         Raises:
@@ -359,7 +359,7 @@ class Executor:
             rights.check(piece, self._views)
         return piece, after
 
-    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Piece, int]:
+    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Compiled, int]:
         is_limited = rights is not None and rights.role < ADMIN
         optimizes = rights is None or rights.role >= OWNER
         piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
@@ -447,7 +447,7 @@ class Executor:
             return True
         return statement.sql not in self._texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
 
-    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; the caller runs each before it requests the
         next.
 
@@ -462,7 +462,7 @@ class Executor:
             for place, piece in enumerate(known, 1):
                 yield self._checked(piece, binder, rights, is_last=place == len(known))
             return
-        found: list[Piece] = []
+        found: list[Compiled] = []
         (settings, at), until_schema = split_settings(statement.sql), True
         while at < len(statement.sql):
             with self.judging(statement.sql):
@@ -488,7 +488,7 @@ class Executor:
             ):
                 self.only_writes.add(statement.sql)
 
-    def single(self, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...]] | None:
+    def single(self, statement: Statement, user: str = "") -> tuple[Compiled, tuple[Any, ...]] | None:
         """Return the only statement of a text with its parameters; None unless the text is known to have only one.
 
         Raises:
@@ -501,8 +501,8 @@ class Executor:
         return self._checked(known[0], Binder(statement.params), rights, is_last=True)
 
     def _checked(
-        self, piece: Piece, binder: Binder, rights: Rights | None, *, is_last: bool
-    ) -> tuple[Piece, tuple[Any, ...]]:
+        self, piece: Compiled, binder: Binder, rights: Rights | None, *, is_last: bool
+    ) -> tuple[Compiled, tuple[Any, ...]]:
         """Return a statement that the user may run, with the values of its parameters.
 
         Surplus values are an error. The last statement checks this before it runs, because its rows would stay in an
@@ -515,7 +515,7 @@ class Executor:
             binder.finish()
         return given
 
-    def _rewritten(self, piece: Piece) -> Rewritten | None:
+    def _rewritten(self, piece: Compiled) -> Rewritten | None:
         """Return the rewritten statement, which assigns ids, if SQLite's bytecode for it is the same otherwise."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
@@ -561,7 +561,7 @@ class Executor:
             self._until = _FOREVER
 
     def run_piece(
-        self, piece: Piece, params: Row, room: int, lengths: Lengths | None = None, blocks: Blocks | None = None
+        self, piece: Compiled, params: Row, room: int, lengths: Lengths | None = None, blocks: Blocks | None = None
     ) -> tuple[list[Row], int]:
         """Run one statement; return its rows and an estimate of their bytes.
 
@@ -584,7 +584,7 @@ class Executor:
             return self._run_piece(piece, params, room, lengths, blocks)
 
     def _run_piece(
-        self, piece: Piece, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
+        self, piece: Compiled, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
     ) -> tuple[list[Row], int]:
         db, in_loop, most, text = self._db, self._budget.is_brief, self._most_bytes, piece.sql
         if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
@@ -644,7 +644,7 @@ class Executor:
         self._number, self._is_refused = self._limits.memory.begin(), False
         self._interrupter.begin(db)
 
-    def lengths(self, piece: Piece) -> Lengths:
+    def lengths(self, piece: Compiled) -> Lengths:
         """Return the bounds of the lengths of a statement's values."""
         if piece.setting:
             return OF_SCHEMA
@@ -735,15 +735,15 @@ class Run:
         self.results: list[Result] = []
         self.schema: list[str] = []
         self.configures = self.writes = self.settings = self.reads_system = False
-        self._begun: list[tuple[Piece, tuple[Any, ...]]] = []
+        self._begun: list[tuple[Compiled, tuple[Any, ...]]] = []
 
-    def set(self, piece: Piece) -> None:
+    def set(self, piece: Compiled) -> None:
         """Apply a setting for the rest of the request."""
         self.settings = True
         pragmas.apply(self._executor._db, piece.sql)
         self.results.append(Result((), [], -1, None))
 
-    def one(self, piece: Piece, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
+    def one(self, piece: Compiled, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
         """Run a statement; record its result, of which ``blocks`` takes all but the last rows, and its reads."""
         executor = self._executor
         resolved = lengths = None

@@ -11,7 +11,7 @@ from bedrockish.access_sets.readset import program_of
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
-from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
+from bedrockish.engine.statements.classify import READ, SCHEMA, Compiled
 from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.key_text import key_text
@@ -52,7 +52,7 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
     return found
 
 
-def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[str, Any]:
+def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> dict[str, Any]:
     analysis, error = executor.analysis, ""
     told: dict[str, Any] = {"sql": piece.sql.strip(), "kind": piece.kind, "ids": piece.text(params) != piece.sql}
     if piece.setting:
@@ -83,7 +83,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
     return {**told, **_words(analysis, access_set), "wider": wider, "error": error}
 
 
-def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
+def _try(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> str:
     """Run a statement that changes the schema; return its error text, or an empty text."""
     executor.capture.deafen()
     try:

@@ -34,7 +34,7 @@ from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import READ, SCHEMA, TEMPORARY, WRITE, Piece
+from bedrockish.engine.statements.classify import READ, SCHEMA, TEMPORARY, WRITE, Compiled
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -76,7 +76,7 @@ class Interactive:
 
     # -- statements -------------------------------------------------------------------------------------
 
-    def pieces(self, work: TransactionWork, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+    def pieces(self, work: TransactionWork, statement: Statement) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
         """Yield the statements of a text with their parameters; the caller runs each before it requests the next.
 
         Raises:
@@ -98,7 +98,7 @@ class Interactive:
                 raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params
 
-    def single(self, work: TransactionWork, statement: Statement) -> tuple[Piece, tuple[Any, ...]] | None:
+    def single(self, work: TransactionWork, statement: Statement) -> tuple[Compiled, tuple[Any, ...]] | None:
         """Return the statement of a text with its parameters, if the text is known to hold one; else None.
 
         Raises:
@@ -119,7 +119,7 @@ class Interactive:
         """Return whether a text changes the schema."""
         return _changes_schema(statement.sql)
 
-    def needs_snapshot(self, work: TransactionWork, piece: Piece) -> bool:
+    def needs_snapshot(self, work: TransactionWork, piece: Compiled) -> bool:
         """Return whether the caller must call ``take_snapshot`` before this statement."""
         return work.base is None and not piece.setting and (piece.kind == READ or not work.serializable)
 
@@ -144,7 +144,7 @@ class Interactive:
             work.base, work.base_clock = dict(flushed.applied), flushed.clock
 
     def run(
-        self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
+        self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
     ) -> tuple[Result, int]:
         """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
         usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
@@ -188,7 +188,7 @@ class Interactive:
         finally:
             self._executor.allow(float("inf"))
 
-    def _set(self, work: TransactionWork, piece: Piece) -> Result:
+    def _set(self, work: TransactionWork, piece: Compiled) -> Result:
         """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
@@ -507,7 +507,7 @@ class Interactive:
             work.base, work.base_clock = dict(engine.applied), engine.applied_clock
 
     def _read(
-        self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int
+        self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int
     ) -> tuple[list[tuple[Any, ...]], int]:
         assert work.sets is not None
         try:
@@ -521,7 +521,7 @@ class Interactive:
             work.sets.lock(self.engine.scope.take_locked())
         return rows, size
 
-    def _write(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+    def _write(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
         assert piece.kind in (WRITE, TEMPORARY)
         assert work.sets is not None
         db, capture = self._db, self._capture
@@ -546,7 +546,7 @@ class Interactive:
         work.wrote = work.wrote or piece.kind == WRITE
         return Result(piece.columns, rows, rowcount, work.lastrowid or None), size
 
-    def _resolve(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...]) -> ResolvedReads | None:
+    def _resolve(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...]) -> ResolvedReads | None:
         """Return the reads of the next statement; CREATE TEMP TABLE reads by its SELECT only."""
         assert work.sets is not None
         if piece.defines:
@@ -593,7 +593,7 @@ class Interactive:
         work.blurred += blurred
         work.sets.changed(changes, blurred)
 
-    def _failed(self, work: TransactionWork, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
+    def _failed(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], error: BedrockishError) -> None:
         """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL)."""
         db, capture = self._db, self._capture
         assert work.sets is not None

@@ -7,7 +7,7 @@ from typing import Protocol
 import apsw
 
 from bedrockish.access_sets.change_capture import Capture
-from bedrockish.engine.execution.executor import Executor, Known
+from bedrockish.engine.execution.executor import Executor, KnownSchema
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Scope
@@ -89,7 +89,7 @@ class Beside:
     ids: AutoIds  # assigns ids on the writing connection
     limits: Limits
     locks: RowLocks  # the rows that transactions have locked
-    known: Callable[[], Known]  # returns the schema as the writer's connection has read it
+    known: Callable[[], KnownSchema]  # returns the schema as the writer's connection has read it
     access: Access  # the rights of users
 
     def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:

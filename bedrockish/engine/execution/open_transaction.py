@@ -9,7 +9,7 @@ from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.query_names import Query
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import Compiled
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish.sqltext.transaction_control import Control
 from bedrockish_journal.model.changes import Change
@@ -111,7 +111,7 @@ class TransactionWork:
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
         self.looked_behind, self.reads_system = other.looked_behind, other.reads_system
 
-    def looks(self, piece: Piece) -> None:
+    def looks(self, piece: Compiled) -> None:
         """Note which tables without keys a statement reads."""
         self.looked_behind = self.looked_behind or piece.looks_behind
         self.reads_system = self.reads_system or piece.reads_system
@@ -143,7 +143,7 @@ class TransactionWork:
         keys = 0 if self.sets is None else len(self.sets)
         return self.size + self.logged + self.asked + KEY_BYTES * keys
 
-    def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
+    def saw(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Note the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
         A check of foreign keys without a violation is not noted, because no other commit can cause one.
@@ -197,7 +197,7 @@ class TransactionWork:
                 return place
         raise SqlError(f"no such savepoint: {name}")
 
-    def owns(self, piece: Piece) -> bool:
+    def owns(self, piece: Compiled) -> bool:
         """Return whether a statement that reads could meet rows that the transaction itself has changed."""
         if self.serializable:
             return self.wrote

@@ -21,14 +21,14 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
-from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.engine.statements.classify import READ, Compiled
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
 
 ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
-Compiled = tuple[Piece, tuple[Any, ...]]
+Bound = tuple[Compiled, tuple[Any, ...]]
 
 
 class OverlayTransaction:
@@ -213,7 +213,7 @@ class OverlayTransaction:
         assert last is not None
         return last, taken
 
-    def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+    def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
         work, interactive, writer = self.work, self._interactive, self._writer
         assert interactive is not None
         assert writer is not None
@@ -315,7 +315,7 @@ class OverlayTransaction:
 
 
 def resume(
-    workspace: Workspace, work: TransactionWork, statement: Statement | Compiled
+    workspace: Workspace, work: TransactionWork, statement: Statement | Bound
 ) -> tuple[Result | None, BedrockishError | None]:
     """Run a statement of a transaction that is open in the loop, and keeps its row locks, on a workspace's snapshot.
 

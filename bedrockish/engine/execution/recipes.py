@@ -20,14 +20,14 @@ from bedrockish.engine.derived.commands import with_values
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, Limits
-from bedrockish.engine.statements.classify import READ, WRITE, Piece
+from bedrockish.engine.statements.classify import READ, WRITE, Compiled
 from bedrockish.errors import BedrockishError
 
 
 class Recipe(NamedTuple):
     """A statement that calls no function, and the plan of its reads, which do not depend on rows."""
 
-    piece: Piece
+    piece: Compiled
     plan: ReadPlan
 
 
@@ -51,7 +51,7 @@ def find_alike(
     return (recipe, count) if count >= ALIKE_MIN else (None, count)
 
 
-def recipe_alike(piece: Piece, plan_of: Callable[[Piece], ReadPlan]) -> Recipe | None:
+def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Recipe | None:
     """Return the recipe to run a statement in a batch of the same text; None unless it is a plain write."""
     if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
         return None
@@ -61,7 +61,7 @@ def recipe_alike(piece: Piece, plan_of: Callable[[Piece], ReadPlan]) -> Recipe |
     return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
 
 
-def recipe_again(piece: Piece, plan_of: Callable[[Piece], ReadPlan]) -> Recipe | None:
+def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Recipe | None:
     """Return the recipe to run a statement again in a transaction; None if it must run like any other.
 
     Its reads follow from its parameters alone, and it calls no function. One that writes ends within a moment, whatever
@@ -88,7 +88,7 @@ def read_brief(
         return None
 
 
-def with_params(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
+def with_params(piece: Compiled, binder: Binder) -> tuple[Compiled, tuple[Any, ...]]:
     """Return a statement with the values of its parameters."""
     values = binder.take(piece.names)
     if not piece.is_command:
@@ -99,7 +99,7 @@ def with_params(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
 class Lookup(NamedTuple):
     """A compiled lookup."""
 
-    piece: Piece  # the statement, which calls no function and has no settings
+    piece: Compiled  # the statement, which calls no function and has no settings
     most: int  # the bytes that a value may have when the lookup runs in the node's loop
     head: bytes  # the encoded result up to the rows
 
@@ -131,7 +131,7 @@ class Lookups:
         texts: the texts that have run before; ``clear`` is called when they are cleared.
     """
 
-    def __init__(self, texts: Mapping[str, tuple[Piece, ...]]) -> None:
+    def __init__(self, texts: Mapping[str, tuple[Compiled, ...]]) -> None:
         self._texts = texts
         self._known: dict[str, Lookup | None] = {}
 
@@ -139,7 +139,7 @@ class Lookups:
         """Drop all texts."""
         self._known.clear()
 
-    def find(self, sql: str, lengths: Callable[[Piece], Lengths]) -> Lookup | None:
+    def find(self, sql: str, lengths: Callable[[Compiled], Lengths]) -> Lookup | None:
         """Return the lookup for a text; None if the text has not run before or is not a lookup."""
         try:
             return self._known[sql]
@@ -151,7 +151,7 @@ class Lookups:
             return lookup
 
 
-def _lookup_of(pieces: tuple[Piece, ...], lengths_of: Callable[[Piece], Lengths]) -> Lookup | None:
+def _lookup_of(pieces: tuple[Compiled, ...], lengths_of: Callable[[Compiled], Lengths]) -> Lookup | None:
     piece = pieces[0]
     if len(pieces) > 1 or piece.kind != READ or not piece.columns or piece.setting or piece.settings:
         return None

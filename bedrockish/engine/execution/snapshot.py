@@ -21,7 +21,7 @@ from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.staged_changes import StagedChanges
@@ -226,7 +226,7 @@ class Snapshot:
 
     def run(
         self,
-        piece: Piece,
+        piece: Compiled,
         params: tuple[Any, ...],
         room: int,  # the bytes that its rows may take
         lengths: Lengths,  # the bounds of the lengths of its values
@@ -245,7 +245,13 @@ class Snapshot:
             return self._run(piece, params, room, lengths, scope, budget_s)
 
     def _run(
-        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths, scope: Scope | None, budget_s: float
+        self,
+        piece: Compiled,
+        params: tuple[Any, ...],
+        room: int,
+        lengths: Lengths,
+        scope: Scope | None,
+        budget_s: float,
     ) -> tuple[list[tuple[Any, ...]], int]:
         limits = self.limits
         if not lengths.is_brief:

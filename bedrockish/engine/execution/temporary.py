@@ -22,7 +22,7 @@ from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, Control
@@ -119,7 +119,7 @@ class TemporaryTransaction(OverlayTransaction):
                 "it did not happen: make them again, under other names"
             )
 
-    def _run_piece(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+    def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
         assert self.interactive.inside is self.work, "rows of TEMP tables cannot be made again"
         try:
             found = super()._run_piece(piece, params, room)

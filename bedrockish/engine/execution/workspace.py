@@ -30,7 +30,7 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
@@ -196,7 +196,7 @@ class Workspace:
         finally:
             self._unlock()
 
-    def compile_read(self, statement: Statement, user: str) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
+    def compile_read(self, statement: Statement, user: str) -> tuple[Compiled, tuple[Any, ...], ReadPlan]:
         """Compile the statement of a stream, as ``cursor.compile_read`` does."""
         return self.inside(lambda writer: compile_read(writer.executor, statement, user))
 

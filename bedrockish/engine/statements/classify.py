@@ -111,7 +111,7 @@ _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
-class Piece:
+class Compiled:
     """One compiled statement of a client's text.
 
     Why so large: It is a record, with a field for each fact that compiling a statement shows.
@@ -244,7 +244,7 @@ class Guard:
 
     def compile_next(
         self, sql: str, at: int = 0, *, is_limited: bool = False, optimizes: bool = True
-    ) -> tuple[Piece, int]:
+    ) -> tuple[Compiled, int]:
         """Compile the first statement of a text that begins at a place or after it.
 
         SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
@@ -271,7 +271,7 @@ class Guard:
             piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
         return piece, end - len(piece.rest)
 
-    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False, optimizes: bool = True) -> Piece:
+    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False, optimizes: bool = True) -> Compiled:
         """Compile the first statement of a text, without running it.
 
         Args:
@@ -287,7 +287,7 @@ class Guard:
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
         seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
-        piece: Piece | None = None
+        piece: Compiled | None = None
 
         def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
             nonlocal piece
@@ -298,7 +298,7 @@ class Guard:
             setting = next(iter(seen.given & pragmas.SETTINGS), "")
             whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
-            piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
+            piece = Compiled(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
             self._complete(piece, seen)
             piece.needs = ADMIN if seen.secret else _NEEDS[piece.kind]
             piece.reads, piece.writes, piece.named = map(frozenset, (seen.reads, seen.writes, seen.named))
@@ -331,10 +331,10 @@ class Guard:
         if seen.refusal:
             raise UnsupportedError(seen.refusal, sql=sql)
         if piece is None:
-            return Piece(sql, EMPTY, (), (), frozenset(), False, "")
+            return Compiled(sql, EMPTY, (), (), frozenset(), False, "")
         return piece
 
-    def _complete(self, piece: Piece, seen: _Seen) -> None:
+    def _complete(self, piece: Compiled, seen: _Seen) -> None:
         """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
         piece.configures, piece.defines, piece.is_dear = seen.analyzes, seen.defines, seen.is_dear
         piece.stays, piece.compares = seen.stays, seen.compares

@@ -11,7 +11,7 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded
 from bedrockish.access_sets.settings_in_force import in_force
-from bedrockish.engine.statements.classify import SCHEMA, TEMPORARY, WRITE, Piece
+from bedrockish.engine.statements.classify import SCHEMA, TEMPORARY, WRITE, Compiled
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.session_settings import LIKE, NONE, TRIGGERS, Settings
 from bedrockish.sqltext.statement_ends import first_word
@@ -24,14 +24,14 @@ _DEFINED = (
 
 
 def settled(
-    piece: Piece,  # the statement, compiled without settings
+    piece: Compiled,  # the statement, compiled without settings
     settings: Settings,
     db: apsw.Connection,  # the connection that has compiled the statement
     definitions: Definitions,
-    again: Callable[[], Piece],  # compiles the statement again
+    again: Callable[[], Compiled],  # compiles the statement again
     *,
     is_temporary: bool = False,  # whether the connection may have TEMP triggers
-) -> Piece:
+) -> Compiled:
     """Return a statement with the settings of its session that it needs.
 
     Raises:
@@ -55,7 +55,7 @@ def settled(
     return piece
 
 
-def _check_definitions(definitions: Definitions, piece: Piece) -> None:
+def _check_definitions(definitions: Definitions, piece: Compiled) -> None:
     for name in sorted(piece.reads | piece.writes | piece.tables):
         for row in definitions.by_table.get(folded(name), ()):
             if row.kind in ("table", "index") and _has_like(row.sql):
@@ -72,7 +72,7 @@ def _has_like(sql: str | None) -> bool:
         return True
 
 
-def _needs_triggers(db: apsw.Connection, piece: Piece) -> bool:
+def _needs_triggers(db: apsw.Connection, piece: Compiled) -> bool:
     """Return whether recursive_triggers may change the effect of a statement.
 
     A trigger may then fire itself, and REPLACE fires delete triggers. The bytecode shows both: for a trigger that is
@@ -94,7 +94,7 @@ def _needs_triggers(db: apsw.Connection, piece: Piece) -> bool:
     return False
 
 
-def _program(db: apsw.Connection, piece: Piece) -> list[Any] | None:
+def _program(db: apsw.Connection, piece: Compiled) -> list[Any] | None:
     """Return the programs of a statement and its triggers; None if SQLite cannot print them."""
     cursor = db.cursor()
     cursor.row_trace = cursor.exec_trace = None

@@ -5,7 +5,6 @@ pages. A rewritten file has neither.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ from bedrockish.engine.storage.wal import sync
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.store import heads
 from bedrockish_journal.storage.vector_modules import Connection
-from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.replay import Prepare, digest
 
-Prepare = Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
 Heads = dict[str, tuple[int, bytes]]
 
 

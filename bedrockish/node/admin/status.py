@@ -10,7 +10,7 @@ from bedrockish.core.coordinator.request import readable
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Alarm, Mode
-from bedrockish.core.state.contention import conflict_counts, other_counts
+from bedrockish.core.state.conflict_records import conflict_counts, other_counts
 from bedrockish.core.state.state import State
 from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.troubles import SILENT_MS_MAX

@@ -23,7 +23,7 @@ from bedrockish_journal.model.vector import Vector
 from bedrockish_net.read_loop import ReadLoop
 
 Done = Callable[[Answer | BedrockishError], None]
-Prepare = Callable[[], Prepared]
+MakePrepared = Callable[[], Prepared]
 Synced = Callable[[BaseException | None], None]
 Durable = Callable[[], Awaitable[None]]  # returns when all that the node has written so far is durable
 WEIGHT = 0.1  # the weight of the last sync in the mean
@@ -62,7 +62,7 @@ class Waiter:
     request_id: int
     request: Request
     done: Done
-    prepare: Prepare | None = None
+    prepare: MakePrepared | None = None
     answer: Answer | BedrockishError | None = None
     began: float = field(default_factory=time.monotonic)
     held: int = 0

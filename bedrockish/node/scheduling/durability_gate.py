@@ -14,7 +14,7 @@ from bedrockish.node.scheduling.turn_loop import Turn
 LINGER_S = 0.02  # how long a batch without waiters stays open, so that later writes can share its sync
 
 
-class Stage(Enum):
+class BatchStage(Enum):
     """The stage of the batches."""
 
     GATHERING = "the open batch takes writes, and no sync runs"
@@ -58,7 +58,7 @@ class DurabilityGate:
 
     def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:
         self._node, self._engine, self._boundary = node, engine, boundary
-        self.stage = Stage.GATHERING  # the stage of the batches
+        self.stage = BatchStage.GATHERING  # the stage of the batches
         self.kept = Kept()  # the output that waits for the open batch
         self.durable_batches = 0  # the last batch that is known to be durable
         self.fsync = FsyncThread(engine.sync)  # syncs in a thread, or in the loop where the disk is quick
@@ -74,16 +74,16 @@ class DurabilityGate:
         """Return whether to call ``pass_on`` now; while a batch lingers, only a waiter or the ``deadline`` makes it
         due.
         """
-        if self.stage is Stage.SYNCING:
+        if self.stage is BatchStage.SYNCING:
             return False
         return self.kept.is_awaited or (
-            self.stage is not Stage.LINGERING and bool(self.kept or self._engine.batch.is_dirty)
+            self.stage is not BatchStage.LINGERING and bool(self.kept or self._engine.batch.is_dirty)
         )
 
     @property
     def is_syncing(self) -> bool:
         """Whether a sync runs: output that is made now waits for the one after it."""
-        return self.stage is Stage.SYNCING
+        return self.stage is BatchStage.SYNCING
 
     @property
     def has_output(self) -> bool:
@@ -93,11 +93,11 @@ class DurabilityGate:
     @property
     def deadline(self) -> float | None:
         """When a lingering batch is closed even without waiters, by ``time.monotonic``; None: none lingers."""
-        return self._linger_until if self.stage is Stage.LINGERING else None
+        return self._linger_until if self.stage is BatchStage.LINGERING else None
 
     def pass_on(self) -> Turn:
         """Commit the open batch and sync it, or send the kept output if all batches are durable."""
-        if self.stage is Stage.SYNCING or self._may_linger():
+        if self.stage is BatchStage.SYNCING or self._may_linger():
             return  # a sync runs, or the batch lingers: output made since then shares the next sync
         engine = self._engine
         if not (
@@ -108,7 +108,7 @@ class DurabilityGate:
             if kept:
                 self._node.release(kept)
             return
-        self.stage = Stage.FLUSHING
+        self.stage = BatchStage.FLUSHING
         self._node.before_flush()
         # Output that is made while a thread writes the batch waits for the next batch.
         kept, self.kept = self.kept, Kept()
@@ -134,12 +134,12 @@ class DurabilityGate:
         if self.kept.is_awaited or not self._engine.batch.is_dirty or self._boundary.actions:
             return False
         now = time.monotonic()
-        if self.stage is not Stage.LINGERING:
-            self.stage, self._linger_until = Stage.LINGERING, now + LINGER_S
+        if self.stage is not BatchStage.LINGERING:
+            self.stage, self._linger_until = BatchStage.LINGERING, now + LINGER_S
         return now < self._linger_until
 
     def _sync(self, kept: Kept) -> None:
-        self.stage = Stage.SYNCING
+        self.stage = BatchStage.SYNCING
         batches = self._engine.batch.number
         if self.fsync.is_quick and self._node.is_quiet():
             self._synced(kept, batches, self.fsync.sync_now())
@@ -164,7 +164,7 @@ class DurabilityGate:
 
     def _open(self) -> None:
         """Return to gathering: the closed batch has ended, and its output is sent or dropped now."""
-        self.stage, self._closed = Stage.GATHERING, Kept()
+        self.stage, self._closed = BatchStage.GATHERING, Kept()
 
     def last_replies(self) -> list[Waiter]:
         """Return the waiters whose answers are not sent, in order, when the node stops; everything is durable."""

@@ -24,7 +24,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import NewerAsked
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.direct_reads import DirectReads
-from bedrockish.node.scheduling.durability import Done, Prepare
+from bedrockish.node.scheduling.durability import Done, MakePrepared
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
@@ -40,7 +40,7 @@ class StrictRead(NamedTuple):
     done: Done
     owner: object
     began: float  # the time of its arrival, by ``time.monotonic``
-    prepare: Prepare | None = None  # returns its result, if a program has executed it; else None
+    prepare: MakePrepared | None = None  # returns its result, if a program has executed it; else None
     base: Vector = NOWHERE  # the state on which the program has executed it
 
 
@@ -77,7 +77,7 @@ class StrictReads:
         self._waiting.append(StrictRead(request, done, owner, now))
         return True
 
-    def take_executed(self, request: Request, done: Done, prepare: Prepare, base: Vector) -> bool:
+    def take_executed(self, request: Request, done: Done, prepare: MakePrepared, base: Vector) -> bool:
         """Keep a read that a program has executed on a durable state; return False if the core has to certify it."""
         now = time.monotonic()
         if now < self._not_before or not self._is_newest(base):
@@ -123,7 +123,7 @@ class StrictReads:
         # A commit outside the state of any of these reads is outside the smallest of the states.
         return NewerAsked(self._number, {node: min(one.get(node, 0) for one in states) for node in states[0]})
 
-    def _result(self, read: StrictRead, prepare: Prepare) -> Answer | None:
+    def _result(self, read: StrictRead, prepare: MakePrepared) -> Answer | None:
         """Return the answer of a read that a program has executed; None if a newer commit is applied by now."""
         state = self._node.core.state
         # Such a read would spoil the question for the others, because its state lacks that commit.

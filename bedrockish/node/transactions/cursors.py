@@ -25,7 +25,7 @@ from bedrockish.engine.execution.cursor import Batches, access_set_of, compile_r
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import is_in_the_text
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.classify import Compiled
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -201,7 +201,7 @@ class Streams:
             return False
         return True
 
-    async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
+    async def _compile(self, request: Request) -> tuple[Compiled, tuple[Any, ...], ReadPlan]:
         """Compile the statement; refuse it only if the schema is as current as the level of the read requires."""
         executor, engine = self._interactive.parts.executor, self._interactive.engine
         statement, user = request.statements[0], request.user

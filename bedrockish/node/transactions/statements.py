@@ -14,7 +14,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.engine.statements.classify import READ, Compiled
 from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.steps import Steps, wait
@@ -30,7 +30,7 @@ class StatementRunner:
         self._budget_s = budget_s
 
     def run(
-        self, work: TransactionWork, request: Request, piece: Piece, params: tuple[object, ...], room: int
+        self, work: TransactionWork, request: Request, piece: Compiled, params: tuple[object, ...], room: int
     ) -> Steps[tuple[Result, int]]:
         """Run one statement, as ``Interactive.run`` does. The transaction may end while it runs.
 
@@ -73,7 +73,7 @@ class StatementRunner:
         return (yield from wait(partial(self._on_overlay, work, request, statement)))
 
     async def _on_snapshot(
-        self, work: TransactionWork, piece: Piece, params: tuple[object, ...], room: int
+        self, work: TransactionWork, piece: Compiled, params: tuple[object, ...], room: int
     ) -> tuple[Result, int]:
         """Read on the transaction's own snapshot."""
         assert work.snapshot is not None
@@ -93,7 +93,7 @@ class StatementRunner:
         return Result(piece.columns, rows, -1, work.lastrowid or None), size
 
     async def _on_overlay(
-        self, work: TransactionWork, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
+        self, work: TransactionWork, request: Request, statement: Statement | tuple[Compiled, tuple[Any, ...]]
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(work)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bedrockish.api.requests import Answer, Request
 from bedrockish.errors import BedrockishError
-from bedrockish.node.scheduling.durability import Done, Prepare
+from bedrockish.node.scheduling.durability import Done, MakePrepared
 from bedrockish_journal.model.vector import Vector
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Submissions(Protocol):
     """Makes submissions; see ``Runtime.submission``."""
 
     def __call__(
-        self, request: Request, prepare: Prepare, *, shares: bool = False, base: Vector | None = None
+        self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None
     ) -> Submission:
         """Return the submission of a request that ``prepare`` executes, with the same result each time."""
 

@@ -62,6 +62,8 @@ def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded
     """
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
+    if not file.is_file():  # SQLite waits for ever for the writer of a pipe
+        raise UsageError(f"{file} is not a file; give the path of the database file itself")
     return trio.run(_import, url, file, add, again)
 
 

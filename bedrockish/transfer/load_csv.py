@@ -36,6 +36,12 @@ class TableFile:
     skip: int = 0  # header lines to skip
     # A word that distinguishes this load from an earlier one of the same file, so that the rows are added once more.
     again: str = ""
+    copy: Path | None = None  # a copy of a pipe's content, because a load reads its file more than once
+
+    @property
+    def content(self) -> Path:
+        """The file that is read."""
+        return self.copy or self.path
 
     def fingerprint(self, table: str) -> str:
         """Return a digest of the file's content and the target table.
@@ -46,7 +52,7 @@ class TableFile:
         how = f"{LAYOUT} {self.separator!r} {self.skip} {self.again} {table.lower()}"
         digest = hashlib.sha256(how.encode())
         decoder = codecs.getincrementaldecoder("utf-8")()
-        with self.path.open("rb") as file:
+        with self.content.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 try:
@@ -62,7 +68,7 @@ class TableFile:
             UsageError: the content is not valid CSV.
         """
         csv.field_size_limit(ROW_BYTES_MAX)
-        with self.path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+        with self.content.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
             for _ in range(self.skip):
                 file.readline()
             reader = csv.reader(file, delimiter=self.separator, strict=True)
@@ -74,7 +80,7 @@ class TableFile:
                             told(raw.tell())
             except csv.Error as error:
                 raise UsageError(f"{self.path}:{self.skip + reader.line_num}: this is no CSV: {error}") from error
-        told(self.path.stat().st_size)
+        told(self.content.stat().st_size)
 
 
 @dataclass(slots=True)

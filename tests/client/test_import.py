@@ -1,6 +1,7 @@
 """Import and export: every row once despite kills; refused as a whole; and an export equals the import."""
 
 import itertools
+import os
 import sqlite3
 import subprocess
 import time
@@ -214,6 +215,20 @@ def test_import_of_a_file_whose_tables_were_dropped_since_names_the_option(
     assert "and a, b dropped since; nothing was imported: import it with --again" in run(*words).stderr
     assert run(*words, "--again").returncode == 0
     assert db.execute("SELECT count(*) FROM a").value() == 1
+
+
+def test_rows_of_a_csv_come_from_a_pipe(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """A load reads its file three times; from a pipe it read nothing the second time, and reported no error."""
+    db.execute("CREATE TABLE piped(a, b)")
+    words = ("sql", node.url(), ".import /dev/stdin piped")
+    with subprocess.Popen(
+        [*PROGRAM, *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=clean_environment()
+    ) as loading:
+        loading.communicate(b"1,2\n3,4\n")
+    assert loading.returncode == 0
+    assert list(db.execute("SELECT * FROM piped")) == [("1", "2"), ("3", "4")]
+    os.mkfifo(tmp_path / "pipe.db")
+    assert "pipe.db is not a file; give the path" in run("import", node.url(), str(tmp_path / "pipe.db")).stderr
 
 
 def test_import_of_a_csv_whose_table_was_dropped_since_names_the_option(

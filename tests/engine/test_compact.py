@@ -114,7 +114,9 @@ def test_refused_compaction_leaves_the_file_unchanged(file: Path, tmp_path: Path
     db = apsw.Connection(str(plain))
     db.execute("CREATE TABLE t(a)")
     db.close()
-    for path, text in ((plain, "not that of a node"), (tmp_path / "none.db", "no such file")):
+    pipe = tmp_path / "pipe.db"
+    os.mkfifo(pipe)
+    for path, text in ((plain, "not that of a node"), (tmp_path / "none.db", "no such file"), (pipe, "is not a file")):
         with pytest.raises(ConfigError, match=text):
             compact(path, nothing)
     plain.write_bytes(b"nonsense" * 1_000)

@@ -1,6 +1,7 @@
 """The data source without Spark: options, files, plans and the reader's rows, called directly."""
 
 import math
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, enc
 from bedrockish_journal.model.errors import (
     EntryMalformedError,
     FileMissingError,
+    FileUnreadableError,
     JournalError,
     NoJournalError,
     NotDatabaseError,
@@ -77,6 +79,9 @@ def test_paths_are_lists_globs_and_directories(files: list[Path]) -> None:
 def test_unusable_files_are_named(files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(FileMissingError, match="no such file"):
         read(tmp_path / "none.db")
+    os.mkfifo(tmp_path / "pipe.db")
+    with pytest.raises(FileUnreadableError, match=r"pipe\.db is not a file"):
+        read(tmp_path / "pipe.db")
     with pytest.raises(FileMissingError, match=r"no file that ends in \.db"):
         read(tmp_path)
     for url in (files[0].as_uri(), "s3://bucket/a.db", "https://ann:secret@host/a.db"):

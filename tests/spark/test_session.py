@@ -65,6 +65,24 @@ def test_missing_pyspark_names_the_package(monkeypatch: pytest.MonkeyPatch) -> N
         check_pyspark()
 
 
+FORKING = """
+import os, sys
+from bedrockish_journal.spark.session import make_directory
+directory = make_directory()
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(directory.exists(), directory)
+"""
+
+
+def test_only_the_process_of_a_session_removes_its_directory() -> None:
+    told = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True).stdout
+    there, directory = told.split()
+    assert there == "True"
+    assert not Path(directory).exists()
+
+
 def test_audit_that_cannot_run_ends_with_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = CliRunner().invoke(audit, [str(tmp_path / "none.db")])
     assert (ended.exit_code, ended.stdout) == (3, "")

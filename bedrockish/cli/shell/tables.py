@@ -1,6 +1,11 @@
 """``.import``: a file of CSV into a table."""
 
+import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -25,7 +30,8 @@ def import_file(shell: Shell, words: list[str]) -> None:
     if not source.path.exists():
         raise UsageError(f"{source.path}: there is no such file")
     try:
-        filled, token = trio.run(_load, shell.url, shell.connection.token, source, table)
+        with _rereadable(source) as given:
+            filled, token = trio.run(_load, shell.url, shell.connection.token, given, table)
     except BaseExceptionGroup as errors:  # Ctrl-C may reach any task of the client
         if errors.subgroup(KeyboardInterrupt) is not None:
             raise KeyboardInterrupt from errors
@@ -44,8 +50,20 @@ def import_file(shell: Shell, words: list[str]) -> None:
     shell.say("; ".join(notes))
 
 
+@contextmanager
+def _rereadable(source: TableFile) -> Iterator[TableFile]:
+    """Yield the file, with a copy of its content during the block if it is a pipe."""
+    if source.path.is_file():
+        yield source
+        return
+    with source.path.open("rb") as pipe, tempfile.NamedTemporaryFile(prefix="bedrockish-") as copy:
+        shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        yield replace(source, copy=Path(copy.name))
+
+
 async def _load(url: str | None, token: bytes, source: TableFile, table: str) -> tuple[Filled, bytes]:
-    size = max(1, source.path.stat().st_size)
+    size = max(1, source.content.stat().st_size)
     async with open_client(url, token=token) as client:
         with progress_bar() as told:
             filled = await load_table(client, source, table, lambda done: told(table, done, size))

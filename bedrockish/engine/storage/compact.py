@@ -40,7 +40,9 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
     Raises:
         ConfigError: the file is in use, is not a node's, or cannot be written; it is unchanged then.
     """
-    if not path.is_file():
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a file; give the path of the database file itself")
+    if not path.exists():
         raise ConfigError(f"{path}: no such file; give the path of a node's database file")
     lock = FileLock(path)
     path = path.resolve()  # replace the target of a link, not the link

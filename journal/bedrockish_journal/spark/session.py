@@ -122,8 +122,7 @@ def quiet_session(
     if running is not None:
         register(running)
         return running
-    directory = Path(tempfile.mkdtemp(prefix="bedrockish-spark-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    directory = make_directory()
     log = directory / "spark.log"
     conf = SparkConf().setAll(list(_settings(directory, log, name, cores, memory).items()))
     if brief:
@@ -141,6 +140,18 @@ def quiet_session(
         raise SparkUnavailableError(f"Spark did not start ({error}); its last words: {tail.strip()}") from error
     register(spark)
     return spark
+
+
+def make_directory() -> Path:
+    """Make a directory that is removed at the end of this process; a child of a fork leaves it to its parent."""
+    directory, maker = Path(tempfile.mkdtemp(prefix="bedrockish-spark-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(remove)
+    return directory
 
 
 def _settings(directory: Path, log: Path, name: str, cores: int | None, memory: str) -> dict[str, str]:

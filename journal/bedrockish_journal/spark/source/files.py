@@ -40,7 +40,9 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         NoJournalError: the database has no journal.
         FileUnreadableError: the file may not be read, or SQLite cannot read it.
     """
-    if not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileUnreadableError(path, f"{path} is not a file; give the path of the database file itself")
+    if not os.path.exists(path):
         raise FileMissingError(path, f"{path}: no such file; every Spark worker must see it under this very path")
     try:
         with open(path, "rb") as file:

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 import cbor2
 
 from bedrockish_net import events
-from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, VersionMismatchError
+from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
 from bedrockish_net.frame import Kind, encode_frame
 from bedrockish_net.limits import Limits
 
@@ -44,8 +44,7 @@ def decode_event(kind: Kind, payload: bytes) -> events.Event:
     """Return the event of a frame.
 
     Raises:
-        RemoteProtocolError: the payload does not fit the frame's kind.
-        VersionMismatchError: the frame is a HELLO of another version.
+        RemoteProtocolError: the payload does not fit the frame's kind, or is a HELLO of another version.
     """
     match kind:
         case Kind.DATA:
@@ -94,7 +93,8 @@ def _unpack_hello(packed: dict[Any, Any]) -> events.Hello:
         )
     version = packed.get("version")
     if type(version) is not int or version != events.VERSION:
-        raise VersionMismatchError(events.VERSION, _show(version))
+        text = f"versions {events.VERSION} and {_show(version)} of the protocol cannot talk; upgrade the older program"
+        raise RemoteProtocolError(Code.VERSION, text)
     role = packed.get("role")
     if role not in ("peer", "client"):
         raise RemoteProtocolError(Code.MALFORMED, f"HELLO has role {_show(role)}; peer and client are known")

@@ -13,7 +13,7 @@ state of our end and returns bytes.
 from enum import Enum, auto
 
 from bedrockish_net.codec import decode_event, encode_event
-from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, WiringError
+from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_head
 from bedrockish_net.limits import Limits
@@ -209,26 +209,20 @@ class Connection:
             remote.role == "client" and remote.cluster is None
         )
         if remote.cluster != local.cluster and not any_cluster:
-            raise WiringError(
+            raise RemoteProtocolError(
                 Code.CLUSTER,
                 f"{local.node!r} is of cluster {local.cluster!r}, {remote.node!r} of cluster {remote.cluster!r}; "
                 "check the addresses",
-                local.cluster,
-                remote.cluster,
             )
         if self.side is Side.ACCEPTER and remote.to not in (None, local.node):
-            raise WiringError(
+            raise RemoteProtocolError(
                 Code.WRONG_NODE,
                 f"{remote.node!r} wanted {remote.to!r}, but this is {local.node!r}; check the address of {remote.to!r}",
-                local.node,
-                remote.to,
             )
         if self.side is Side.DIALLER and local.to not in (None, remote.node):
-            raise WiringError(
+            raise RemoteProtocolError(
                 Code.WRONG_NODE,
                 f"{local.node!r} wanted {local.to!r}, but {remote.node!r} answered; check the address of {local.to!r}",
-                local.to,
-                remote.node,
             )
 
     def _moved(self) -> None:

@@ -37,20 +37,11 @@ class NetError(Exception):
     """Base of all errors that net raises on purpose. Any other exception is a bug."""
 
 
-class ProtocolError(NetError):
-    """Base of the two protocol errors. It is never raised itself, because it does not name the end at fault."""
-
-    def __init__(self, message: str) -> None:
-        if type(self) is ProtocolError:
-            raise TypeError("raise LocalProtocolError or RemoteProtocolError")
-        super().__init__(message)
-
-
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(NetError):
     """Raised when our own code sends an event that the state of the connection does not allow. Nothing was sent."""
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(NetError):
     """Raised when the other end breaks the protocol. The connection is over: send ``answer``, then close.
 
     Attributes:
@@ -63,59 +54,6 @@ class RemoteProtocolError(ProtocolError):
         self.code: str = code
         self.message = message
         self.answer = b""
-
-
-class FrameTooLargeError(RemoteProtocolError):
-    """Raised when a frame announces more bytes than the limit. Nothing of it was stored.
-
-    Attributes:
-        length: bytes announced.
-        limit: bytes allowed.
-    """
-
-    def __init__(self, length: int, limit: int, hint: str) -> None:
-        super().__init__(Code.TOO_LARGE, f"a frame of {length} bytes is over the limit of {limit}{hint}")
-        self.length, self.limit = length, limit
-
-
-class UnknownKindError(RemoteProtocolError):
-    """Raised when a frame is of a kind that this version does not have.
-
-    Attributes:
-        kind: the number found.
-    """
-
-    def __init__(self, kind: int) -> None:
-        super().__init__(Code.UNKNOWN_KIND, f"frame kind {kind} is unknown here; is the other end newer?")
-        self.kind = kind
-
-
-class VersionMismatchError(RemoteProtocolError):
-    """Raised when the two ends speak different versions of the protocol. Upgrade the older program.
-
-    Attributes:
-        local: the version this end speaks.
-        remote: the version of the other end, as text.
-    """
-
-    def __init__(self, local: int, remote: str) -> None:
-        super().__init__(
-            Code.VERSION, f"versions {local} and {remote} of the protocol cannot talk; upgrade the older program"
-        )
-        self.local, self.remote = local, remote
-
-
-class WiringError(RemoteProtocolError):
-    """Raised when both ends keep the protocol but do not belong together: another cluster, or not the dialled node.
-
-    Attributes:
-        expected: the name that this end expected.
-        found: the name that the other end gave.
-    """
-
-    def __init__(self, code: str, message: str, expected: str | None, found: str | None) -> None:
-        super().__init__(code, message)
-        self.expected, self.found = expected, found
 
 
 class LinkClosedError(NetError):

@@ -7,7 +7,7 @@ that a reader can refuse a frame that is too long before it stores any of it.
 from enum import IntEnum
 from struct import Struct
 
-from bedrockish_net.errors import Code, FrameTooLargeError, RemoteProtocolError, UnknownKindError
+from bedrockish_net.errors import Code, RemoteProtocolError
 
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
@@ -89,8 +89,8 @@ class FrameReader:
         """Return the next whole frame, or None if more bytes are needed.
 
         Raises:
-            FrameTooLargeError: the next frame announces more than ``limit`` bytes, in its first 4 bytes.
-            UnknownKindError: the frame's kind is unknown.
+            RemoteProtocolError: the next frame announces more than ``limit`` bytes, in its first 4 bytes, or its kind
+                is unknown. Nothing of it is stored.
         """
         buffer, start = self._buffer, self._at
         held = len(buffer) - start
@@ -98,12 +98,15 @@ class FrameReader:
             return None
         length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
         if length > self.limit:
-            raise FrameTooLargeError(length, self.limit, _foreigner(bytes(buffer[start : start + LENGTH_BYTES])))
+            hint = _foreigner(bytes(buffer[start : start + LENGTH_BYTES]))
+            text = f"a frame of {length} bytes is over the limit of {self.limit}{hint}"
+            raise RemoteProtocolError(Code.TOO_LARGE, text)
         if held == LENGTH_BYTES:
             return None
         kind = _KINDS.get(buffer[start + LENGTH_BYTES])
         if kind is None:
-            raise UnknownKindError(buffer[start + LENGTH_BYTES])
+            text = f"frame kind {buffer[start + LENGTH_BYTES]} is unknown here; is the other end newer?"
+            raise RemoteProtocolError(Code.UNKNOWN_KIND, text)
         end = start + HEADER.size + length
         if end > len(buffer):
             return None

@@ -1,1 +1,1 @@
-"""Import and export of whole databases and tables: SQLite files, CSV, dumps."""
+"""Import and export of whole databases and tables: SQLite files, CSV."""

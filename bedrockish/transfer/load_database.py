@@ -5,9 +5,10 @@ sent again without a second effect, and an interrupted load continues at the sam
 """
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -90,7 +91,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
         ).fetchall()
         settings = [(name, db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("user_version", "application_id")]
     except sqlite3.DatabaseError as error:
-        raise UsageError(f"{path} cannot be read as a SQLite database: {error}") from error
+        raise UsageError(f"{path} cannot be read as a SQLite database: {error}{_or_dump(path)}") from error
     if any(one[:2] == ("table", JOURNAL) for one in rows):  # a node's file, such as a backup: its own tables stay there
         rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
     tables = {name: sql for kind, name, sql, _ in rows if kind == "table"}
@@ -119,6 +120,14 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
         knots(references),
         tuple(f"PRAGMA {name} = {value}" for name, value in settings if value),
     )
+
+
+def _or_dump(path: Path) -> str:
+    """Return the way to import a file of SQL; empty for another file."""
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        if re.match(r"\s*(--|/\*|PRAGMA|BEGIN|CREATE|INSERT)", file.read(100), re.IGNORECASE):
+            return f"; it is a dump: load it by 'sqlite3 new.db < {path}', and import new.db"
+    return ""
 
 
 def _by_content(virtual: VirtualTable) -> bool:

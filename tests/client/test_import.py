@@ -286,6 +286,10 @@ def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db
         words.execute("CREATE VIRTUAL TABLE words USING fts4(word)")
     assert "virtual table 'words'" in run("import", node.url(), str(tmp_path / "words.db")).stderr
     (tmp_path / "text.db").write_text("no database at all, but long enough to be looked at" * 100)
+    (tmp_path / "dump.sql").write_text("\nBEGIN TRANSACTION;\nCREATE TABLE t(a);\nCOMMIT;\n")
+    assert (
+        "; it is a dump: load it by 'sqlite3 new.db <" in run("import", node.url(), str(tmp_path / "dump.sql")).stderr
+    )
     assert "cannot be read as a SQLite database" in run("import", node.url(), str(tmp_path / "text.db")).stderr
     assert "no such file" in run("import", node.url(), str(tmp_path / "missing.db")).stderr
     assert list(db.execute(USERS)) == []

@@ -69,8 +69,8 @@ _OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
 _NEEDS = {READ: READER, TEMPORARY: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
 _SEQUENCE = (
-    "sqlite_sequence: each node keeps its own; leave it out, or load a dump or a file of SQLite, which writes it, with "
-    "'bedrockish import'"
+    "sqlite_sequence: each node keeps its own; leave it out; a dump that writes it is loaded by 'sqlite3 new.db < "
+    "dump.sql' and 'bedrockish import new.db'"
 )
 _ONLY_READ = "{} belongs to the database itself and can only be read"
 # SQLite's errors for a statement that would change the journal, which is a view on a node's connections.

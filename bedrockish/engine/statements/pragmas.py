@@ -53,7 +53,8 @@ SETTINGS = frozenset({DEFER, "foreign_keys"})
 _ON = frozenset({"1", "on", "yes", "true"})
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
-    "and PRAGMA defer_foreign_keys = ON checks them at the end of a transaction; 'bedrockish import' loads a dump"
+    "and PRAGMA defer_foreign_keys = ON checks them at the end of a transaction; a dump is loaded by "
+    "'sqlite3 new.db < dump.sql' and 'bedrockish import new.db'"
 )
 
 

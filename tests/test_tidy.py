@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import RULES, count_and_faults
+from tests.prose import RULES, count_and_faults, documented
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES_MAX, FUNCTION_LINES_MAX = 600, 70  # lines of code: comments do not count
+PREDICATE, TELLS = re.compile("_?(?:is|has|may|can)_"), re.compile("Return|Whether|True|False|The state")
 METHODS_MAX, ATTRIBUTES_MAX = 25, 15  # public methods of a class, and attributes that it sets
 
 # The imports that each file may have: the row of the longest matching path holds. A name allows itself and all below
@@ -513,6 +514,17 @@ class Known:
 def test_every_module_says_why_it_exists() -> None:
     """The head of each file tells a new reader what it is for."""
     assert not [name(p) for p in sources() if p.read_text().strip() and not ast.get_docstring(tree(p))]
+
+
+def test_predicates_only_tell() -> None:
+    """A function ``is_…`` or ``has_…`` returns a fact and changes nothing."""
+    found = []
+    for path in sources():
+        for node in [one for one in documented(path.read_text()) if isinstance(one, ast.FunctionDef)]:
+            told = ast.get_docstring(node) or "Return"
+            if PREDICATE.match(node.name) and not name(path).startswith("tests/") and not TELLS.match(told):
+                found.append(f"{name(path)} {node.name}")
+    assert found == []
 
 
 def test_no_module_is_dead() -> None:

@@ -78,7 +78,7 @@ class Node:
         # Approvals counted before the restart are lost, so this node cannot commit the transactions in flight then.
         self.coordinator.rollbacks.restart()
         self._heartbeat()
-        return self._answer()
+        return self._finish_step()
 
     def step(self, event: on.Event, now: on.Now) -> list[Effect]:
         """Handle one event and return its effects, in the order in which the driver must execute them."""
@@ -89,7 +89,7 @@ class Node:
             case on.Submitted(request_id, request, once, others):
                 self.coordinator.submit(request_id, request, once=once, others=others)
             case on.Executed() | on.Overtaken() | on.ClockWanted() | on.Failed():
-                self.coordinator.ends(Stage.EXECUTING, event.request_id, event)
+                self.coordinator.stage_ended(Stage.EXECUTING, event.request_id, event)
             case on.MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
             case on.NewerAsked(number, base):
@@ -134,7 +134,7 @@ class Node:
                 assert_never(event)
         for timer, subject in self.state.timers.due():
             self._on_timer(timer, subject)
-        return self._answer()
+        return self._finish_step()
 
     def tick(self, now: on.Now) -> int:
         """Return a new value of the clock for the driver; the next step stores the ceiling for it."""
@@ -153,7 +153,7 @@ class Node:
         """
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
-    def _answer(self) -> list[Effect]:
+    def _finish_step(self) -> list[Effect]:
         # The queue is usually empty: the test here saves a call in each of a commit's several steps.
         if self.coordinator.ready.queue:
             self.coordinator.advance()
@@ -257,11 +257,11 @@ class Node:
                 known.clock = max(known.clock, message.clock)
                 state.hear_clock(peer, message.clock)
         try:
-            self._take(peer, message)
+            self._dispatch(peer, message)
         except EntryMalformedError as error:  # a handler decodes all that it uses before it changes the state
             state.outbox.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
 
-    def _take(self, peer: str, message: say.Message) -> None:
+    def _dispatch(self, peer: str, message: say.Message) -> None:
         match message:
             case say.Begin():
                 self.voting.on_begin(peer, message)
@@ -307,14 +307,14 @@ class Node:
             case say.ToldClock():
                 request = self.coordinator.clock_quorum.on_told(peer, message)
                 if request is not None:
-                    self.coordinator.ends(Stage.CLOCK, request)
+                    self.coordinator.stage_ended(Stage.CLOCK, request)
             case say.Removed():
                 self.apply_queue.on_removed(peer, message)
             case say.InPieces() | say.Piece() | say.Want() | say.Offer() | say.Stored():
                 self._receive_pieces(peer, message)
             case say.Checked():
                 for number, valid in self.reading.on_checked(peer, message):
-                    self.coordinator.ends(Stage.CHECKING, number, valid)
+                    self.coordinator.stage_ended(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
 
@@ -332,7 +332,7 @@ class Node:
             case say.Stored():
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
-                    self.coordinator.ends(Stage.AHEAD, request)
+                    self.coordinator.stage_ended(Stage.AHEAD, request)
             case _:
                 assert_never(message)
 
@@ -407,7 +407,7 @@ class Node:
             case Timer.FETCH, _:
                 self.apply_queue.fetch_missing(at_once=True)
             case Timer.REQUEST_AGAIN, int(number):
-                self.coordinator.ends(Stage.PAUSED, number)
+                self.coordinator.stage_ended(Stage.PAUSED, number)
             case Timer.REQUEST_DEADLINE, int(number):
                 self.coordinator.past_deadline(number)
             case Timer.BEGIN_REST, Txid() as txid:

@@ -66,7 +66,7 @@ class Place:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
             self.workspace.scope.locks = None  # rows are locked at the node
-            self.workspace.scope.tick = needs_node
+            self.workspace.scope.tick = raise_node_needed
         except BaseException:
             self._release()
             raise
@@ -121,6 +121,6 @@ class Place:
             self._wal = -1
 
 
-def needs_node() -> int:
+def raise_node_needed() -> int:
     """Raise NodeNeededError, because only the node gives values of the cluster's clock."""
     raise NodeNeededError("the clock of the cluster is the node's")

@@ -11,7 +11,7 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
-from bedrockish.local.place import Place, needs_node
+from bedrockish.local.place import Place, raise_node_needed
 from bedrockish.local.program_functions import Give
 from bedrockish.local.transactions import LocalTransaction, LocalTransactions
 
@@ -49,7 +49,7 @@ class WithTemporary(LocalTransaction):
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:
         held = self._place.held
         assert held is not None
-        self._running = running = TemporaryTransaction(held, work, needs_node, self._like)
+        self._running = running = TemporaryTransaction(held, work, raise_node_needed, self._like)
         self._work = work
         self._work.base, self._work.schema = dict(moment.vector), moment.schema
         self._work.base_clock = moment.clock

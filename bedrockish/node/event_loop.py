@@ -37,7 +37,7 @@ from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
 from bedrockish.node.cluster.membership import asks_the_living, hear_the_living, keep_level
-from bedrockish.node.executor import Executions
+from bedrockish.node.executions import Executions
 from bedrockish.node.memory_watch import Caller, shrink_when_idle, watch_memory
 from bedrockish.node.own_values import OwnValues
 from bedrockish.node.peer_intake import PeerIntake

@@ -203,7 +203,7 @@ def test_known_pieces_are_not_sent_again() -> None:
     core.state.set_now(net.now)
     coordinator.replies.in_flight[number].move(Stage.EXECUTING)
     coordinator.ready.add(coordinator.replies.in_flight[number])
-    net.places["A"].perform(core._answer())
+    net.places["A"].perform(core._finish_step())
     net.kept = set()
     net.deliver()
     assert net.told("A") == {"one": "A1"}

@@ -195,11 +195,11 @@ def test_node_in_read_only_mode_is_no_voter(voter: Voter) -> None:
 def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
     """Until this node applies that change, it counts by the earlier membership."""
     voter = Voter(joining=Joining(Membership(3, ABC.members), {"A": 9}))
-    assert not voter.state.roster.has_joined({"A": 9}, 0.0)
+    assert not voter.state.roster.join_if_caught_up({"A": 9}, 0.0)
     assert voter.state.roster.joining is not None
     voter.state.roster.set_membership(Membership(3, ABC.members), 0.0)
-    assert not voter.state.roster.has_joined({"A": 8}, 0.0)
-    assert voter.state.roster.has_joined({"A": 9}, 0.0)
+    assert not voter.state.roster.join_if_caught_up({"A": 8}, 0.0)
+    assert voter.state.roster.join_if_caught_up({"A": 9}, 0.0)
 
 
 def test_level_is_the_highest_that_was_heard() -> None:
@@ -281,7 +281,7 @@ def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: V
     prepared = Prepared({}, 0, False, ROWS, AccessSet(), body, b"")
     for peer in voter.state.roster.peers.values():
         peer.up = True
-    assert offers.has_to_wait(1, prepared)
+    assert offers.offer(1, prepared)
     names = set(offers.ahead[1].cut.pieces)
     assert names
     assert not names & voter.state.pieces.saved.keys()
@@ -379,7 +379,7 @@ def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: in
     replies = voter.node.coordinator.replies
     inflight = replies.in_flight[1] = InFlight(1, Request("c", ()), 10.0, stage=Stage.CHECKING)
     inflight.read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
-    voter.node.coordinator.ends(Stage.CHECKING, 1, end=True)
+    voter.node.coordinator.stage_ended(Stage.CHECKING, 1, end=True)
     voter.node.coordinator.advance()
     assert (1 not in replies.in_flight) == answered
 

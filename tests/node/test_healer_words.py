@@ -33,7 +33,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     core.coordinator.attempts.give_up(core.coordinator.attempts.open[txid])
     assert core.state.votes.by_txid[txid].accepted == (1, False)
     assert await outcome() == UNKNOWN
-    net.places["A"].perform(core._answer())
+    net.places["A"].perform(core._finish_step())
     net.kept = set()
     net.run(3.0)
     assert await outcome() == ROLLED_BACK

@@ -16,7 +16,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import BedrockishError, DamagedError, ForbiddenError, SqlError
-from bedrockish.node import executor
+from bedrockish.node import executions
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.storage import schema_history
@@ -255,8 +255,8 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session's token includes the change, but the earlier schema is still in force here."""
-    monkeypatch.setattr(executor, "LONG_CHANGE_S", -1)
-    monkeypatch.setattr(executor, "BUILD_S", 0.5)
+    monkeypatch.setattr(executions, "LONG_CHANGE_S", -1)
+    monkeypatch.setattr(executions, "BUILD_S", 0.5)
     async with a_node(tmp_path, monkeypatch) as node:
         for _ in range(2):  # so that it goes to a worker, and takes its time
             node.runtime.workers.took_long("CREATE INDEX t_x ON t(x)")

@@ -314,7 +314,7 @@ class Table:
         node = self.core(name)
         node.state.set_now(self.now)
         node.coordinator.attempts.give_up(node.coordinator.attempts.open[self.transaction(name, called)])
-        self.perform(name, node._answer())
+        self.perform(name, node._finish_step())
 
     def recover(self, name: str, called: str) -> None:
         """Let a voter suspect the leader of a transaction."""
@@ -324,7 +324,7 @@ class Table:
         assert transaction is not None
         node.recovery.rounds.pop(transaction.txid, None)
         node.recovery.start(transaction)
-        self.perform(name, node._answer())
+        self.perform(name, node._finish_step())
 
     def _meant(self, senders: list[str], receivers: list[str], words: list[str]) -> list[Flight]:
         return [

@@ -155,7 +155,7 @@ class Place:
             case ("timer", str(name), subject):
                 self.timers.discard((Timer(name), subject))
                 self.core._on_timer(Timer(name), subject)
-                self.perform(self.core._answer())
+                self.perform(self.core._finish_step())
             case _:
                 self._turn(*event)
         self._let_go()
@@ -178,7 +178,7 @@ class Place:
                 core._heartbeat()
             case _:
                 raise ValueError(f"nothing is called {name!r}")
-        self.perform(core._answer())
+        self.perform(core._finish_step())
 
     def choices(self) -> list[tuple[object, ...]]:
         """Return the possible spontaneous events; the scope limits their numbers."""

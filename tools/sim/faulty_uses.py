@@ -220,7 +220,7 @@ USES: dict[str, Fault] = {
     ),
     "voters do not compare rows": fault(
         "a voter approves a transaction only if its before-images equal the voter's rows",
-        (_Voting, "_is_made_of_our_rows", "self.state.why_rows_differ(transaction)", "''"),
+        (_Voting, "_check_rows", "self.state.why_rows_differ(transaction)", "''"),
         **_FLIPS,
     ),
     "rows are not compared for a recovery": fault(

@@ -255,9 +255,9 @@ class Attempts:
             self.apply_queue.ask_about(message.other, peer)
             self.state.contests.meet(message.key, self.state.clock.now.seconds)
         self.begin_rest(message.txid, is_late=False)
-        self._count_rejects(attempt, patient=True)
+        self._give_up_if_lost(attempt, patient=True)
 
-    def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
+    def _give_up_if_lost(self, attempt: Attempt, *, patient: bool) -> None:
         """Give a transaction up if a quorum of approvals cannot be reached any more."""
         if attempt.is_lost(self.state, patient=patient):
             self.give_up(attempt)
@@ -267,7 +267,7 @@ class Attempts:
         # A voter that does not answer for as long as a leader may be silent counts as if it would never answer.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.open.values() if attempt.counting]:
-            self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
+            self._give_up_if_lost(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
         self._repeat()
         self.rollbacks.give_up_unfit()
         self.rollbacks.repeat()

@@ -150,7 +150,7 @@ class Coordinator:
         for inflight in self.catch_up.settle():
             self.ready.add(inflight)
 
-    def ends(self, stage: Stage, number: int, end: End = None) -> None:
+    def stage_ended(self, stage: Stage, number: int, end: End = None) -> None:
         """Note that a stage of a request is over; without effect if the request has left that stage already."""
         # The request may be gone: its client has disconnected, or its deadline has passed. The executor has already
         # rolled the execution back.
@@ -262,7 +262,7 @@ class Coordinator:
         clock = self.state.clock.tick() if inflight.wants_clock else 0
         group: tuple[int, ...] = ()
         if inflight.behind:
-            self.together.goes_first(inflight)
+            self.together.note_executed(inflight)
             group = self.contention.wait_queue.group(inflight)
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
@@ -314,7 +314,7 @@ class Coordinator:
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
                 if prepared.joined:  # a commit since then may concern any of the requests that share the transaction
-                    self._is_divided(inflight, prepared)
+                    self._divide(inflight, prepared)
                     return self._take_up(inflight)
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
@@ -330,7 +330,7 @@ class Coordinator:
         if not state.roster.is_voter(state.me):
             return self._write_refused()
         if requests.is_large(prepared, state.settings.inline_bytes):
-            if self.offers.has_to_wait(inflight.number, prepared):
+            if self.offers.offer(inflight.number, prepared):
                 inflight.ahead = prepared
                 return Stage.AHEAD
             inflight.keep(prepared)
@@ -430,7 +430,7 @@ class Coordinator:
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were batched with it have not happened, and go on without it.
-            if self._is_divided(inflight, prepared):
+            if self._divide(inflight, prepared):
                 return self._take_up(inflight)
             return self._happened(inflight, happened)
         # The transaction's own clock decides: below the activation, it belongs on the old schema and goes on.
@@ -448,7 +448,7 @@ class Coordinator:
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:
             return self._attempt(inflight, prepared, clock, activates)
-        return self._take_up(inflight) if self._is_divided(inflight, prepared) else obstacle
+        return self._take_up(inflight) if self._divide(inflight, prepared) else obstacle
 
     def _write_refused(self) -> BedrockishError:
         """Return the error for a write at a node that may not lead."""
@@ -465,7 +465,7 @@ class Coordinator:
         inflight.kept = None
         return Pause(1)  # the command's commit may not be applied yet
 
-    def _is_divided(self, inflight: InFlight, prepared: Prepared) -> bool:
+    def _divide(self, inflight: InFlight, prepared: Prepared) -> bool:
         """Divide the group whose transaction is blocked; return whether its first request has to be executed again."""
         if not prepared.joined:
             self.together.part(inflight)
@@ -535,7 +535,7 @@ class Coordinator:
         self.offers.check(set(self.replies.in_flight))
         # Too few voters have answered. A read leaves nothing to undo, so it is tried again on a newer snapshot.
         for number in self.reading.overdue():
-            self.ends(Stage.CHECKING, number, end=False)
+            self.stage_ended(Stage.CHECKING, number, end=False)
 
     def resend(self, peer: str) -> None:
         """Send a peer again the messages that it may have missed."""

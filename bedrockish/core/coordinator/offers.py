@@ -41,7 +41,7 @@ class Offers:
         self.ahead: dict[int, Ahead] = {}
         self._count = 0
 
-    def has_to_wait(self, request: int, prepared: Prepared) -> bool:
+    def offer(self, request: int, prepared: Prepared) -> bool:
         """Offer the pieces of a large transaction to the voters; return whether BEGIN waits until a quorum has them.
 
         A transaction whose client has got its clock is begun at once, because that clock would grow too old.

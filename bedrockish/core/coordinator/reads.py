@@ -131,13 +131,13 @@ class Reading:
             awaited.names.update(self._others_outside(applied))
         read = Read(inflight.number, base, EVERY_KEY, patience_s, inflight.deadline, clear, config)
         if len(clear) >= state.roster.majority:
-            return self._is_level(read, awaited, applied)
+            return self._verdict(read, awaited, applied)
         overdue = min(state.clock.now.seconds + patience_s, inflight.deadline)
         self._put([read], 0, applied, EVERY_KEY_PACKED, overdue, clear, awaited)
         return None
 
     @staticmethod
-    def _is_level(read: Read, awaited: Awaited, asked: Vector) -> Verdict:
+    def _verdict(read: Read, awaited: Awaited, asked: Vector) -> Verdict:
         """Return True if a read has seen all that a majority knew, else the transactions that it has to wait for."""
         return True if not (awaited.names or awaited.safe) and covers(read.base, asked) else awaited
 
@@ -346,7 +346,7 @@ class Reading:
             self.state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
             return []
         if awaited is not None:
-            verdict = self._is_level(question.reads[0], awaited, question.check.vector)
+            verdict = self._verdict(question.reads[0], awaited, question.check.vector)
             return [(question.reads[0].number, verdict)]
         # One conflict is enough: that commit may have been acknowledged before this read began.
         if message.others:

@@ -370,7 +370,7 @@ class Together:
             self._put_behind_first(group)
             self._ready.add(group[0])
 
-    def goes_first(self, inflight: InFlight) -> None:
+    def note_executed(self, inflight: InFlight) -> None:
         """Note that the first request of a group is executed; the group waits for it only while it is executed."""
         # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
         if any(other.is_free for other in self._behind(inflight)):

@@ -343,18 +343,18 @@ class ApplyQueue:
             # A peer that was asked a moment ago is still answering. After the pause its answer counts as lost.
             if gap.asked is not None and not gap.asked.is_due(now):
                 continue
-            peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
+            peer = self._peer_to_ask(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
             if peer:
                 asks.setdefault(peer, {})[leader] = taken + 1
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
-            elif had := self._who_had(leader, taken + 1):
-                self._is_it_removed(leader, taken + 1, had)
+            elif had := self._holders(leader, taken + 1):
+                self._give_up_if_removed(leader, taken + 1, had)
             else:  # it was seen at a node that has left, maybe the only one; a peer that has it will report it
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
-    def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
+    def _peer_to_ask(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
         # A peer that has removed this entry would only say so again. The leader has the entry, even if the leader's
         # last report is older.
         able = [
@@ -396,12 +396,12 @@ class ApplyQueue:
                     self.gaps[leader].asked = None
             self.fetch_missing(at_once=True)
 
-    def _who_had(self, leader: str, tick: int) -> list[Peer]:
+    def _holders(self, leader: str, tick: int) -> list[Peer]:
         """Return the members that have reported an entry as applied; they may have removed it since."""
         peers = self.state.roster.peers.items()
         return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
 
-    def _is_it_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
+    def _give_up_if_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
         """Stop fetching for good if all peers that had an entry have removed it: this node can never catch up."""
         state = self.state
         if all(peer.removed.get(leader, 0) >= tick for peer in had):

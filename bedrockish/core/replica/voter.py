@@ -138,21 +138,21 @@ class Voting:
         if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected change goes first
             self._reject(txid, Reason.BARRIER)
             return
-        if not self._is_made_of_our_rows(transaction, until):  # V12: its rows are the rows here
+        if not self._check_rows(transaction, until):  # V12: its rows are the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
         # Our own requests that wait for their turn on its keys now wait for its end (``Node._settle``).
         self.approved.append(transaction)
         self._approve(txid)
 
-    def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:
-        """Return whether the before-images of a transaction equal the rows here; reject the transaction if they differ.
+    def _check_rows(self, transaction: Transaction, until: float | None) -> bool:
+        """Compare the before-images of a transaction with the rows here; reject it if they differ.
 
+        Return True if they are equal; False if the transaction is rejected, or waits for the end of the comparison.
         Different rows mean that the tables of the leader or of this node are damaged. With our approval such a
         transaction could be committed, and would not fit the tables of the nodes that have the right rows.
 
-        Also return False while the rows are being compared. The BEGIN came in time, so closed time waits for the
-        comparison until ``until``, in seconds.
+        While the rows are being compared, closed time waits until ``until``, in seconds: the BEGIN came in time.
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:

@@ -94,7 +94,7 @@ class Roster:
         told = self.joining.membership
         return replace(told, members={**self.membership.members, **told.members})
 
-    def has_joined(self, applied: Vector, seconds: float) -> bool:
+    def join_if_caught_up(self, applied: Vector, seconds: float) -> bool:
         """Become an ordinary member once all commits are applied that the cluster had when it added this node.
 
         Returns whether this call made the node an ordinary member.

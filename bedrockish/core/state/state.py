@@ -170,7 +170,7 @@ class State:
 
     def check_joined(self) -> None:
         """Become an ordinary member once all commits are applied that the cluster had when it added this node."""
-        if self.roster.has_joined(self.timelines.applied, self.clock.now.seconds):
+        if self.roster.join_if_caught_up(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
             # From now on the file says that the node is an ordinary member, for the next restart.
             self.outbox.emit(Keep("joining", 0))

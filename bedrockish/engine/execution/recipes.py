@@ -1,9 +1,9 @@
-"""Known statements that run by less than others: lookups, successive ones with one text, and one that runs again.
+"""Shorter ways to run statements whose texts have run before: lookups and recipes.
 
-Most requests of a node are lookups: reads by known texts that are fast for any content of the tables. A lookup needs no
+Most requests of a node are lookups: reads by known texts that are fast whatever the tables hold. A lookup needs no
 budget, no number in the memory account and no look at its plan. Its result is the same as that of ``Executor.read``.
 
-A recipe is for successive statements with one text, and for a statement that runs again in a transaction.
+A recipe runs successive statements with one text, or a statement again that has run before in the transaction.
 """
 
 from collections.abc import Callable, Mapping, Sequence

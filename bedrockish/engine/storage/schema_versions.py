@@ -74,13 +74,13 @@ class Versions:
         assert waiting is not None
         assert waiting.txid == txid
         steps = decode_steps(waiting.changes)
-        if build is not None and build.txid == txid and self._is_moved(build, steps[1:]):
+        if build is not None and build.txid == txid and self._move_build(build, steps[1:]):
             self._settle("", (), ())  # no index on the rows of a table has to be rebuilt
             return
         remove_leftovers(self._db)
         self._change(steps)
 
-    def _is_moved(self, build: Build, rest: list[Step]) -> bool:
+    def _move_build(self, build: Build, rest: list[Step]) -> bool:
         """Move a build's result into place instead of the change's first statement, and run the ``rest``.
 
         Return whether that succeeded; if not, nothing is changed.

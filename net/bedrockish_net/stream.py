@@ -17,7 +17,7 @@ import trio
 from bedrockish_net.connection import Connection
 from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.handshake import BROKEN, hang_up
+from bedrockish_net.handshake import BROKEN, hang_up, host_of
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, error_text
@@ -78,6 +78,11 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.local.node} to {self.remote.role} {self.remote.node}: {self._over or 'open'}>"
+
+    @property
+    def host(self) -> str:
+        """The address of the other end, without its port; empty if it has none."""
+        return host_of(self.stream)
 
     @property
     def waiting_bytes(self) -> int:

@@ -17,7 +17,7 @@ from bedrockish.engine.execution.open_transaction import ASKED_BYTES, Logged, Tr
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, UnavailableError
 from bedrockish.http.purse import Purse, Unfinished
-from bedrockish.node.transactions.callers import caller_of, fits, has_room
+from bedrockish.node.transactions.callers import Owner, caller_of, fits, has_room
 from tests.http.conftest import Asker, node_with_limits
 from tools.cluster import LocalCluster
 
@@ -203,7 +203,7 @@ def test_share_of_one_caller_ends_where_a_quarter_is_free() -> None:
 
 
 def test_caller_is_a_user_or_else_an_address() -> None:
-    owner = type("Owner", (), {"host": "10.0.0.1"})()
+    owner = Owner("10.0.0.1")
     assert caller_of(owner, "") == caller_of(owner, "(http_token)") == "10.0.0.1"
     assert caller_of(owner, "client:ann") == caller_of(object(), "ann") != caller_of(owner, "bob")
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from bedrockish.node.transactions.callers import caller_of
 from bedrockish_net.doors import Doors
 from bedrockish_net.errors import DialError, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
@@ -219,6 +220,7 @@ async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
 
 async def test_clients_are_handed_to_their_handler() -> None:
     async def echo(link: Link) -> None:
+        assert link.host == caller_of(link, "") == HOST
         while True:
             await link.send((await link.receive()).upper())
 

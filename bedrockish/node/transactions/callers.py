@@ -7,6 +7,7 @@ is alone may have three quarters of a bound, and the first request of another ca
 from collections.abc import Iterable
 
 from bedrockish.engine.statements.rights import CERTIFIED, TOKEN
+from bedrockish_net.stream import Link
 
 SHARE = 3
 RULE = "one user or address may have three times as many as are free"
@@ -27,11 +28,11 @@ def caller_of(owner: object, user: str) -> str:
     """Return the name by which a caller's shares are counted.
 
     Args:
-        owner: the owner of its work: a link, or another object with a ``host``.
+        owner: the owner of its work: a link or an ``Owner``; another object has no address.
         user: the caller's user; empty at a node without logins.
     """
     if user in ("", TOKEN):
-        return str(getattr(owner, "host", ""))
+        return owner.host if isinstance(owner, Link | Owner) else ""
     return f"user {user.removeprefix(CERTIFIED)}"
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "tools" / "requirements.lock"
 HEAD = """\
-# Written by `python -m tools.lock`; do not edit. Exact versions of everything that is installed, by group.
-# A package that two groups need is in the first.
+# Written by `python -m tools.lock`; do not edit. Exact versions of everything that is installed, by group. A package
+# that two groups need is listed in the first of them.
 """
 
 

@@ -427,8 +427,8 @@ class _Job:
     def _fetch(self, state: "Resolution", many: list[tuple[Any, ...]], low: Any, high: Any) -> bool:
         has_low = has_high = False
         if self._low or self._high:
-            # A comparison excludes NULLs, which are at one end of the index. So bounds are used only if there is one at
-            # that end.
+            # A comparison excludes NULLs, which are at one end of the index. So the bounds are used only if one of them
+            # is at that end.
             descending = (self._low or self._high)[0].field.spec.descending
             has_low = bool(self._low) and self._is_end(low) and (not descending or bool(self._high))
             has_high = bool(self._high) and self._is_end(high) and (descending or bool(self._low))

@@ -23,9 +23,9 @@ _double = Struct(">d")
 class Atom(NamedTuple):
     """A value that a register may hold."""
 
-    # ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1), ``column`` (a
-    # ``Cell``: a column of the rows of a cursor), or ``new`` (the rowid of a row that is being inserted into table
-    # ``payload``).
+    # ``const`` (a constant: ``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1),
+    # ``column`` (a ``Cell``: a column of the rows of a cursor), or ``new`` (the rowid of a row that is being inserted
+    # into table ``payload``).
     kind: Literal["const", "param", "column", "new"]
     payload: Any
     affinities: frozenset[str] = frozenset()  # the affinities that may have been applied to it, in any order

@@ -13,8 +13,8 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 PREFIX = "bedrockish_"
 READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema", "users"))
-# Tables that clients may query: the change feed asks how far the journal is complete and where it begins, and a resumed
-# import which of its commands were committed.
+# Tables that clients may query: the change feed reads the two ends of the complete journal there, and an import that is
+# resumed reads which of its commands were committed.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 # Names of the tables on which an index is built online (``storage.index_build``): they are temporary, and exist at each
 # node at a different time.

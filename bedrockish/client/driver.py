@@ -115,8 +115,8 @@ class Driver:
                     try:
                         self._links[link].send_nowait(payload)
                     except NetError as error:
-                        # The core must not be entered from its own step. Dropping the link reports the call as lost
-                        # later, with all other calls on this link.
+                        # The core must not be called while it makes a step. So drop the link: its end is an event that
+                        # reports this call, and all others on the link, as lost.
                         self._links[link].drop("lost", str(error))
                 case Finish(call, outcome):
                     if call in self._waiting:

@@ -141,8 +141,9 @@ class SocketDriver:
                 KEEPER.add(self)
             self._calls_made += not isinstance(what, Ask)
             if isinstance(what, Step) and what.prepared and not self._is_reading:
-                # Read first: a node that was restarted has closed its link, and no thread may have read that yet. A
-                # COMMIT sent over the closed link would count as lost, although the new process can commit it.
+                # Read first: a node that was restarted has closed its link, and perhaps no thread has read the end of
+                # the link yet. A COMMIT sent over the closed link would count as lost, although the new process can
+                # commit it.
                 self._move(0)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None

@@ -169,8 +169,8 @@ class Node:
             self._settle()
         if self.is_slow and not self._is_idle():
             self._beat_in(self.state.settings.heartbeat_ms)
-        # Last, so that the ceiling covers every clock that this step has used. It is emitted first, so that it is
-        # durable before a message with such a clock leaves.
+        # The ceiling is set last, so that it covers every clock that this step has used. Its effect is the first, so
+        # that it is durable before a message with such a clock leaves.
         self.state.keep_ceiling()
         effects = self.state.outbox.take()
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
@@ -204,8 +204,8 @@ class Node:
                 self.coordinator.settle()
             if self.coordinator.catch_up.waiting:
                 self.coordinator.settle_behind()
-            # Ends come before releases: a request that shares this transaction must get its outcome, and not only be
-            # unblocked.
+            # Ends come before releases: a request that shares the transaction must get the outcome, and must not just
+            # be unblocked.
             for txid in state.votes.take_ended():
                 # None if the commit was too old for the window: then a base that lacks it is refused (V16).
                 known = state.commit_window.known.get(txid)

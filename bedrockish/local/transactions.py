@@ -673,7 +673,7 @@ class LocalTransactions:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MAX_S)
             batch = published.batch(moment.batch)
-            # Either the page no longer holds this batch, because many newer ones were written since; or a commit that
+            # Either many newer batches were written since, so that the page no longer names this one; or a commit that
             # the session has seen is not applied here yet.
             if batch is None or (request.read != STALE and not may_see(moment, request.token)):
                 workspace.end()

@@ -42,8 +42,8 @@ SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
 class Plan:
     """The content of the database to be loaded."""
 
-    # Name and CREATE statement, parents before the children that refer to them; virtual tables that own their rows are
-    # among them.
+    # The name and the CREATE statement of each table, parents before the children that refer to them, with the virtual
+    # tables that own their rows.
     tables: list[tuple[str, str]]
     # Type, name and CREATE statement of other virtual tables, indexes, views and triggers.
     rest: list[tuple[str, str, str]]

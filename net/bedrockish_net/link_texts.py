@@ -40,7 +40,7 @@ def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLC
     """Return the error for a link that broke off before the other end had said HELLO."""
     said = error_text(error)
     # An end that expects TLS, or plain text, breaks off without a reason, because it cannot know which form the other
-    # end would understand. Only clients get the hint, since a person reads their errors; an operator sets up peers.
+    # end would understand. Only clients get the hint: people read their errors, while an operator sets up peers.
     hint = "" if hello.role != "client" else f"; {MAY_BE_TLS if ssl_context is None else MAY_WANT_CERTIFICATE}"
     if isinstance(error.__cause__ or error, ssl.SSLError):
         if "certificate has expired" in said:

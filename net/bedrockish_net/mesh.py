@@ -114,8 +114,8 @@ class Mesh:
         # Called with PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
         on_event: Callable[[MeshEvent], None],
         draw: Callable[[], float],  # returns a random number between 0 and 1, for the jitter of redialling
-        # Runs for each client while the link runs; the link is closed when it returns. If it raises LinkClosedError,
-        # the client has left.
+        # Serves one client. The link runs until this function returns, and is then closed; if it raises
+        # LinkClosedError, the client has left.
         on_client: ClientHandler = _no_clients,
         # Checks the HELLO of each member that dials us; raises RefusedError to refuse the link.
         judge: Callable[[Hello], None] = lambda _: None,
@@ -125,8 +125,8 @@ class Mesh:
         port: int = 0,  # port to listen on; 0 for a free one, see ``addresses``
         # Called with a text about each refusal and each peer that cannot be reached.
         on_log: Callable[[str], None] = lambda _: None,
-        # Called with the operation and its unexpected exception; only that link ends, unless this function raises. By
-        # default it stops the mesh.
+        # Called with the name of an operation on a link and the unexpected exception that it raised. If this function
+        # returns, only that link ends; by default it raises, which stops the mesh.
         on_fault: Callable[[str, Exception], object] = _raise,
         limits: Limits | None = None,  # sizes and times of each link
         doors: Doors | None = None,  # limits the numbers of strangers and clients

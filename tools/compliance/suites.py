@@ -28,8 +28,9 @@ SQLALCHEMY = ROOT / "tests" / "sqlalchemy_suite"
 DATABASE, RECORD = "SUITE_DATABASE", "SUITE_RECORD"
 SQLALCHEMY_PLUGINS = ("-p", "sqlalchemy.testing.plugin.pytestplugin", "-p", "tests.sqlalchemy_suite.plugin")
 DJANGO_PLUGIN = "bedrockish.django.functions"
-# The tests of the database backend; the rest of the suite tests requests, templates and forms. A line is run at once:
-# the tables of all its models are made in one transaction, which for hundreds of them would hold up the nodes.
+# The tests of the database backend; the rest of the suite tests requests, templates and forms. The tests of one line
+# run at once: the tables of all their models are made in one transaction, which would hold up the nodes if there were
+# hundreds.
 DJANGO_GROUPS = """\
 aggregation annotations backends
 basic bulk_create constraints

@@ -39,8 +39,8 @@ class Scope:
     # For some limits, the nodes at which their events may happen; for other limits all nodes.
     where: tuple[tuple[str, str], ...] = ()
     which: tuple[str, ...] = ()  # the commands whose transactions may be suspected or given up; empty for all
-    # Whether writes are durable at once (docs/model-check.md explains why this loses nothing); else separate events
-    # make them durable.
+    # Whether writes are durable at once; else separate events make them durable. docs/model-check.md explains why both
+    # find the same.
     eager: bool = True
     together: str = ""  # nodes at which all requests come at once
     lazy: str = ""  # nodes whose writes become durable by separate events, even if ``eager`` is set

@@ -84,8 +84,8 @@ class Options:
     suspicion_ms: int = 1_000
     closing_lag_ms: int = 500
     conflict_window_ms: int = 60_000
-    # The number of commits of the conflict window that are packed together, and of each timeline's commits that are
-    # known by their ticks; 0: the program's constants.
+    # How many commits of the conflict window are packed together, and how many commits of each timeline are known by
+    # their ticks; 0: the program's constants.
     segment: int = 0
     window_entries: int = 50_000  # the number of settled commits that a node reads back when it starts
     fetch_bytes: int = 4_000_000
@@ -94,8 +94,8 @@ class Options:
     # The chance that a change adds a node with an empty file under the name of a removed voter.
     names_again: float = 0.0
     snapshots: float = 0.0  # the chance that a command has isolation ``snapshot``
-    # The chance that a writing statement stores its transaction's clock, besides those that always do; half of it is
-    # the chance that a command only asks for its clock.
+    # The chance that a writing statement stores its transaction's clock, apart from statements that always do. Half of
+    # this is the chance that a command only asks for its clock.
     stamps: float = 0.0
     talks: float = 0.0  # the chance that a command is an interactive transaction
     readers: int = 1  # the number of programs that follow the change feed

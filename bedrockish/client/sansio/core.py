@@ -565,8 +565,9 @@ class ClientCore:
 
     def _attempt(self, call: _Call, request: Request, now: float) -> wire.AttemptFields:
         """Return the fields of a request that the next attempt sends instead of the request's own."""
-        # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
-        # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
+        # The node gets less time than the caller has left, so that its answer "it did not happen" arrives in time.
+        # While there are other nodes, it gets only a part: a node that is cut off from its peers would wait for them
+        # until its time is over.
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)

@@ -45,8 +45,8 @@ class Rollbacks:
             clock = state.clock
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
-            # If the file is an older copy, the lost file may have the commit. If a majority has let this node in,
-            # its members remember no newer file. A node with damaged tables does not vote, but it knows as much.
+            # If the file is an older copy, the newer file, which is lost, may have the commit. A majority that has let
+            # this node in knows no newer file. A node with damaged tables knows as much as a voter.
             if not state.roster.claims_time or state.me not in state.roster.voters or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)

@@ -225,8 +225,8 @@ class Attempts:
         """Count a reject, and give the transaction up when too many voters have rejected it."""
         attempt = self.open.get(message.txid)
         if message.other is not None:
-            # The leader of the other transaction wants the same keys: from now on the two leaders take turns. So it is
-            # if the quorum of this transaction has been quicker than this reject.
+            # The leader of the other transaction wants the same keys: from now on the two leaders take turns. They also
+            # take turns if the quorum of this transaction came before this reject.
             self.contention.turns.note_rival(message.other.leader)
             self.rollbacks.give_up_forgotten((message.other,))
         # The answer of a learner, or of a voter that has left, does not count (L1).

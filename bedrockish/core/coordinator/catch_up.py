@@ -54,8 +54,8 @@ class CatchUp:
                 del self.waiting[number]
                 over.append(inflight)
                 # If the members have changed, the request has to ask again: a majority of the old voters need not share
-                # a voter with the quorum of a commit under the new ones. A voter that approved the change before it
-                # answered has named the change, so the change is applied here by now.
+                # a voter with the quorum of a commit under the new ones. A voter that approved the change of the
+                # members before it answered has named that change, so it is applied here by now.
                 if awaited.config == state.roster.membership.version:
                     inflight.level = dict(state.timelines.applied)
         return over

@@ -58,8 +58,8 @@ class ClockQuorum:
         """Move up to a peer's clock, unless it is too far ahead, and answer with ours if this node certifies reads."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
-            # The peer now executes a transaction with about this clock, so its BEGIN comes later than most: leave it
-            # time.
+            # The peer now executes a transaction with about this clock, so its BEGIN will arrive later than most:
+            # closed time leaves room for it.
             state.clock.lag.expect()
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 

@@ -308,8 +308,8 @@ class Coordinator:
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
         inflight.read = None
-        # The client has acted on earlier reads. They may stay that old only if the request writes nothing and its level
-        # is not ``strict``. Otherwise they must have the same results on the commits that are applied now.
+        # The client has acted on reads of an older snapshot. If the request writes, or its level is ``strict``, these
+        # reads must have the same results on the commits that are applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
@@ -481,7 +481,7 @@ class Coordinator:
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             reservations.in_vain(inflight, access_set, prepared.kind)
-            # A commit since the snapshot has left the conflict window. It cannot be compared, so it counts as a
+            # A commit that the snapshot lacks has left the conflict window, so it cannot be compared and counts as a
             # conflict.
             return Pause(1)
         # Commits are tested first, as by the voters (V9): a conflict with a commit is final, unlike one with a pending

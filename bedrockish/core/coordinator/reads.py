@@ -67,8 +67,8 @@ class Question:
     clear: set[str]  # the voters that know no conflicting transaction
     rest: list[str]  # the voters to ask when the first ones are late; empty once they are asked
     config: int  # the version of the membership under which the voters in ``clear`` count
-    # The transactions that were named so far, for a read that waits for their ends; else None. Then ``clear`` has the
-    # voters that have answered.
+    # For a read that waits for the ends of transactions, the transactions that voters have named so far (``clear`` then
+    # has the voters that have answered); else None.
     awaited: Awaited | None = None
 
 
@@ -318,8 +318,8 @@ class Reading:
             return  # commits that the base lacks are dropped here; without an answer, the read is executed again
         base = message.vector
         others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
-        # A read of the cluster's own tables waits for all that are named. For another read one conflict is enough; the
-        # others are for people who read the log.
+        # A read of the cluster's own tables waits for all transactions that are named. For another read one conflict is
+        # enough; more are named only for people who read the log.
         named = tuple(others[: NAMED_MAX if is_of_newer else NAMED_BEFORE])
         state.outbox.send(peer, Checked(message.read, named, state.clock.read()))
 

@@ -130,8 +130,8 @@ class InFlight:
     wants_clock: bool = False  # whether it calls transaction_clock()
     begun: int = 0  # the last clock with which it has begun a transaction
     unfit: int = 0  # how often its clock was too old at the end of its execution
-    # Why no transaction was begun, or why one was rejected for our clock; a part of the error if the request did not
-    # happen.
+    # Why no transaction was begun, or why a voter rejected the transaction for our clock; a part of the error if the
+    # request did not happen.
     refusal: str = ""
     late: str = ""  # the last voter whose closed time was past the request's transaction when its BEGIN arrived
     differs: str = ""  # the last voter that had other rows than this node
@@ -161,8 +161,8 @@ class InFlight:
     goes_first: bool = False  # whether its reservation is honoured now
     lost: Conflict | None = None  # the conflict of its last failed execution here: another transaction, and a key
     awaited: Awaited | None = None  # the transactions that it waits for at the stage BEHIND
-    # A vector that has every commit that was acknowledged before it arrived; None if none is known. Only of a strict
-    # read of the cluster's own tables.
+    # For a strict read of the cluster's own tables, a vector with every commit that was acknowledged before the request
+    # arrived; None if none is known.
     level: Vector | None = None
 
     @property
@@ -179,8 +179,8 @@ class InFlight:
 
     def keep(self, prepared: Prepared) -> None:
         """Keep an execution, to begin it again after a conflict."""
-        # Not kept if other requests share it, or if its client got its clock or its reads: these belong to one
-        # snapshot.
+        # An execution is not kept if other requests share it, or if its client got its clock or its reads: these belong
+        # to one snapshot.
         if not (self.once or prepared.clock or prepared.joined):
             self.kept = prepared
 
@@ -191,8 +191,9 @@ class InFlight:
         the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # A request that waits for others is not at work, because another node may be quicker, unless its reservation is
-        # honoured here. Nor is a request whose pieces cannot reach a quorum: another node may reach one.
+        # A request that waits for others does not count as at work, because another node may be quicker, unless its
+        # reservation is honoured here. A request whose pieces cannot reach a quorum does not either: another node may
+        # reach one.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:

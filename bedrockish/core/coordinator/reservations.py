@@ -89,8 +89,8 @@ class Reservations:
         # The request is executed again and again without a commit. The requests behind it must not wait as long, or
         # they would need reservations themselves.
         self._wait_queue.leave(inflight)
-        # A longer execution would not end within a reservation, so the others would wait for nothing. A kept execution
-        # need not be repeated.
+        # A longer execution would not end within a reservation, and the requests that hold back would have waited for
+        # nothing. A kept execution need not be repeated.
         is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set))
@@ -203,8 +203,8 @@ class Reservations:
         limit_s = state.settings.reserve_ms / 1000
         wanted_s = min(first.for_ms / 1000, limit_s)
         left_s = min(limit_s, self._left_s + SHARE * (now - self._as_of))
-        # The full duration or nothing: a reservation that ends in the middle of an execution has delayed others for
-        # nothing.
+        # Reserve for the full duration or not at all: a reservation that ends in the middle of an execution only delays
+        # others.
         if not 0 < wanted_s <= left_s:
             return
         self.held, self._until = first, now + wanted_s

@@ -21,8 +21,8 @@ from bedrockish_journal.model.vector import Vector
 COMMITS = 4  # the turn of a leader lasts so many commit times
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
 MEMORY = 200  # a rival expires after so many commit times without a conflict
-# For the order of requests, all schema changes want one key: the greatest clock. The clocks that an attempt has written
-# do not count after it, because transactions of rows read them later, which need not wait for the next attempt.
+# For the order of requests, all schema changes want one key: the greatest clock. They do not want the clocks that they
+# write: transactions of rows read these clocks, and need not wait for the next attempt of a change.
 CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
 
 

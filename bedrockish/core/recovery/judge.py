@@ -66,8 +66,8 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     accepted = [answer.accepted for answer in answers.values() if answer.accepted is not None]
     if accepted:
         return COMMIT if max(accepted)[1] else ABORT
-    # J3, "a majority holds it": no majority can hold a conflicting transaction, so no unseen one has been or will be
-    # committed. Nor was the abort decided, because one of these voters would have accepted it.
+    # J3, "a majority holds it": no majority can hold a conflicting transaction, so none was or will be committed. The
+    # abort was not decided either: one of these voters would have accepted it.
     holders = {node for node, answer in answers.items() if answer.standing == Standing.HELD}
     if len(holders) >= majority(len(voters)):
         return COMMIT

@@ -226,7 +226,7 @@ class Recovery:
         transaction = state.read_body(message.body)
         txid = transaction.txid
         # A node that followed such a clock would move all clocks up to it, for good. V15 tests a BEGIN with a tighter
-        # bound, with which a RECOVER or ACCEPT must not be refused.
+        # bound; a RECOVER or ACCEPT must not be refused by that bound.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
@@ -361,8 +361,8 @@ class Recovery:
         # All blockers are decoded before the answer counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        # Of two answers to one ballot the newer counts: the promise stays, and a voter that holds it goes on holding
-        # it.
+        # Of two answers to one ballot the newer counts: the promise is the same, and a voter that holds the transaction
+        # still holds it.
         round_.answers[peer] = VoterAnswer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
@@ -384,8 +384,8 @@ class Recovery:
         """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # This node knows the blocker's end. A voter that it blocks does not; when it learns the end, it can hold
-            # ours.
+            # This node knows the blocker's end. A voter that answered BLOCKED does not know it; when it learns the end,
+            # it can hold our transaction.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):

@@ -230,8 +230,8 @@ class ApplyQueue:
         everything with a smaller clock than the activation of that change, and all of it is applied here.
         """
         state, needed = self.state, entry.transaction.schema
-        # The activation can be ahead of our own safe time, which needs reports of a majority; the entry is proof
-        # enough.
+        # The activation can be ahead of our own safe time, which needs reports of a majority. The entry proves that the
+        # change is in force.
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
@@ -287,8 +287,8 @@ class ApplyQueue:
 
     def smallest_unapplied(self) -> int | None:
         """Return the smallest clock of anything decided and not applied."""
-        # All waiting entries count, not only the first of each timeline: an adopted transaction has an old clock at a
-        # late place.
+        # All waiting entries count, not only the first of each timeline: an adopted transaction has an older clock than
+        # the entries before it.
         clocks = [entry.txid.clock for queue in self.waiting.values() for entry in queue]
         return min(clocks, default=None)
 

@@ -45,8 +45,8 @@ class SafeTime:
         known = self.state.roster.peers.get(peer)
         if known is None:
             return
-        # A peer that knows that we have applied a retirement leaves the retired timelines out of its vector. Without
-        # them it would seem to lack their entries.
+        # A peer that knows that we have applied a retirement leaves the retired timelines out of its vector. Add them
+        # again here: otherwise the peer would seem to lack the entries of these timelines.
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
         # A later release may know modes worse than the worst mode of this release.
@@ -62,16 +62,16 @@ class SafeTime:
         # A newer report replaces one that is not covered yet (T6), although the newer one takes longer to cover.
         known.report = (known.applied, message.closed, message.cut)
         self._hear_holds(message.holds)
-        # A COMMIT may have been lost with the links of its leader. The vector of a peer that has the entry shows it,
-        # and the entry is fetched.
+        # A COMMIT may have been lost with the links of its leader. The vector of a peer that has the entry names its
+        # tick, and this node fetches it.
         self.apply_queue.want(message.applied)
         self._cover()
         self._hurry()
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # Of two holds of a reader, the one with the later start counts, then the one with the greater clock. So all
-            # nodes agree, in whichever order the reports arrive.
+            # Of two holds of one reader, the hold with the later start counts, and of two with the same start, the hold
+            # with the greater clock. So all nodes agree, in whichever order the reports arrive.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
@@ -163,8 +163,8 @@ class SafeTime:
         # Without ``late``, votes that ended when safe time was past them already would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
-        # Every transaction with a smaller clock than the activation is applied, at every node the same ones: now the
-        # schema may change.
+        # Every transaction with a smaller clock than the activation is applied, and these are the same at every node:
+        # now the schema may change.
         if state.schema.is_behind(clock.safe):
             state.activate()
 
@@ -264,7 +264,7 @@ class SafeTime:
         # A taken commit that waits keeps its outcome: it is not in the journal yet, which would tell that it was rolled
         # back.
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
-        # The index by key is for new commits. Settled commits are seldom looked up, and take a tenth of the memory when
+        # New commits are in an index by key. Settled commits are seldom looked up, and take a tenth of the memory when
         # they are packed.
         state.commit_window.pack(settled, state.votes.outcomes)
         # A base that V16 lets pass has all commits up to a conflict window before the transaction's clock. A commit

@@ -69,8 +69,8 @@ class Pull:
         since, size = self.asked.pop(digest)
         took = seconds - since
         self.least = min(self.least, took) if self.least else took
-        # The quickest piece found an idle link. A piece that takes much longer has waited behind others, and small
-        # messages wait there, too: ask for fewer pieces at a time.
+        # The quickest piece found an idle link. A piece that takes much longer has waited behind other pieces, and so
+        # do small messages: ask for fewer pieces at a time.
         more = 1.0 if took <= self.least + DELAY_S else -1.0
         self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
         return size

@@ -9,7 +9,7 @@ class Times(NamedTuple):
 
     closed: int  # the node approves no transaction at or below this clock
     # A majority has closed time up to this clock, and everything that these voters had applied then is applied at the
-    # node; durable before it is announced.
+    # node. The cut is durable before it is announced.
     cut: int
     # A majority has its cut at this clock or later, and everything that these voters had applied then is applied at the
     # node.
@@ -35,8 +35,8 @@ def times(
     if moves_cut:
         # T2: neither a majority nor this node approves a transaction at or below this clock any more.
         reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
-        # The cut stays below open clocks: a node that relies on our cut must not see a commit below it later by our
-        # vote.
+        # The cut stays below the clocks of open transactions: our vote must not let one of them commit below a cut on
+        # which another node relies.
         cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
     # T4: a majority would answer NEVER to any recovery of a transaction that is not applied there.
     safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
@@ -56,7 +56,7 @@ def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts
 
 def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
     """Return the largest clock that a majority has reached."""
-    # The majority-th largest clock: a majority has reached it or a later one. Fewer clocks than a majority prove
+    # The n-th largest clock, where n is a majority: a majority has reached it or a later one. Fewer clocks prove
     # nothing.
     clocks = sorted([*words, own] if counts else words, reverse=True)
     return clocks[majority - 1] if len(clocks) >= majority else 0

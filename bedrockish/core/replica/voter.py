@@ -53,8 +53,8 @@ class Voting:
             EntryMalformedError: its body cannot be decoded; a leader that cannot encode gets no approval.
         """
         transaction = self.state.read_body(message.body)
-        # A BEGIN in another leader's name would be held although no leader counts the vote, and its rollbacks (V5)
-        # would be forged.
+        # A BEGIN in another leader's name is dropped: no leader would count the vote, and its rollbacks (V5) could be
+        # forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
 

@@ -247,8 +247,8 @@ class AccessIndex(Generic[Name]):
                 if found is not None:
                     seen.add(name)
                     yield name, found
-        # A schema change writes all clocks from its activation on, and the index does not have the clocks that are
-        # read: it is compared with every set.
+        # A schema change writes all clocks from its activation on, and the index lacks the clocks that are read. So the
+        # change is compared with every set.
         everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:

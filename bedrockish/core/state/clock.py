@@ -54,7 +54,8 @@ class Clock:
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: the durable bound, above
         # which no value has left this node. ``floor``: the ceiling at the start, below which promises may be forgotten.
-        # No value above the ceiling ever left this node, so a clock that begins at it is later than all that did.
+        # No value above the ceiling ever left this node, so a clock that begins at the ceiling is later than every
+        # value that did.
         self.value = self.ceiling = self.floor = ceiling
         # Near the ceiling from the start on, so that the first step raises it, before a transaction needs it.
         self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
@@ -92,8 +93,8 @@ class Clock:
             wall_ms = self.believed_ms = 0
         elif needed:
             seconds_ms = int(reading.seconds * 1000)
-            # The lower median: of two walls, the one behind. A clock that is behind only waits; a clock that is ahead
-            # moves all other clocks up, for good.
+            # Take the lower median: of two walls, the wall that is behind. A clock that is behind only waits; a clock
+            # that is ahead moves all other clocks up, for good.
             place = known // 2
             middle = min(wall_ms - seconds_ms, walls[place])
             if place and middle < walls[place - 1]:
@@ -178,8 +179,8 @@ class Clock:
         """Return a new value, above all that this node has seen, closed or promised."""
         # This node's own vote rejects a clock at or below closed (V14).
         self.adjust(self.closed)
-        # Above every earlier value even if the wall stands still or goes back: a Txid, whose half is the clock, is
-        # given once.
+        # The value is above every earlier one even if the wall stands still or goes back: a Txid, which is a clock and
+        # a leader, is given once.
         self.value = max(self.value + 1, self._wall)
         assert self.value < CLOCK_LIMIT
         return self.value

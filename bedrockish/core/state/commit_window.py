@@ -236,8 +236,7 @@ class CommitWindow:
         for leader, last in applied.items():
             known = found.get(leader, set())
             if leader not in self._retired:
-                # The floor is the first gap from the end backwards: a base below it may lack commits that are not known
-                # here.
+                # The floor is the last gap before the end: a base below it may lack commits that are not known here.
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:

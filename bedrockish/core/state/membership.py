@@ -72,8 +72,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
                 members[member.node] = replace(member, address=change.address)
             case _:
                 _replace(old, members, member, change, facts)
-    # Every change binds the members whose file is known by now to that file: a node with another file may not use the
-    # name.
+    # Every change binds each member whose file is known by now to that file: a node with another file may not use the
+    # member's name.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
     # Sorted, so that the same change has the same bytes at every node.

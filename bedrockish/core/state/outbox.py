@@ -141,8 +141,8 @@ class Timers:
     def drop(self, timer: Timer, subject: object) -> None:
         """Drop a timer that was set once, and is not set again, for a subject."""
         self._dropped.add((timer, subject))
-        # A timer inside the heap can only be removed by making the heap again. If half of the heap goes at a time, a
-        # drop costs as little as a set.
+        # A timer inside the heap can only be removed by making the heap again. If that is done when half of the timers
+        # are dropped, a drop costs on average as little as a set.
         if len(self._dropped) > DROPPED_MAX and 2 * len(self._dropped) > len(self._timers):
             self._timers = [one for one in self._timers if one[2:] not in self._dropped]
             heapq.heapify(self._timers)

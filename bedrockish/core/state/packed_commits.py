@@ -149,8 +149,9 @@ class Segment:
         for owner, change in retired.items():
             self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
         self._last = _last_of(one.places[0] for one in commits)
-        # For most bases, one comparison with this vector shows that they have seen all commits of the segment. One
-        # place of each commit is enough: a base that has only another place is compared commit by commit.
+        # For most bases, one comparison with this vector shows that the base has seen all commits of the segment. The
+        # vector has one place of each commit; a base that has only another place of a commit is compared commit by
+        # commit.
         self._covered = _last_of(
             retired[owner].newest() if owner in retired else one.places[0] for owner, one in enumerate(commits)
         )
@@ -320,8 +321,8 @@ class Segment:
         yield from self._more.get(owner, ())
 
     def _owner_is_in(self, owner: int, base: Vector) -> bool:
-        # A commit counts as seen under any of its places: a base may have its first label, and this node the adopted
-        # one.
+        # A commit counts as seen under any of its places: a base may have the place of the leader, and this node that
+        # of the node that adopted it.
         return any(base.get(leader, 0) >= tick for leader, tick in self._places_of(owner))
 
 

@@ -112,8 +112,8 @@ class Roster:
     def hear(self, peer: str, level: int) -> None:
         """Note a message of a peer, and the release level at which such messages can be read."""
         self.let_in.add(peer)
-        # The sender has applied the change that raises the level. This node may lack it, and still answers at that
-        # level.
+        # The sender has applied the change that raises the level. This node may lack that change, and still answers at
+        # the raised level.
         if level > self.heard_level:
             self.heard_level = level
 

@@ -110,7 +110,7 @@ class State:
         lowest = votes.pending.smallest_clock()
         if lowest is not None:
             # The file may be a copy with another node's cut. A transaction that this node holds may still commit, so
-            # the cut must be below it.
+            # this node's cut must be below the transaction's clock.
             self.clock.reopen(lowest)
         if recovered.scheduled is not None:
             self.schedule(recovered.scheduled)
@@ -352,7 +352,7 @@ class State:
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # This is determined before the transaction's end is noted: a repeat was committed at another place before, so
+        # Find this out before the end of the transaction is noted: a repeat was committed at another place before, so
         # it is not pending.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # The transaction leaves ``pending`` and enters the commit window in one step, without a conflict test between.
@@ -392,8 +392,8 @@ class State:
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
-        # Where there are other voters, the timer comes a moment later than the activation: a transaction begun before
-        # it may still be under way, and would be TOO LATE.
+        # Where there are other voters, the timer comes a moment later than the activation: a BEGIN from before the
+        # activation may still be under way, and would be TOO LATE.
         self.timers.set(max(0, left_ms) + grace_ms, Timer.SCHEMA_DUE, change.txid)
 
     def activate(self) -> None:

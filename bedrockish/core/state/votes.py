@@ -27,15 +27,15 @@ class Votes:
         self.by_txid: dict[Txid, Vote] = {}  # every vote on record
         # The transactions that this node approved or holds, and whose outcome it does not know.
         self.pending = Pending()
-        # Whether an ended transaction was committed; without transactions up to safe time, and without applied and
-        # settled ones.
+        # For each ended transaction, whether it was committed. Transactions up to safe time are left out, and so are
+        # those that are both applied and settled: the journal decides about them.
         self.outcomes: dict[Txid, bool] = {}
         self.done: set[Txid] = set()  # the transactions that are applied, under some place, and not settled
         self.own_ends = OwnEnds()  # our own transactions that were rolled back
         # The transactions whose rollback was accepted, or decided, here.
         self.aborting: AccessIndex[Txid] = AccessIndex()
-        # BEGINs that came in time and whose rows are being compared, each with the seconds until which closed time
-        # waits for them.
+        # The transactions that came in time and whose rows are being compared, each with the time, in seconds, until
+        # which closed time waits for it.
         self.comparing: dict[Txid, float] = {}
         self.late = False  # whether a transaction was noted that was settled already, and can be forgotten at once
         self.ended: list[Txid] = []  # the transactions whose outcome became known in this step
@@ -109,7 +109,7 @@ class Votes:
         assert transaction.txid not in self.outcomes, f"{transaction.txid} is over"
         assert transaction.txid.clock > self.clock.cut, "others count on nothing being approved up to the cut"
         vote = self.of(transaction.txid, transaction)
-        # The vote holds the transaction and it is pending in the same step: the next conflict test finds it
+        # The transaction is held by the vote and pending from the same step on: the next conflict test finds it
         # (``invariants``).
         vote.held = True
         if transaction.txid not in self.pending:
@@ -125,8 +125,8 @@ class Votes:
         # A recovery may be about to commit the transaction because we hold it; our promise to it forbids the rollback.
         if vote.promised > 1:
             return False
-        # This also holds for a transaction that this node never saw: the promise rejects its BEGIN, which may still
-        # arrive (V3).
+        # A transaction that this node never saw gets the same vote: its BEGIN may still arrive, and is rejected for the
+        # promise (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
@@ -157,8 +157,8 @@ class Votes:
             return
         if not commit:
             if txid.leader == self.me and vote.transaction is not None:
-                # The present clock and not the transaction's: V10 concerns transactions that began before this node
-                # knew the end.
+                # Note the present clock and not the transaction's: V10 concerns transactions that began before this
+                # node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
             # The vote is kept until safe time passes it, because a node that recovers a conflicting transaction must
             # learn that this one has ended (J6).

@@ -84,7 +84,7 @@ class TransactionWork:
     size: int = 0  # an estimate of the bytes of the changes
     lastrowid: int = 0
     wrote: bool = False  # whether a statement that writes has succeeded, even if it changed no row
-    # The statements that were run, for the case that the transaction changes the schema later; None: there were too
+    # The statements that were run, which run again if the transaction changes the schema later; None if there were too
     # many.
     log: list[Logged] | None = field(default_factory=list)
     logged: int = 0  # an estimate of the bytes of the results in the log

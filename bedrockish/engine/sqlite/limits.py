@@ -167,8 +167,9 @@ class Limits:
     changes_bytes: int = 32 << 20  # size of all rows that a request changes, before and after
     statement_s: float = 30.0  # how long one statement may run, in seconds
     wal_frames: int = 4_000  # frames in the WAL at which a background checkpoint is due
-    # Frames at which a batch's end finishes the checkpoint itself, inline, if less than a quarter of ``wal_frames`` are
-    # left to copy; at twice as many frames, unless a reader holds the checkpoint back.
+    # The number of frames at which the end of a batch finishes the checkpoint inline, if less than a quarter of
+    # ``wal_frames`` are left to copy. At twice as many frames it does so in any case, unless a reader holds the
+    # checkpoint back.
     wal_frames_max: int = 32_000
     seconds: Callable[[], float] = monotonic  # a clock that only goes forward, in seconds
     busy: Callable[[], float] = thread_time  # returns the processor time of the calling thread, in seconds

@@ -143,8 +143,8 @@ class Compiled:
     is_command: bool = False  # whether it is a command of a virtual table whose values have to be written into its text
     is_upkeep: bool = False  # whether it is a command of FTS5 that changes no result of an index that matches its rows
     is_dear: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
-    # Whether it makes a table of vec1. The connection fails later if this is undone by a rollback to a savepoint, and
-    # not by a rollback of the whole transaction.
+    # Whether it makes a table of vec1. Only a rollback of the whole transaction undoes that: after a rollback to a
+    # savepoint the connection fails later.
     stays: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs

@@ -357,12 +357,12 @@ class IndexBuild(Build):
         db, plan = self._db, self.plan
         root = root_of(db, STAND_IN_INDEX)
         with Writable(db):
-            # A new row at the end of ``sqlite_schema``, like that of CREATE INDEX, so that the order of a table's
-            # indexes is the same on every node.
+            # Add a row at the end of ``sqlite_schema``, as CREATE INDEX does, so that the order of a table's indexes is
+            # the same on every node.
             db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
-            # A new version makes every connection read the schema again, this one at its next statement, and again
-            # after a rollback of this change.
+            # A new version makes every connection read the schema again: this connection at its next statement, and
+            # again after a rollback of this change.
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
         db.execute(f"DROP TABLE {STAND_IN}")

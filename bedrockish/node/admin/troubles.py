@@ -157,8 +157,8 @@ def _safe_time(status: Status) -> str:
     lag = status.get("safe_lag_ms") or 0.0
     if lag <= SAFE_LAG_MS_MAX or _only_counts(status):
         return ""
-    # Safe time of a node that has to apply entries, or applies none, is old because of the node itself and not because
-    # of voters. Another trouble reports that; removing voters would not help.
+    # If a node still has to apply entries, or applies none, its safe time is old because of the node and not because of
+    # voters. Another trouble reports that; removing voters would not help.
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     voters = ((name, node) for name, node in _others(status).items() if node["role"] == "voter")

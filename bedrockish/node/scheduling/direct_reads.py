@@ -203,8 +203,8 @@ class DirectReads:
         pin, flushed = self._reads.pinned, self._engine.flushed
         if pin is not None and pin.flushed.batches == flushed.batches:
             return pin
-        # The batch before is durable, and is shown until the last one is durable, too. A thread that has the writer may
-        # be about to start the write-ahead log over, which a snapshot taken now would prevent.
+        # Until the last batch is durable, the batch before it is shown. A thread that has the writer may be about to
+        # start the write-ahead log over, which a snapshot taken now would prevent.
         if flushed.batches > self._node.gate.durable_batches or self._engine.batch.is_away:
             return pin
         return self._pin()

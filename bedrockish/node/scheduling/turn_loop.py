@@ -84,7 +84,7 @@ class FairQueue(Generic[T]):
 class TurnLoop:
     """The loop that takes turns while there is work."""
 
-    # Reads the input of links; called before each turn in the loop's task, so that input that comes together is handled
+    # Reads the input of links. The loop calls this before each turn, so that one turn handles all input that came
     # together.
     read: Callable[[], None]
     away: Callable[[], None]  # called before the writer works in another thread

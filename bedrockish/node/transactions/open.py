@@ -32,8 +32,8 @@ class Open:
     config: int  # the version of the membership that grants these rights
     busy: int = 0  # the number of steps that run, or wait for their turn
     last: str = ""  # the beginning of its last statement
-    # Commits that include every one that was acknowledged before its first read of the cluster's own tables; None if
-    # there was no such read. Only of a transaction whose read level is ``strict``.
+    # A vector with every commit that was acknowledged before the transaction's first read of the cluster's own tables;
+    # None if there was no such read, or its read level is not ``strict``.
     level: Mapping[str, int] | None = None
     # The durable commits that its client's answers rest on; None: the client was told nothing.
     told: Mapping[str, int] | None = None

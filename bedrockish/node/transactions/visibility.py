@@ -183,8 +183,8 @@ class Visibility:
 
     def _move_up_strictly(self, work: TransactionWork, moved: trio.Event) -> None:
         """Move a transaction that has only read to a snapshot of the last batch, if its reads would be the same."""
-        # The clock that its client got has to stay later than its snapshot, and under snapshot isolation the first
-        # snapshot stays.
+        # The snapshot must stay before the clock that the client got, and under snapshot isolation the first snapshot
+        # stays.
         if not (work.ended or work.clock) and work.serializable and work.base is not None:
             self.move_up(work, dict(work.base))
         moved.set()

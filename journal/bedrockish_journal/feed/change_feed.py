@@ -25,7 +25,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The first row has the end of the pruned part of the journal and the safe time; the other rows are the page. A single
 # statement reads all of it in one snapshot. A schema change is placed where it came into force, not where it was
 # committed: between the transactions on the old schema and those on the new one. Bodies are read one after the other
-# until the page is full, because reading more of them only for their length would unpack packed or read large bodies.
+# until the page is full: to read further ones only for their length would cost as much, because packed bodies are
+# unpacked for that.
 _NEXT = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),

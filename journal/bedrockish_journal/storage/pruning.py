@@ -211,7 +211,7 @@ def forgotten_ms(db: apsw.Connection) -> int:
 
 
 # An id that contains its time begins with it, so the oldest ids are found in the order of the primary key. The pattern
-# must match exactly what ``time_ms`` matches: other ids are never deleted, and would fill the LIMIT for ever.
+# must match the same ids as ``time_ms``: other ids are never deleted, and would fill the LIMIT for ever.
 _HEX = "[0-9a-f]"
 _TIMED = (
     12 * _HEX + "7" + 3 * _HEX + "[89ab]" + 15 * _HEX,

@@ -11,16 +11,15 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
-from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
+from tools.sim.options import Options, draw_options
 from tools.sim.shrink import Shrinker
 from tools.sim.world import LawBrokenError, World
-
-DRAWS = {"all": draw_options, "wide": draw_wide_options, "hard": draw_hard_options}
 
 
 def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) -> tuple[LawBrokenError | None, World]:
@@ -40,15 +39,6 @@ def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) ->
 
 
 @dataclass(frozen=True)
-class Job:
-    """A seed to run, in any process."""
-
-    options: Options
-    verbose: bool
-    twice: bool
-
-
-@dataclass(frozen=True)
 class Finding:
     """The result of one seed. ``seconds`` of a processor; ``law`` is empty if none was broken."""
 
@@ -60,27 +50,27 @@ class Finding:
     seconds: float
 
 
-def run_job(job: Job) -> Finding:
+def find(options: Options, *, verbose: bool, twice: bool) -> Finding:
     """Run one seed; an error of the simulator itself counts as a broken law, so that its seed is reported."""
     began = time.process_time()
     try:
-        broken, world = run_seed(job.options, verbose=job.verbose, twice=job.twice)
+        broken, world = run_seed(options, verbose=verbose, twice=twice)
     except Exception:
         story = traceback.format_exc()
-        return Finding(job.options, "the simulator runs", story, "", Counter(), time.process_time() - began)
+        return Finding(options, "the simulator runs", story, "", Counter(), time.process_time() - began)
     law, story = (broken.law, broken.story) if broken is not None else ("", "")
-    return Finding(job.options, law, story, world.digest.hexdigest(), world.counts, time.process_time() - began)
+    return Finding(options, law, story, world.digest.hexdigest(), world.counts, time.process_time() - began)
 
 
-def run_jobs(jobs: Iterable[Job], processes: int) -> Iterator[Finding]:
-    """Run them, in as many processes."""
+def find_all(find_one: Callable[[Options], Finding], worlds: Iterable[Options], processes: int) -> Iterator[Finding]:
+    """Run worlds, in as many processes."""
     if processes <= 1:
-        yield from map(run_job, jobs)
+        yield from map(find_one, worlds)
         return
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         running: set[Future[Finding]] = set()
-        for job in jobs:  # the jobs may be endless, until the time is over
-            running.add(pool.submit(run_job, job))
+        for options in worlds:  # they may be endless, until the time is over
+            running.add(pool.submit(find_one, options))
             if len(running) >= 3 * processes:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
@@ -100,20 +90,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="override an option of the worlds"
     )
-    parser.add_argument(
-        "--worlds", choices=DRAWS, default="all", help="wide: of every kind; hard: small and hot; all: both, in turn"
-    )
     parser.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="make a failing world smaller")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken law")
     parser.add_argument("-v", "--verbose", action="store_true", help="print a line for each event")
     chosen = parser.parse_args(arguments)
     overrides = dict(override(text, parser) for text in chosen.set)
     began = time.monotonic()
-    draw = DRAWS[chosen.worlds]
-    jobs = (Job(draw(seed).with_(**overrides), chosen.verbose, not chosen.once) for seed in _seeds(chosen, began))
+    find_one = partial(find, verbose=chosen.verbose, twice=not chosen.once)
+    worlds = (draw_options(seed).with_(**overrides) for seed in _seeds(chosen, began))
     total: Counter[str] = Counter()
     failures, seconds = 0, 0.0
-    for found in run_jobs(jobs, 1 if chosen.verbose else chosen.jobs):
+    for found in find_all(find_one, worlds, 1 if chosen.verbose else chosen.jobs):
         total.update(found.counts)
         total["seeds"] += 1
         seconds += found.seconds

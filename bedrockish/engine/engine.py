@@ -217,7 +217,7 @@ class Engine:
         except (apsw.Error, BedrockishError, TakesLongError, ClockNeededError):
             return None
         finally:
-            self._executor.forget()
+            self._executor.governor.release()
             if self.locks.held:
                 self.locks.release(request.command)
             if not self._db.in_transaction:  # SQLite has rolled back the whole batch, for lack of memory, say
@@ -225,7 +225,7 @@ class Engine:
 
     def only_writes(self, texts: Sequence[str]) -> bool:
         """Return whether all of these texts have run before, write rows, and have no other lasting effect."""
-        return self._executor.only_writes.issuperset(texts)
+        return self._executor.texts.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run as many of the first requests as can share a transaction, roll them back, and return what to begin.

@@ -48,8 +48,8 @@ def full(node: TestNode) -> TestNode:
 def rewritten(node: TestNode, sql: str) -> str | None:
     """Return the text that the node runs instead of a text that SQLite accepts."""
     executor = node.engine._executor
-    piece = executor._guard.compile(sql)
-    auto = executor._rewritten(piece)
+    piece = executor.texts._guard.compile(sql)
+    auto = executor.texts.with_ids(piece)
     return None if auto is None else auto.sql
 
 
@@ -210,8 +210,8 @@ def test_the_text_is_spliced(full: TestNode) -> None:
 
 
 def test_a_given_id_needs_no_rewriting(full: TestNode) -> None:
-    piece = full.engine._executor._guard.compile("INSERT INTO t VALUES (?2, ?1, 1), (?4, ?3, 1)")
-    piece.auto = full.engine._executor._rewritten(piece)
+    piece = full.engine._executor.texts._guard.compile("INSERT INTO t VALUES (?2, ?1, 1), (?4, ?3, 1)")
+    piece.auto = full.engine._executor.texts.with_ids(piece)
     assert piece.text(("x", 5, "y", 6)) == piece.sql
     assert "bedrockish_id" in piece.text(("x", 5, "y", None))
 

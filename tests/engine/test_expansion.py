@@ -111,7 +111,7 @@ def test_text_that_is_written_out_at_length_leaves_the_loop(make_node: MakeNode)
 
 def test_sizes_follow_the_schema(node: TestNode) -> None:
     def size() -> int:
-        return node.engine._executor._guard.expansion.added("SELECT x FROM v8")
+        return node.engine._executor.texts._guard.expansion.added("SELECT x FROM v8")
 
     for sql in views(9):
         node.run(sql)

@@ -41,7 +41,7 @@ class Interrupting:
 def test_interrupted_window_function_moves_to_a_worker(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(executor_module, "PROGRESS_STEPS", 1)
+    monkeypatch.setattr(executor_module, "STEPS", 1)
     clock = Interrupting()
     node = make_node(limits=replace(Limits(), busy=clock.busy, busy_of=lambda _: 0.0))
     node.run("CREATE TABLE t(a, b, c)", "INSERT INTO t VALUES (1, 2, 3)")

@@ -430,7 +430,7 @@ def test_failed_statement_that_runs_again_leaves_the_transaction_unchanged(
     desk.run(work, "INSERT INTO account VALUES (60, 0, 'first')")
     desk.run(work, ("INSERT INTO child VALUES (?, ?)", (101, 60)))
     desk.run(work, (sql, (102, 60)[: len(values)]))
-    assert desk.interactive.engine.lend(desk.interactive).executor.again(sql) is not None
+    assert desk.interactive.engine.lend(desk.interactive).executor.texts.again(sql) is not None
     before, lastrowid = list(work.changes), work.lastrowid
     children = desk.run(work, "SELECT id FROM child WHERE id > 100")
     assert desk.run_again(work, sql, values) is None
@@ -465,8 +465,8 @@ def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: 
     ]
     for sql, values in texts:
         desk.run(work, (sql, values))
-        assert executor.again(sql) is None, sql
-    assert executor.again("SELECT 1 FROM account WHERE id = ?") is None
+        assert executor.texts.again(sql) is None, sql
+    assert executor.texts.again("SELECT 1 FROM account WHERE id = ?") is None
     desk.interactive.end(work)
 
 

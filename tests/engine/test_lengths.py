@@ -29,7 +29,7 @@ def executor(tmp_path: Path) -> Executor:
 @pytest.mark.parametrize("sql", STATEMENTS)
 def test_lengths_are_those_of_the_plan(executor: Executor, sql: Sql) -> None:
     text = sql if isinstance(sql, str) else sql[0]
-    piece, _ = executor.compiled(text)
+    piece, _ = executor.texts.compiled(text)
     fresh = Analysis(executor.analysis._db, lambda _: None, executor.analysis.schema)
     lengths = fresh.lengths(piece)
     assert not fresh._plans

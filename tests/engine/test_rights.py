@@ -27,7 +27,7 @@ def needs(node: TestNode, sql: str) -> int:
     enough = []
     for name, role in USERS.items():
         try:
-            list(node.engine._executor.pieces(Statement(sql), name))
+            list(node.engine._executor.texts.pieces(Statement(sql), name))
         except ForbiddenError:
             continue
         enough.append(role)
@@ -76,7 +76,7 @@ def test_optimize_is_a_hint_that_only_an_owner_gives(node: TestNode) -> None:
     node.engine.access.learn({name: UserSaid("", role, 1) for name, role in USERS.items()}, ["A"])
 
     def writes(sql: str, user: str) -> bool:
-        return any(piece.needs >= OWNER for piece, _ in node.engine._executor.pieces(Statement(sql), user))
+        return any(piece.needs >= OWNER for piece, _ in node.engine._executor.texts.pieces(Statement(sql), user))
 
     assert [writes("PRAGMA optimize", user) for user in ("reader", "writer", "owner", "admin")] == [
         False,
@@ -160,7 +160,7 @@ def test_names_of_hidden_tables_cannot_be_reused(shop: TestNode, name: str) -> N
     """Otherwise a CTE of that name could read secrets, and SQLite would report a read of the permitted table."""
     for user in ("reader", "admin"):
         with pytest.raises(UnsupportedError, match="belongs to the database itself"):
-            list(shop.engine._executor.pieces(Statement(f"WITH {name} AS (SELECT 1) SELECT * FROM {name}"), user))
+            list(shop.engine._executor.texts.pieces(Statement(f"WITH {name} AS (SELECT 1) SELECT * FROM {name}"), user))
 
 
 def test_only_names_are_replaced() -> None:
@@ -240,14 +240,14 @@ def test_roles_for_single_tables_limit_every_access(ledger: TestNode, sql: str, 
     """Every access counts, also by views, triggers and foreign keys: they run with the rights of the caller."""
     for _ in range(2):
         if not lacks:
-            list(ledger.engine._executor.pieces(Statement(sql), "ann"))
+            list(ledger.engine._executor.texts.pieces(Statement(sql), "ann"))
             continue
         with pytest.raises((ForbiddenError, SqlError), match=f"{lacks}|no such table"):
-            list(ledger.engine._executor.pieces(Statement(sql), "ann"))
+            list(ledger.engine._executor.texts.pieces(Statement(sql), "ann"))
 
 
 def test_a_role_for_all_and_one_for_a_table_add_up(ledger: TestNode) -> None:
-    pieces = ledger.engine._executor.pieces
+    pieces = ledger.engine._executor.texts.pieces
     for sql in ("SELECT * FROM secret", "INSERT INTO note(x) SELECT x FROM secret"):
         list(pieces(Statement(sql), "rita"))
     with pytest.raises(
@@ -261,6 +261,6 @@ def test_a_name_is_folded_as_sqlite_does(node: TestNode) -> None:
     """Two names that are two tables for SQLite are two here, too."""
     node.run('CREATE TABLE "é"(x)', 'CREATE TABLE "É"(x)', "CREATE TABLE Plain(x)")
     node.engine.access.learn({"ann": UserSaid("", 0, 1, {"é": READER, "PLAIN": READER})}, [])
-    list(node.engine._executor.pieces(Statement('SELECT * FROM "é", plain'), "ann"))
+    list(node.engine._executor.texts.pieces(Statement('SELECT * FROM "é", plain'), "ann"))
     with pytest.raises(ForbiddenError, match="reads É"):
-        list(node.engine._executor.pieces(Statement('SELECT * FROM "É"'), "ann"))
+        list(node.engine._executor.texts.pieces(Statement('SELECT * FROM "É"'), "ann"))

@@ -196,7 +196,8 @@ def test_results_of_a_group_are_sent_and_counted(tmp_path: Path, monkeypatch: py
 
 def test_group_has_fewer_commands_when_their_time_is_over(bank: TestNode) -> None:
     ticks = iter(range(10**9))
-    bank.engine._executor._budget._limits = replace(bank.engine._executor._limits, busy=lambda: float(next(ticks)))
+    governor = bank.engine._executor.governor
+    governor.budget._limits = replace(governor.limits, busy=lambda: float(next(ticks)))
     prepared = bank.engine.execute_together(named(*[ADD] * 50), 20.0)
     assert len(prepared.joined) < 20
 

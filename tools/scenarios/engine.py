@@ -179,14 +179,14 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     analysis = executor.analysis
 
     def new_text(number: int) -> None:
-        for piece, params in executor.pieces(Statement(JOIN.format(number), (1,))):
+        for piece, params in executor.texts.pieces(Statement(JOIN.format(number), (1,))):
             analysis.plan(piece).bind(params)
 
     def plain_text(number: int) -> None:
         plain.execute(JOIN.format(-number), (None,)).fetchall()
 
     yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text))
-    ((piece, _),) = executor.pieces(Statement(UPDATE, (1, 2)))
+    ((piece, _),) = executor.texts.pieces(Statement(UPDATE, (1, 2)))
     plan = analysis.plan(piece)
     yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))))
     keys = analysis.keys

@@ -108,7 +108,7 @@ class CommittedReads:
         except (apsw.Error, BedrockishError, TakesLongError, ClockNeededError):
             return None
         finally:
-            executor.forget()
+            executor.governor.release()
 
     def knows(self, version: int) -> bool:
         """Return whether ``read`` can be called while this version of the schema is in force."""

@@ -34,7 +34,7 @@ def compile_read(
         UnsupportedError: the statement writes, or the text has several.
     """
     found = None
-    for piece, params in executor.pieces(statement, user):
+    for piece, params in executor.texts.pieces(statement, user):
         if piece.kind != READ or piece.setting:
             raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
         if found is not None:
@@ -77,8 +77,7 @@ class Batches:
             UnavailableError: ``stop`` was called.
         """
         snapshot, limits = self._snapshot, self._snapshot.limits
-        snapshot.until = limits.seconds() + limits.statement_s
-        was_interrupted = False
+        interrupt: BedrockishError | None = None
         try:
             with snapshot.statement(self._lengths, self._params):
                 try:
@@ -86,16 +85,15 @@ class Batches:
                         raise apsw.InterruptError
                     rows, size, more = self._rows(limits.seconds() + BATCH_S)
                 except apsw.Error as error:
-                    was_interrupted = snapshot.was_interrupted(error)
+                    if snapshot.governor.caused(error):
+                        interrupt = snapshot.governor.refusal() or self._interrupted()
                     raise
             columns = self._piece.columns
             encoded = encode_in_steps([Result(columns, rows)], size, by_column=self._by_column)
             return encoded, len(rows), more
         except apsw.Error as error:
-            if was_interrupted:
-                if snapshot.is_refused:
-                    raise limits.memory.refusal("the reading was ended") from None
-                raise self._interrupted() from None
+            if interrupt is not None:
+                raise interrupt from None
             raise too_long(error, self._lengths, self._piece.sql, self._params) or translate(
                 error, self._piece.sql
             ) from error
@@ -130,7 +128,6 @@ class Batches:
     def stop(self) -> None:
         """Interrupt a ``take`` that runs in another thread."""
         self._is_stopped = True  # before the interrupt: ``take`` sets the deadline, and then tests this flag
-        self._snapshot.until = float("-inf")
         self._snapshot.interrupt()
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class Mixed:
         results: list[Result] = []
         at, taken = 0, 0
         while at < len(statement.sql):
-            piece, at = self._executor.compiled(statement.sql, self._user, at)
+            piece, at = self._executor.texts.compiled(statement.sql, self._user, at)
             if piece.stays:
                 raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:
@@ -189,7 +189,7 @@ class Mixed:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
-        with self._executor.judging(self.steps[-1].sql if self.steps else ""):
+        with self._executor.governor.judging(self.steps[-1].sql if self.steps else ""):
             tables = Tables(self._db, self._executor._tables)
             tables.check_supported(self._db, self._executor._tables)
             tables.check_references()
@@ -351,7 +351,7 @@ class Mixed:
 
     def _bound(self, piece: Compiled, params: tuple[Any, ...], told: Result | None) -> str:
         """Return the text of a statement that ran before, with the id that the node assigned to its row."""
-        piece.auto = self._executor._rewritten(piece)
+        piece.auto = self._executor.texts.with_ids(piece)
         text = piece.text(params)
         if text == piece.sql or (told is not None and told.rowcount == 0):
             return literal(piece.sql, params)

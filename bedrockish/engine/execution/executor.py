@@ -6,57 +6,46 @@ interrupted write, a full disk); the engine then writes the batch again (see ``E
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import apsw
 
 from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, access_set
-from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
-from bedrockish.access_sets.definitions import folded
-from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
-from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
+from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.column_blocks import Blocks, Row
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.recipes import Lookups, Recipe, find_alike, recipe_again, recipe_alike, with_params
+from bedrockish.engine.execution.compiled_texts import CompiledTexts
+from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
+from bedrockish.engine.execution.recipes import Recipe, find_alike
 from bedrockish.engine.execution.snapshot import fetch
-from bedrockish.engine.sqlite.bind import Binder, bind_one
+from bedrockish.engine.sqlite.bind import bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
-from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS, Budget, Limits, TakesLongError, out_of_time
-from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.engine.sqlite.limits import Limits, TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled, Guard
+from bedrockish.engine.statements.classify import ALONE, READ, SCHEMA, WRITE, Compiled, Guard
 from bedrockish.engine.statements.clock_functions import Scope
-from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
-from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
-from bedrockish.engine.statements.rights import Access, Rights
+from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
-from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
-from bedrockish.sqltext.session_settings import Settings, split_settings
-from bedrockish.sqltext.statement_ends import after_nothing
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import Change, encode_changes, encode_statements
-from bedrockish_journal.model.membership import ADMIN, OWNER
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
 
-PROGRESS_STEPS = 4_000  # SQLite's own steps between two looks at the clock: usually a tenth of a millisecond
-TEXTS_MAX = 2_000  # compiled texts in the cache, ...
-TEXT_CHARACTERS = 64 << 10  # ... none of which is longer
 ANALYSIS_S = 0.05  # seconds for the analysis of a statement in the loop, which delays other clients
-_FOREVER = float("inf")
 
 
 class MixesError(Exception):
@@ -78,8 +67,8 @@ class KnownSchema(NamedTuple):
 class Executor:
     """An executor of requests, one at a time.
 
-    Why so large: One connection serves all kinds of statements. Each execution uses its compiled texts, analyses,
-    budgets and ids, which live as long as the connection.
+    Why so large: One connection serves all kinds of statements, and the parts that each execution uses live as long as
+    the connection.
     """
 
     def __init__(
@@ -93,127 +82,51 @@ class Executor:
         known: KnownSchema | None = None,  # the schema as another connection has read it
         access: Access | None = None,
     ) -> None:
-        self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
-        self.capture, self.access = capture, access or Access()
-        self._texts: dict[str, tuple[Compiled, ...]] = {}
-        self._limited_texts: dict[str, tuple[Compiled, ...]] = {}  # texts compiled for users that may not read secrets
-        self._again: dict[str, Recipe | None] = {}  # see ``again``
-        self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
-        # Texts that have run, write rows, have no settings and call no function about their transaction.
-        self.only_writes: set[str] = set()
-        self._tables = Tables(db, known.tables if known is not None else None)
-        guard.virtual = self._tables.virtual
-        self._views = self._view_names()
-        guard.expansion = Expansion(self._tables.definitions, known.expansion if known is not None else None)
-        guard.is_in_loop = lambda: self._budget.is_brief
-        schema = known.schema if known is not None else None
+        self._db, self._limits, self._ids, self._prepare = db, limits, ids, prepare
+        self.capture = capture
+        self.governor = governor = Governor(limits, lambda: capture.failure)
+        self.allow = governor.allow  # sets the processor time, in seconds, that further statements may take
+        self.texts = CompiledTexts(db, guard, governor, access or Access())
         self.analysis_s = ANALYSIS_S  # the seconds that the exact analysis of a statement may take
-        self.analysis = Analysis(db, prepare, schema, self._tables.definitions)
+        tables, schema, expansion = known or (None, None, None)
+        self._use(Tables(db, tables), schema, expansion)
         capture.documents = lambda: self.analysis.documents
-        self.analysis.patience = self._patience
-        self._until = _FOREVER
-        self._budget = Budget(limits)
-        self.allow = self._budget.allow  # sets the processor time, in seconds, that further statements may take
-        # The running statement's number in the memory account, and whether it has taken too much memory.
-        self._number, self._is_refused, self._most_bytes = 0, False, limits.length_bytes
+        self._most_bytes = limits.length_bytes
         self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
         self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
         self._unlimited_query = connection_query(db)
-        self._interrupter = Interrupter(self._is_late)
         # A faster connection that shows the same rows while the request has changed none.
         self.reader: apsw.Connection | None = None
-        self.stopped: BedrockishError | None = None  # the error with which the running statement has to end at once
         self.stays = False  # whether only a rollback of the whole transaction undoes an effect of the request
         self.scope = Scope()  # the values of the functions that statements call
-        db.set_progress_handler(self.progress, PROGRESS_STEPS)
+        db.set_progress_handler(governor.progress, STEPS)
 
     @property
     def known(self) -> KnownSchema:
         """The schema in force as this connection has read it, for another connection."""
-        return KnownSchema(self._tables, self.analysis.schema, self._guard.expansion)
+        return KnownSchema(self._tables, self.analysis.schema, self.texts.expansion)
 
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema; drop the statements compiled for the old one."""
-        self._tables, self._guard.virtual = tables, tables.virtual
-        self._guard.expansion = Expansion(tables.definitions, self._guard.expansion)
-        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
-        self.analysis.patience = self._patience
-        self.forget_texts()
-        self._views = self._view_names()
+        self._use(tables, self.analysis.schema, self.texts.expansion)
+
+    def _use(self, tables: Tables, schema: Schema | None, expansion: Expansion | None) -> None:
+        self._tables = tables
+        self.analysis = Analysis(self._db, self._prepare, schema, tables.definitions)
+        self.analysis.patience = lambda sql: self.governor.patience(sql, self.analysis_s)
+        self.texts.use(tables, self.analysis, expansion)
 
     def allow_temporary(self) -> None:
         """Allow TEMP objects, because the connection belongs to one session."""
-        self._guard.allows_temporary = self.capture.has_temporary = True
-
-    def forget_texts(self) -> None:
-        """Drop the compiled texts, because the connection has other tables or too many texts."""
-        for known in (self._texts, self._limited_texts, self.only_writes, self._again):
-            known.clear()
-        for lookups in (self._lookups, self._limited_lookups):
-            lookups.clear()
-        self.analysis.forget()
-
-    def _view_names(self) -> frozenset[str]:
-        return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
-
-    def progress(self) -> bool:
-        """Return whether to interrupt the running statement; SQLite calls this every ``PROGRESS_STEPS``.
-
-        Only a client's statement is interrupted, while ``_until`` is set. SQLite also calls this during the engine's
-        own statements, because it counts a statement's steps over all of its runs; they must not count as time and
-        memory of a request.
-        """
-        if self.stopped is None and not (
-            self._until != _FOREVER
-            and (
-                self.capture.failure is not None
-                or self._limits.seconds() > self._until
-                or self._budget.is_over
-                or self._takes_too_much()
-            )
-        ):
-            return False
-        self._interrupter.is_interrupted = True
-        return True
-
-    def _patience(self, sql: str) -> Check:
-        """Return a check that an analysis calls: it raises when the loop's budget or ``analysis_s`` is used up."""
-        busy = self._limits.busy
-        until = busy() + self.analysis_s
-
-        def check() -> None:
-            if self.stopped is not None:
-                raise self.stopped
-            if self._budget.is_over:
-                raise TakesLongError(sql)
-            if busy() > until:
-                raise TooDearError
-
-        return check
-
-    def _is_late(self) -> bool:
-        """Return whether to interrupt the running statement; the watchdog calls this in its own thread."""
-        return self._limits.seconds() > self._until or self._budget.seems_over()
-
-    def _takes_too_much(self) -> bool:
-        self._is_refused = self._is_refused or (self._number > 0 and self._limits.memory.is_too_much(self._number))
-        return self._is_refused
-
-    def forget(self) -> None:
-        """Note that no statement runs any more, whether the last one succeeded or not.
-
-        An error may end the execution at any step, so this resets all of its state.
-        """
-        self._interrupter.end()
-        self._limits.memory.end(self._number)
-        self._number, self._is_refused, self._until = 0, False, _FOREVER
+        self.capture.has_temporary = True
+        self.texts.allow_temporary()
 
     def execute(
         self,
         request: Request,
         base: dict[str, int],
         schema_version: int,
-        budget_s: float = _FOREVER,
+        budget_s: float = FOREVER,
         *,
         at_once: bool = False,
     ) -> Prepared:
@@ -242,7 +155,7 @@ class Executor:
                 error.rests_on = refused_on(base, schema_version, run.looked_at(), reads_system=run.reads_system)
             raise
         finally:
-            self.allow(_FOREVER)
+            self.allow(FOREVER)
             if run.settings:
                 pragmas.settle(self._db)
 
@@ -257,7 +170,7 @@ class Executor:
                 begun = place + run.alike(request, place)
             if place < begun:
                 continue
-            for piece, params in self.pieces(statement, request.user):
+            for piece, params in self.texts.pieces(statement, request.user):
                 if piece.setting:
                     if pragmas.is_keys_off(piece.sql):
                         raise MixesError
@@ -266,7 +179,7 @@ class Executor:
                 if piece.fills:
                     raise MixesError
                 if piece.kind == SCHEMA:
-                    if self._budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
+                    if self.governor.budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
                         raise TakesLongError(piece.sql)  # after its rollback, SQLite has to read all definitions
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
@@ -288,7 +201,7 @@ class Executor:
                 run.one(piece, params, Blocks() if packs else None)
         if run.schema:
             assert cookie is not None
-            with self.judging(run.schema[-1]):
+            with self.governor.judging(run.schema[-1]):
                 changed = run.configures or cookie != pragmas.numbers(self._db)
                 return self._schema_prepared(run, base, schema_version, changed=changed)
         if run.writes and self.breaks_foreign_keys:
@@ -303,7 +216,7 @@ class Executor:
         """Execute a request without computing its read set; return its encoded results, or None if it does not only
         read.
 
-        The connection shows one snapshot and does not write. The caller calls ``forget`` afterwards.
+        The connection shows one snapshot and does not write. The caller calls ``Governor.release`` afterwards.
 
         Args:
             request: a request at any level; the caller checks, before or afterwards, that its level permits the
@@ -322,7 +235,7 @@ class Executor:
         self.allow(budget_s)
         try:
             for statement in statements:
-                for piece, params in self.pieces(statement, request.user):
+                for piece, params in self.texts.pieces(statement, request.user):
                     if piece.kind != READ or piece.setting:
                         return None
                     blocks = Blocks() if request.by_column else None
@@ -330,89 +243,26 @@ class Executor:
                     room -= size
                     results.append(Result(piece.columns, rows, -1, None, blocks))
         finally:
-            self.allow(_FOREVER)
+            self.allow(FOREVER)
         return encode_in_steps(results, most - room, by_column=request.by_column)
 
     def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:
         """Return the encoded result of a statement if it is a lookup; None for any other."""
-        rights = self.access.of(user) if self.access.users else None
-        lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
-        lookup = lookups.find(statement.sql, self.lengths)
+        lookup = self.texts.lookup(statement.sql, user)
         if lookup is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
             return None
-        if rights is not None:
-            rights.check(lookup.piece, self._views)
         db = self._db if self.reader is None or self.capture.wrote else self.reader
         return lookup.run(db, statement, self._limits)
 
-    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Compiled, int]:
-        """Compile the statement of a text that begins at or after a place, and return it with the place after it.
-
-        Raises:
-            BedrockishError: as ``Guard.compile`` and ``Rights.check``.
-        """
-        rights = self.access.of(user)
-        settings, start = split_settings(sql)
-        with self.judging(sql):
-            piece, after = self._compile_next(sql, max(at, start), settings, rights)
-        if rights is not None:
-            rights.check(piece, self._views)
-        return piece, after
-
-    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Compiled, int]:
-        is_limited = rights is not None and rights.role < ADMIN
-        optimizes = rights is None or rights.role >= OWNER
-        piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
-        if settings and piece.kind != EMPTY:
-            guard, text = self._guard, piece.sql
-            piece = settled(
-                piece,
-                settings,
-                self._db,
-                self._tables.definitions,
-                lambda: guard.compile(text, is_limited=is_limited, optimizes=optimizes),
-                is_temporary=guard.allows_temporary,
-            )
-        return piece, after
-
-    def repeatable(self, sql: str, user: str = "") -> "Recipe | None":
-        """Return the recipe to run a text in a batch; None unless the text has run before and is one plain write.
-
-        Raises:
-            ForbiddenError: the user may not run it.
-        """
-        rights = self.access.of(user) if self.access.users else None
-        known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(sql)
-        if known is None or len(known) != 1:
-            return None
-        if rights is not None:
-            rights.check(known[0], self._views)
-        return recipe_alike(known[0], self.analysis.plan)
-
-    def again(self, sql: str) -> "Recipe | None":
-        """Return the recipe with which a text runs again in a transaction; None if it must run like any other.
-
-        It has a recipe if it has run before, is one statement whose reads follow from its parameters alone, and calls
-        no function. One that writes ends within a moment, whatever the tables hold. All users may run it.
-        """
-        if self.access.users:
-            return None
-        if sql not in self._again:
-            if sql not in self._texts:
-                return None
-            known = self._texts[sql]
-            self._again[sql] = recipe_again(known[0], self.analysis.plan) if len(known) == 1 else None
-        return self._again[sql]
-
     def repeat(
-        self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER
+        self, recipe: "Recipe", statements: Sequence[Statement], until: float = FOREVER
     ) -> list[tuple[Result, tuple[Any, ...]]] | None:
         """Run statements of the recipe's text until the time is over; return the result and values of each.
 
         Return None if one failed: the caller rolls all of them back and runs them one by one to find the error.
 
         Args:
-            recipe: from ``repeatable``.
+            recipe: from ``CompiledTexts.repeatable``.
             statements: the statements, at least one.
             until: the time, by the clock of the limits, after which no statement begins.
         """
@@ -420,8 +270,8 @@ class Executor:
         names, change, text = piece.names, self._change, ""
         found: list[tuple[Result, tuple[Any, ...]]] = []
         if not lengths.is_brief:
-            self._watch(db)
-        shorten(db, lengths, in_loop=self._budget.is_brief, most=self._most_bytes)
+            self.governor.watch(db)
+        shorten(db, lengths, in_loop=self.governor.budget.is_brief, most=self._most_bytes)
         try:
             for statement in statements:
                 params = bind_one(names, statement.params)
@@ -431,106 +281,15 @@ class Executor:
                     self._ids.begin()
                 change(text, params)
                 found.append((Result((), [], db.changes(), db.last_insert_rowid() or None), params))
-                if until < _FOREVER and seconds() > until:
+                if until < FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
             self._change = db.cursor().execute  # after a value that did not fit, the old cursor would keep all values
             return None
         finally:
             restore(db, lengths, most=self._most_bytes)
-            self.forget()
+            self.governor.release()
         return found if self.capture.failure is None else None
-
-    def is_long(self, statement: Statement) -> bool:
-        """Return whether compiling a text, or binding its parameters, would hold up the loop."""
-        if len(statement.sql) > LONG_TEXT or len(statement.params or ()) > MANY_PARAMETERS:
-            return True
-        return statement.sql not in self._texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
-
-    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
-        """Yield the compiled statements of a text with their parameters; the caller runs each before it requests the
-        next.
-
-        Raises:
-            ForbiddenError: the user may not run it.
-        """
-        rights = self.access.of(user) if self.access.users else None
-        is_limited = rights is not None and rights.role < ADMIN
-        texts = self._limited_texts if is_limited else self._texts
-        binder, known = Binder(statement.params), texts.get(statement.sql)
-        if known is not None:
-            for place, piece in enumerate(known, 1):
-                yield self._checked(piece, binder, rights, is_last=place == len(known))
-            return
-        found: list[Compiled] = []
-        (settings, at), until_schema = split_settings(statement.sql), True
-        while at < len(statement.sql):
-            with self.judging(statement.sql):
-                piece, at = self._compile_next(statement.sql, at, settings, rights)
-            if piece.kind == EMPTY:
-                continue
-            if piece.kind == WRITE:
-                piece.auto = self._rewritten(piece)
-            given = self._checked(piece, binder, rights, is_last=after_nothing(statement.sql, at) == len(statement.sql))
-            found.append(piece)
-            until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
-            yield given
-        if not found:
-            raise SqlError("the text holds no statement, only blanks or comments")
-        if (
-            until_schema and len(statement.sql) <= TEXT_CHARACTERS and "optimize" not in statement.sql.lower()
-        ):  # not cached: statements after a schema statement are compiled for a schema that is rolled back
-            if len(texts) >= TEXTS_MAX:
-                self.forget_texts()
-            texts[statement.sql] = tuple(found)
-            if "transaction_" not in statement.sql.lower() and all(
-                piece.kind == WRITE and not piece.setting and not piece.is_upkeep for piece in found
-            ):
-                self.only_writes.add(statement.sql)
-
-    def single(self, statement: Statement, user: str = "") -> tuple[Compiled, tuple[Any, ...]] | None:
-        """Return the only statement of a text with its parameters; None unless the text is known to have only one.
-
-        Raises:
-            ForbiddenError: the user may not run it.
-        """
-        rights = self.access.of(user) if self.access.users else None
-        known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(statement.sql)
-        if known is None or len(known) != 1:
-            return None
-        return self._checked(known[0], Binder(statement.params), rights, is_last=True)
-
-    def _checked(
-        self, piece: Compiled, binder: Binder, rights: Rights | None, *, is_last: bool
-    ) -> tuple[Compiled, tuple[Any, ...]]:
-        """Return a statement that the user may run, with the values of its parameters.
-
-        Surplus values are an error. The last statement checks this before it runs, because its rows would stay in an
-        open transaction.
-        """
-        if rights is not None:
-            rights.check(piece, self._views)
-        given = with_params(piece, binder)
-        if is_last:
-            binder.finish()
-        return given
-
-    def _rewritten(self, piece: Compiled) -> Rewritten | None:
-        """Return the rewritten statement, which assigns ids, if SQLite's bytecode for it is the same otherwise."""
-        auto = rewrite(piece.sql, self._tables.by_name)
-        if auto is None:
-            return None
-        try:
-            with self.judging(auto.sql), in_force(self._db, piece.settings):
-                other = self._guard.compile(auto.sql, ours=True)
-        except BedrockishError:
-            return None  # the rewritten statement has too many columns, for example
-        same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
-            (piece.kind, piece.names, piece.columns, piece.tables, "")
-        )
-        # A trigger that inserts into the same table could collide with ids that were assigned before it ran.
-        own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
-        return auto if same and not own & other.inner else None
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
@@ -541,24 +300,23 @@ class Executor:
             TakesLongError: the query has used the budget and has not ended.
             apsw.Error: the query exceeds the time limit of a statement, or SQLite failed otherwise.
         """
-        if self._budget.is_over:
+        governor = self.governor
+        if governor.budget.is_over:
             raise TakesLongError(sql)
-        self._until = self._limits.seconds() + self._limits.statement_s
-        self._interrupter.begin(self._db)
+        governor.watch(self._db)
         try:
             yield from self._unlimited_query(sql, many)
         except apsw.Error as error:
-            if not self._interrupter.caused(error):
+            if not governor.caused(error):
                 raise
-            failure = self.stopped or self.capture.failure
+            failure = governor.ending()
             if failure is not None:
                 raise failure from None
-            if self._budget.is_over:
+            if governor.budget.is_over:
                 raise TakesLongError(sql) from None
             raise
         finally:
-            self._interrupter.end()
-            self._until = _FOREVER
+            governor.release()
 
     def run_piece(
         self, piece: Compiled, params: Row, room: int, lengths: Lengths | None = None, blocks: Blocks | None = None
@@ -574,10 +332,11 @@ class Executor:
             TakesLongError: it exceeds the loop's budget, or could with values of these lengths.
             TooLargeError: the rows take more than ``room`` bytes, the changes are too large, or it runs too long.
         """
-        if self._budget.is_over or (piece.is_dear and self._budget.is_brief):
+        budget = self.governor.budget
+        if budget.is_over or (piece.is_dear and budget.is_brief):
             raise TakesLongError(piece.sql)
         if lengths is None:
-            lengths = self.lengths(piece)
+            lengths = self.texts.lengths(piece)
         if not piece.settings:
             return self._run_piece(piece, params, room, lengths, blocks)
         with in_force(self._db, piece.settings):
@@ -586,19 +345,20 @@ class Executor:
     def _run_piece(
         self, piece: Compiled, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
     ) -> tuple[list[Row], int]:
-        db, in_loop, most, text = self._db, self._budget.is_brief, self._most_bytes, piece.sql
+        governor = self.governor
+        db, in_loop, most, text = self._db, governor.budget.is_brief, self._most_bytes, piece.sql
         if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
             db = self.reader
         if piece.auto is not None and (text := piece.text(params)) is not piece.sql:
             self._ids.begin()
         if not lengths.is_brief:
-            self._watch(db)
+            self.governor.watch(db)
         shorten(db, lengths, in_loop=in_loop, most=most, params=params)
         try:
             if piece.columns:
                 cursor = db.execute(text, params, can_cache=piece.can_cache)
                 try:
-                    rows, size = fetch(cursor, self._limits, self._number, room, blocks)
+                    rows, size = fetch(cursor, self._limits, governor.number, room, blocks)
                 finally:
                     cursor.close(True)
             else:
@@ -611,8 +371,8 @@ class Executor:
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:
-            if self._interrupter.caused(error):
-                raise self._interrupted(piece.sql) from error
+            if governor.caused(error):
+                raise governor.error_of_interrupt(piece.sql) from error
             # After a value that did not fit, the old cursor would keep all values.
             self._change = self._db.cursor().execute
             if in_loop and is_too_long(error):
@@ -624,57 +384,10 @@ class Executor:
         finally:
             restore(db, lengths, most=most)
             if not lengths.is_brief:
-                self.forget()
+                governor.release()
         if self.capture.failure is not None:
             raise self.capture.failure
         return rows, size
-
-    def _interrupted(self, sql: str) -> Exception:
-        """Return the error for a statement that was interrupted."""
-        if self._is_refused:
-            return self._limits.memory.refusal("the statement was ended")
-        failure = self.stopped or self.capture.failure
-        if self._budget.is_over and failure is None:
-            return TakesLongError(sql)
-        return failure or out_of_time(self._limits, sql)
-
-    def _watch(self, db: apsw.Connection) -> None:
-        """Start the limits of time and memory for the statement that runs next."""
-        self._until = self._limits.seconds() + self._limits.statement_s
-        self._number, self._is_refused = self._limits.memory.begin(), False
-        self._interrupter.begin(db)
-
-    def lengths(self, piece: Compiled) -> Lengths:
-        """Return the bounds of the lengths of a statement's values."""
-        if piece.setting:
-            return OF_SCHEMA
-        if piece.kind == SCHEMA:
-            return schema_lengths(self._db, piece.sql)
-        return self.analysis.lengths(piece)
-
-    @contextmanager
-    def judging(self, sql: str) -> Iterator[None]:
-        """Limit the time of the block, which examines the whole schema, like that of a statement; ``sql`` names it.
-
-        Raises:
-            TakesLongError: the work has used the budget and has not ended.
-            StatementTimeoutError: the work exceeds the time limit of a statement.
-        """
-        self._until = self._limits.seconds() + self._limits.statement_s
-        self._interrupter.is_interrupted = False
-        try:
-            yield
-        except apsw.Error as error:
-            if not self._interrupter.caused(error):
-                raise
-            raise self._interrupted(sql) from error
-        except SqlError as error:
-            cause = error.__cause__
-            if not isinstance(cause, apsw.Error) or not self._interrupter.caused(cause):
-                raise
-            raise self._interrupted(sql) from cause
-        finally:
-            self._until, self._interrupter.is_interrupted = _FOREVER, False
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.deafen()
@@ -771,10 +484,10 @@ class Run:
             TakesLongError: the request exceeds its budget.
         """
         executor, statements = self._executor, request.statements
-        recipe, count = find_alike(statements, first, lambda sql: executor.repeatable(sql, request.user))
+        recipe, count = find_alike(statements, first, lambda sql: executor.texts.repeatable(sql, request.user))
         if recipe is None:
             return 0
-        if executor._budget.is_over:
+        if executor.governor.budget.is_over:
             raise TakesLongError(recipe.piece.sql)
         found = executor.repeat(recipe, statements[first : first + count])
         if found is None:

@@ -37,11 +37,11 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
         StatementTimeoutError: the whole text exceeds the time limit of one statement.
     """
     if columns:
-        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql, user)[0].declared]}]
+        return [{"columns": [list(pair) for pair in executor.texts.compiled(statement.sql, user)[0].declared]}]
     found = []
     executor.allow(executor._limits.statement_s)
     try:
-        for piece, params in executor.pieces(statement, user):
+        for piece, params in executor.texts.pieces(statement, user):
             found.append(_explain(executor, piece, params))
             if found[-1]["error"]:
                 break

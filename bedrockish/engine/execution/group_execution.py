@@ -98,7 +98,9 @@ def execute(
 def _one(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
     """Run one request; return its encoded results."""
     run = executor.begin(gatherer)
-    for piece, params in (one for statement in request.statements for one in executor.pieces(statement, request.user)):
+    for piece, params in (
+        one for statement in request.statements for one in executor.texts.pieces(statement, request.user)
+    ):
         if piece.setting or piece.kind == SCHEMA:
             raise _AloneError
         run.writes = run.writes or piece.kind != READ

@@ -85,7 +85,7 @@ class Interactive:
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
         self.check_schema(work)
-        found = self._executor.pieces(statement, work.user)
+        found = self._executor.texts.pieces(statement, work.user)
         while True:
             self.engine.come_back()
             self.parts.applier.loud()  # a statement is compiled with its triggers
@@ -108,7 +108,7 @@ class Interactive:
         """
         self.check_schema(work)
         self.engine.come_back()
-        found = self._executor.single(statement, work.user)
+        found = self._executor.texts.single(statement, work.user)
         if found is None or found[0].setting or found[0].kind == SCHEMA:
             return None
         self.parts.applier.loud()
@@ -162,7 +162,7 @@ class Interactive:
         assert work.sets is not None
         self.engine.scope.begin(work.command, work.clock, work.base)
         if piece.kind == READ and work.snapshot is not None and not work.owns(piece):
-            lengths = self._executor.lengths(piece)
+            lengths = self._executor.texts.lengths(piece)
             rows, size = work.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
             work.saw(piece, params, rows, work.snapshot.query)
             if self.engine.scope.locked:
@@ -205,7 +205,7 @@ class Interactive:
         Raises:
             ForbiddenError: it is not this user's to run.
         """
-        recipe = self._executor.repeatable(sql, work.user)
+        recipe = self._executor.texts.repeatable(sql, work.user)
         if recipe is None or self.needs_snapshot(work, recipe.piece):
             return None
         return recipe if work.serializable or recipe.plan.reads_nothing else None
@@ -265,7 +265,7 @@ class Interactive:
         return [result for result, _ in found]
 
     def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
-        """Run a text that has run before by its recipe from ``Executor.again``, quicker than ``run``.
+        """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.
 
         Return None if ``run`` must run it: it has no recipe, needs an id from the node or has failed without an effect,
         or the transaction is not inside.
@@ -278,9 +278,9 @@ class Interactive:
             BedrockishError: see ``run``.
         """
         executor = self._executor
-        if self.inside is not work or executor.stopped is not None:
+        if self.inside is not work or executor.governor.stopped is not None:
             return None
-        recipe = executor.again(sql)
+        recipe = executor.texts.again(sql)
         if recipe is None or len(values) != len(recipe.piece.names):
             return None
         assert work.sets is not None
@@ -552,7 +552,7 @@ class Interactive:
         if piece.defines:
             select = filling_select(piece.sql)
             if select:
-                filling, _ = self._executor.compiled(select, work.user)
+                filling, _ = self._executor.texts.compiled(select, work.user)
                 work.sets.saw(filling, params, self._executor.query)
             return None
         return work.sets.resolve(piece, params, self._executor.query)

@@ -240,7 +240,7 @@ class OverlayTransaction:
         return self.interactive.run_alike(self.work, statements, first, ALIKE_S)
 
     def _check_goes_on(self) -> None:
-        error = self.writer.executor.stopped or self._end
+        error = self.writer.executor.governor.stopped or self._end
         if error is not None:
             raise error
 

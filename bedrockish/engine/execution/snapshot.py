@@ -17,9 +17,9 @@ from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.settings_in_force import in_force, switch
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.column_blocks import BLOCK_BYTES, Blocks
+from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
 from bedrockish.engine.sqlite.errors import broken, translate
-from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
-from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.engine.sqlite.limits import ROWS_NOTED, Limits, Rows, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
@@ -33,8 +33,6 @@ from bedrockish_journal.model.errors import EntryMalformedError
 IDLE_MAX = 64  # idle connections that are kept open
 CACHE_KIB = 1 << 10
 UNCOUNTED_BYTES = 4 << 10  # bytes of rows that are not counted: a call for each row takes as long as the row
-STEPS = 4_000  # SQLite's own steps between two looks at the clock
-_FOREVER = float("inf")
 WAY_OUT = "stream them, select less, or use LIMIT"
 
 
@@ -92,35 +90,16 @@ class Snapshot:
 
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
         self._db, self.limits = db, limits
-        self.until = _FOREVER  # the deadline of the running statement, by the clock of the limits
-        self._budget, self._most_bytes = Budget(limits), limits.length_bytes
-        # ``number``: the running statement's number in the memory account; 0 if none runs.
-        # ``is_refused``: whether the running statement has taken too much memory.
-        self.number, self.is_refused = 0, False
+        self.governor, self._most_bytes = Governor(limits), limits.length_bytes
         self._unlimited_query = connection_query(db)
-        self._interrupter = Interrupter(self._is_late)
         self._holder = Holder()
         self._attached: StagedChanges | None = None
         give_functions(db, self._holder)
-        db.set_progress_handler(self._progress, STEPS)
-
-    def _progress(self) -> bool:
-        """Return whether to interrupt the running statement."""
-        if self.number > 0:  # without a number, ``is_refused`` is about an earlier statement
-            self.is_refused = self.is_refused or self.limits.memory.is_too_much(self.number)
-        is_late = self.limits.seconds() > self.until or self._budget.is_over
-        if not (is_late or (self.number > 0 and self.is_refused)):
-            return False
-        self._interrupter.is_interrupted = True
-        return True
-
-    def _is_late(self) -> bool:
-        """Return whether to interrupt the running statement; the watchdog calls this in its own thread."""
-        return self.limits.seconds() > self.until or self._budget.seems_over()
+        db.set_progress_handler(self.governor.progress, STEPS)
 
     @contextmanager
     def statement(self, lengths: Lengths, params: Params, *, in_loop: bool = False) -> Iterator[None]:
-        """Apply the limits of time, memory and value lengths to the statement in the block; ``until`` is its deadline.
+        """Apply the limits of time, memory and value lengths to the statement in the block.
 
         Args:
             lengths: the bounds from its program.
@@ -133,24 +112,19 @@ class Snapshot:
             self._end(lengths)
 
     def _begin(self, lengths: Lengths, params: Params, *, in_loop: bool) -> None:
-        self.is_refused = False
         if not lengths.is_brief:
-            self.number = self.limits.memory.begin()
-            self._interrupter.begin(self._db)
+            self.governor.watch(self._db)
         shorten(self._db, lengths, in_loop=in_loop, most=self._most_bytes, params=params)
 
     def _end(self, lengths: Lengths) -> None:
         restore(self._db, lengths, most=self._most_bytes)
         if not lengths.is_brief:
-            self._interrupter.end()
-            self.limits.memory.end(self.number)
-            self.number = 0
-        self.until = _FOREVER
+            self.governor.release()
 
     def begin(self) -> None:
         """Clear the previous user's limits and start a read transaction."""
-        self.until = _FOREVER
-        self._budget.allow(_FOREVER)
+        self.governor.release()
+        self.governor.allow(FOREVER)
         self._db.execute("BEGIN")
         read_schema_again(self._db)  # this first read begins the transaction
 
@@ -175,14 +149,7 @@ class Snapshot:
 
     def interrupt(self) -> None:
         """Interrupt the statement that runs in another thread."""
-        self._interrupter.is_interrupted = True
-        self._db.interrupt()
-
-    def was_interrupted(self, error: apsw.Error) -> bool:
-        """Return whether an interrupt caused the error of the statement; call this inside the block of
-        ``statement``.
-        """
-        return self._interrupter.caused(error)
+        self.governor.interrupt(self._db)
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
@@ -192,13 +159,13 @@ class Snapshot:
         Raises:
             apsw.Error: it exceeds that budget, or SQLite failed otherwise.
         """
-        self._budget.allow(self.limits.budget_s)
-        self._interrupter.begin(self._db)
+        self.governor.allow(self.limits.budget_s)
+        self.governor.watch(self._db)
         try:
             yield from self._unlimited_query(sql, many)
         finally:
-            self._interrupter.end()
-            self._budget.allow(_FOREVER)
+            self.governor.release()
+            self.governor.allow(FOREVER)
 
     def compare(self, changes: bytes, known: Tables | None = None, staged: StagedChanges | None = None) -> str:
         """Return, in words, how the old rows of encoded changes differ from the rows here; empty if they do not.
@@ -253,24 +220,18 @@ class Snapshot:
         scope: Scope | None,
         budget_s: float,
     ) -> tuple[list[tuple[Any, ...]], int]:
-        limits = self.limits
-        if not lengths.is_brief:
-            self.until = limits.seconds() + limits.statement_s
-        self._budget.allow(budget_s)
-        in_loop = self._budget.is_brief
+        governor = self.governor
+        governor.allow(budget_s)
+        in_loop = governor.budget.is_brief
         self._holder.scope = scope
         cursor = self._db.cursor()
         self._begin(lengths, params, in_loop=in_loop)
         try:
             cursor.execute(piece.sql, params, can_cache=piece.can_cache)
-            return fetch(cursor, limits, self.number, room)
+            return fetch(cursor, self.limits, governor.number, room)
         except apsw.Error as error:
-            if self.was_interrupted(error):
-                if self.is_refused:
-                    raise limits.memory.refusal("the statement was ended") from None
-                if self._budget.is_over:
-                    raise TakesLongError(piece.sql) from None
-                raise out_of_time(limits, piece.sql) from None
+            if governor.caused(error):
+                raise governor.error_of_interrupt(piece.sql) from None
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql) from error
@@ -278,7 +239,7 @@ class Snapshot:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
             self._end(lengths)
-            self._budget.allow(_FOREVER)
+            governor.allow(FOREVER)
             self._holder.scope = None
             cursor.close(True)
 

@@ -94,7 +94,7 @@ class TemporaryTransaction(OverlayTransaction):
         self._held.transaction = None
         workspace.leave_work()
         if self._defined and self._writer is not None:
-            self.executor.forget_texts()
+            self.executor.texts.forget()
         workspace.end()
 
     def open(self) -> None:
@@ -141,7 +141,7 @@ class TemporaryTransaction(OverlayTransaction):
             ) from error
         if piece.defines:
             self._defined = True
-            self.executor.forget_texts()
+            self.executor.texts.forget()
             clash = self._clash(self.db)
             if clash:
                 # The statement has run, so the transaction cannot go on without its effects.
@@ -164,7 +164,7 @@ class TemporaryTransaction(OverlayTransaction):
         """
         super().control(control)
         if control.kind == ROLLBACK_TO:
-            self.executor.forget_texts()
+            self.executor.texts.forget()
 
     def keep(self) -> None:
         """Keep the changes of TEMP tables, because the transaction is committed."""

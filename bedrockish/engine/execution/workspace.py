@@ -23,8 +23,9 @@ from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
-from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError
+from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
+from bedrockish.engine.execution.governor import STEPS
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
@@ -108,7 +109,7 @@ class Workspace:
     def _begin(self, sql: str) -> tuple[Any, ...] | None:
         self._stopped = None
         if self._writer is not None:
-            self._writer.executor.stopped = None
+            self._writer.executor.governor.stopped = None
         try:
             self._reader.execute("BEGIN")
             return self._reader.execute(sql).fetchone()
@@ -126,7 +127,7 @@ class Workspace:
         self._stopped = error
         writer = self._writer
         if writer is not None:
-            writer.executor.stopped = error
+            writer.executor.governor.stopped = error
         with suppress(apsw.ConnectionClosedError):  # that thread has just ended its statement, and the transaction
             self._reader.interrupt()
             if writer is not None:
@@ -135,7 +136,7 @@ class Workspace:
     def end(self) -> None:
         """End the snapshot. The thread must have returned."""
         if self._writer is not None:
-            self._writer.executor.forget()
+            self._writer.executor.governor.release()
         try:
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")
@@ -265,7 +266,7 @@ class Workspace:
         told(self._reader)
         if self._writer is not None:
             told(self._writer.db)
-            self._writer.executor.forget_texts()
+            self._writer.executor.texts.forget()
 
     def _leave(self, writer: "Writer") -> None:
         writer.capture.deafen()
@@ -296,7 +297,7 @@ class Workspace:
             self.is_broken = True
             raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
         if self._stopped is not None:
-            self._writer.executor.stopped = self._stopped
+            self._writer.executor.governor.stopped = self._stopped
         self._writer.executor.reader = self._reader
         return self._writer
 
@@ -346,7 +347,7 @@ class Writer:
             self.applier = RowApplier(db)
             self.limits = limits
             self._version = -1
-            reader.set_progress_handler(self.executor.progress, PROGRESS_STEPS)
+            reader.set_progress_handler(self.executor.governor.progress, STEPS)
         except BaseException:
             db.close()
             raise

@@ -207,7 +207,7 @@ class Streams:
         statement, user = request.statements[0], request.user
         while True:
             try:
-                if executor.is_long(statement):
+                if executor.texts.is_long(statement):
                     return await self._workers.run(request, lambda workspace: workspace.compile_read(statement, user))
                 return compile_read(executor, statement, user)
             except SqlError as error:

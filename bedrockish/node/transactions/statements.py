@@ -64,7 +64,7 @@ class StatementRunner:
         Raises:
             TooLargeError: the text is too large to be compiled at all.
         """
-        return self._interactive.parts.executor.is_long(statement)
+        return self._interactive.parts.executor.texts.is_long(statement)
 
     def run_long(self, work: TransactionWork, request: Request, statement: Statement) -> Steps[tuple[Result, int]]:
         """Compile and run a text in a worker; return the result of its last statement. Raises as ``run``."""
@@ -79,7 +79,7 @@ class StatementRunner:
         assert work.snapshot is not None
         work.lent = True
         scope = self._workers.scope(work.command, work.clock)
-        lengths = self._interactive.parts.executor.lengths(piece)
+        lengths = self._interactive.parts.executor.texts.lengths(piece)
         try:
             rows, size = await trio.to_thread.run_sync(work.snapshot.run, piece, params, room, lengths, scope)
         finally:

@@ -1,0 +1,257 @@
+"""The compiled texts of a connection: the statements of each text, and quicker ways to run a known text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.analysis import Analysis
+from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.readset import schema_lengths
+from bedrockish.access_sets.settings_in_force import in_force
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.api.requests import Statement
+from bedrockish.engine.execution.governor import Governor
+from bedrockish.engine.execution.recipes import Lookup, Lookups, Recipe, recipe_again, recipe_alike, with_params
+from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
+from bedrockish.engine.statements.classify import EMPTY, SCHEMA, WRITE, Compiled, Guard
+from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
+from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
+from bedrockish.engine.statements.rights import Access, Rights
+from bedrockish.engine.statements.settings import settled
+from bedrockish.errors import BedrockishError, SqlError
+from bedrockish.sqltext.session_settings import Settings, split_settings
+from bedrockish.sqltext.statement_ends import after_nothing
+from bedrockish_journal.model.membership import ADMIN, OWNER
+
+TEXTS_MAX = 2_000  # compiled texts in the cache, ...
+TEXT_CHARACTERS = 64 << 10  # ... none of which is longer
+
+
+class CompiledTexts:
+    """The texts that a connection has compiled for the schema in force, with the rights that their users need."""
+
+    def __init__(self, db: apsw.Connection, guard: Guard, governor: Governor, access: Access) -> None:
+        self._db, self._guard, self._governor, self._access = db, guard, governor, access
+        self._all: dict[str, tuple[Compiled, ...]] = {}
+        self._limited: dict[str, tuple[Compiled, ...]] = {}  # texts compiled for users that may not read secrets
+        self._again: dict[str, Recipe | None] = {}  # see ``again``
+        self._lookups, self._limited_lookups = Lookups(self._all), Lookups(self._limited)
+        # Texts that have run, write rows, have no settings and call no function about their transaction.
+        self.only_writes: set[str] = set()
+        self._tables: Tables
+        self._analysis: Analysis
+        self._views: frozenset[str]
+        guard.is_in_loop = lambda: governor.budget.is_brief
+
+    @property
+    def expansion(self) -> Expansion:
+        """The sizes of the views and triggers that a text may use."""
+        return self._guard.expansion
+
+    def use(self, tables: Tables, analysis: Analysis, known: Expansion | None) -> None:
+        """Use the tables of a new schema, and drop the statements compiled for the old one.
+
+        Args:
+            known: the sizes of views and triggers of a schema that has most of them; None: none is known.
+        """
+        self._tables, self._analysis = tables, analysis
+        self.forget()
+        self._guard.virtual, self._guard.expansion = tables.virtual, Expansion(tables.definitions, known)
+        self._views = frozenset(folded(row.name) for row in tables.definitions.latent if row.kind == "view")
+
+    def allow_temporary(self) -> None:
+        """Allow statements about TEMP objects, because the connection belongs to one session."""
+        self._guard.allows_temporary = True
+
+    def forget(self) -> None:
+        """Drop the compiled texts, because the connection has other tables or too many texts."""
+        for known in (self._all, self._limited, self.only_writes, self._again):
+            known.clear()
+        for lookups in (self._lookups, self._limited_lookups):
+            lookups.clear()
+        self._analysis.forget()
+
+    def lengths(self, piece: Compiled) -> Lengths:
+        """Return the bounds of the lengths of a statement's values."""
+        if piece.setting:
+            return OF_SCHEMA
+        if piece.kind == SCHEMA:
+            return schema_lengths(self._db, piece.sql)
+        return self._analysis.lengths(piece)
+
+    # -- compiling -------------------------------------------------------------------------------------------------
+
+    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
+        """Yield the compiled statements of a text with their parameters; the caller runs each before it requests the
+        next.
+
+        Raises:
+            ForbiddenError: the user may not run it.
+        """
+        rights = self._access.of(user)
+        texts = self._known_for(rights)
+        binder, known = Binder(statement.params), texts.get(statement.sql)
+        if known is not None:
+            for place, piece in enumerate(known, 1):
+                yield self._checked(piece, binder, rights, is_last=place == len(known))
+            return
+        found: list[Compiled] = []
+        (settings, at), until_schema = split_settings(statement.sql), True
+        while at < len(statement.sql):
+            with self._governor.judging(statement.sql):
+                piece, at = self._compile_next(statement.sql, at, settings, rights)
+            if piece.kind == EMPTY:
+                continue
+            if piece.kind == WRITE:
+                piece.auto = self.with_ids(piece)
+            given = self._checked(piece, binder, rights, is_last=after_nothing(statement.sql, at) == len(statement.sql))
+            found.append(piece)
+            until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
+            yield given
+        if not found:
+            raise SqlError("the text holds no statement, only blanks or comments")
+        if until_schema:  # statements after a schema statement are compiled for a schema that is rolled back
+            self._keep(texts, statement.sql, found)
+
+    def _keep(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
+        """Keep the statements of a text that has run."""
+        lower = sql.lower()
+        if len(sql) > TEXT_CHARACTERS or "optimize" in lower:
+            return
+        if len(texts) >= TEXTS_MAX:
+            self.forget()
+        texts[sql] = tuple(found)
+        if "transaction_" not in lower and all(
+            piece.kind == WRITE and not piece.setting and not piece.is_upkeep for piece in found
+        ):
+            self.only_writes.add(sql)
+
+    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Compiled, int]:
+        """Compile the statement of a text that begins at or after a place, and return it with the place after it.
+
+        Raises:
+            BedrockishError: as ``Guard.compile`` and ``Rights.check``.
+        """
+        rights = self._access.of(user)
+        settings, start = split_settings(sql)
+        with self._governor.judging(sql):
+            piece, after = self._compile_next(sql, max(at, start), settings, rights)
+        if rights is not None:
+            rights.check(piece, self._views)
+        return piece, after
+
+    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Compiled, int]:
+        is_limited = rights is not None and rights.role < ADMIN
+        optimizes = rights is None or rights.role >= OWNER
+        piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
+        if settings and piece.kind != EMPTY:
+            guard, text = self._guard, piece.sql
+            piece = settled(
+                piece,
+                settings,
+                self._db,
+                self._tables.definitions,
+                lambda: guard.compile(text, is_limited=is_limited, optimizes=optimizes),
+                is_temporary=guard.allows_temporary,
+            )
+        return piece, after
+
+    def with_ids(self, piece: Compiled) -> Rewritten | None:
+        """Return the rewritten statement, which assigns ids, if SQLite's bytecode for it is the same otherwise."""
+        auto = rewrite(piece.sql, self._tables.by_name)
+        if auto is None:
+            return None
+        try:
+            with self._governor.judging(auto.sql), in_force(self._db, piece.settings):
+                other = self._guard.compile(auto.sql, ours=True)
+        except BedrockishError:
+            return None  # the rewritten statement has too many columns, for example
+        same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
+            (piece.kind, piece.names, piece.columns, piece.tables, "")
+        )
+        # A trigger that inserts into the same table could collide with ids that were assigned before it ran.
+        own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
+        return auto if same and not own & other.inner else None
+
+    def is_long(self, statement: Statement) -> bool:
+        """Return whether compiling a text, or binding its parameters, would hold up the loop."""
+        if len(statement.sql) > LONG_TEXT or len(statement.params or ()) > MANY_PARAMETERS:
+            return True
+        return statement.sql not in self._all and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
+
+    # -- known texts -----------------------------------------------------------------------------------------------
+
+    def lookup(self, sql: str, user: str) -> Lookup | None:
+        """Return how to run a text if it is a lookup; None for any other.
+
+        Raises:
+            ForbiddenError: the user may not run it.
+        """
+        rights = self._access.of(user)
+        lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
+        lookup = lookups.find(sql, self.lengths)
+        if lookup is not None and rights is not None:
+            rights.check(lookup.piece, self._views)
+        return lookup
+
+    def single(self, statement: Statement, user: str = "") -> tuple[Compiled, tuple[Any, ...]] | None:
+        """Return the only statement of a text with its parameters; None unless the text is known to have only one.
+
+        Raises:
+            ForbiddenError: the user may not run it.
+        """
+        rights = self._access.of(user)
+        known = self._known_for(rights).get(statement.sql)
+        if known is None or len(known) != 1:
+            return None
+        return self._checked(known[0], Binder(statement.params), rights, is_last=True)
+
+    def repeatable(self, sql: str, user: str = "") -> Recipe | None:
+        """Return the recipe to run a text in a batch; None unless the text has run before and is one plain write.
+
+        Raises:
+            ForbiddenError: the user may not run it.
+        """
+        rights = self._access.of(user)
+        known = self._known_for(rights).get(sql)
+        if known is None or len(known) != 1:
+            return None
+        if rights is not None:
+            rights.check(known[0], self._views)
+        return recipe_alike(known[0], self._analysis.plan)
+
+    def again(self, sql: str) -> Recipe | None:
+        """Return the recipe with which a text runs again in a transaction; None if it must run like any other.
+
+        It has a recipe if it has run before, is one statement whose reads follow from its parameters alone, and calls
+        no function. One that writes ends within a moment, whatever the tables hold. All users may run it.
+        """
+        if self._access.users:
+            return None
+        if sql not in self._again:
+            if sql not in self._all:
+                return None
+            known = self._all[sql]
+            self._again[sql] = recipe_again(known[0], self._analysis.plan) if len(known) == 1 else None
+        return self._again[sql]
+
+    def _known_for(self, rights: Rights | None) -> dict[str, tuple[Compiled, ...]]:
+        return self._all if rights is None or rights.role >= ADMIN else self._limited
+
+    def _checked(
+        self, piece: Compiled, binder: Binder, rights: Rights | None, *, is_last: bool
+    ) -> tuple[Compiled, tuple[Any, ...]]:
+        """Return a statement that the user may run, with the values of its parameters.
+
+        Surplus values are an error. The last statement checks this before it runs, because its rows would stay in an
+        open transaction.
+        """
+        if rights is not None:
+            rights.check(piece, self._views)
+        given = with_params(piece, binder)
+        if is_last:
+            binder.finish()
+        return given

@@ -1,0 +1,139 @@
+"""The governor of a connection's statements, which ends the running one when its time or memory is used up."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import apsw
+
+from bedrockish.access_sets.effort import Check, TooDearError
+from bedrockish.engine.sqlite.limits import Budget, Limits, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.errors import BedrockishError, SqlError
+
+STEPS = 4_000  # SQLite's own steps between two calls of ``progress``: usually a tenth of a millisecond
+FOREVER = float("inf")
+
+
+class Governor:
+    """The limits of the statement that runs on one of its user's connections.
+
+    Only a client's statement is interrupted, from ``watch`` to ``release``: SQLite also calls ``progress`` during the
+    engine's own statements, because it counts a statement's steps over all of its runs.
+
+    Args:
+        failure: returns the error for which the running statement has to end, such as too many changes; else None.
+    """
+
+    __slots__ = ("_failure", "_interrupter", "_is_refused", "_until", "allow", "budget", "limits", "number", "stopped")
+
+    def __init__(self, limits: Limits, failure: Callable[[], BedrockishError | None] = lambda: None) -> None:
+        self.limits, self._failure = limits, failure
+        self.budget = Budget(limits)
+        self.allow = self.budget.allow  # sets the processor time, in seconds, that further statements may take
+        self._until = FOREVER  # the deadline of the running statement, by the clock of the limits
+        self.number = 0  # the running statement's number in the memory account; 0 if it has none
+        self._is_refused = False  # whether the running statement has taken too much memory
+        self.stopped: BedrockishError | None = None  # the error with which the running statement has to end at once
+        self._interrupter = Interrupter(self._is_late)
+
+    def progress(self) -> bool:
+        """Return whether to interrupt the running statement; SQLite calls this every ``STEPS``."""
+        if self.stopped is None and not (
+            self._until != FOREVER
+            and (
+                self._failure() is not None
+                or self.limits.seconds() > self._until
+                or self.budget.is_over
+                or self._takes_too_much()
+            )
+        ):
+            return False
+        self._interrupter.is_interrupted = True
+        return True
+
+    def _is_late(self) -> bool:
+        """Return whether to interrupt the running statement; the watchdog calls this in its own thread."""
+        return self.limits.seconds() > self._until or self.budget.seems_over()
+
+    def _takes_too_much(self) -> bool:
+        self._is_refused = self._is_refused or (self.number > 0 and self.limits.memory.is_too_much(self.number))
+        return self._is_refused
+
+    def watch(self, db: apsw.Connection) -> None:
+        """Limit the time and the memory of the statement that runs next on a connection, until ``release``."""
+        self._limit_time()
+        self.number, self._is_refused = self.limits.memory.begin(), False
+        self._interrupter.begin(db)
+
+    def release(self) -> None:
+        """Note that no statement runs any more, whether the last one succeeded or not."""
+        self._interrupter.end()
+        self.limits.memory.end(self.number)
+        self.number, self._is_refused, self._until = 0, False, FOREVER
+
+    def interrupt(self, db: apsw.Connection) -> None:
+        """Interrupt the statement that runs in another thread."""
+        self._until = -FOREVER
+        self._interrupter.is_interrupted = True
+        db.interrupt()
+
+    def caused(self, error: apsw.Error) -> bool:
+        """Return whether an interrupt caused the error of the running statement; ask before ``release``."""
+        return self._interrupter.caused(error)
+
+    def refusal(self) -> BedrockishError | None:
+        """Return the error of the running statement if it was interrupted because it took too much memory."""
+        return self.limits.memory.refusal("the statement was ended") if self._is_refused else None
+
+    def ending(self) -> BedrockishError | None:
+        """Return the error for which the running statement had to end, whatever time it took; else None."""
+        return self.stopped or self._failure()
+
+    def error_of_interrupt(self, sql: str) -> Exception:
+        """Return the error for a statement that was interrupted; ask before ``release``."""
+        error = self.refusal() or self.ending()
+        if error is None and self.budget.is_over:
+            return TakesLongError(sql)
+        return error or out_of_time(self.limits, sql)
+
+    @contextmanager
+    def judging(self, sql: str) -> Iterator[None]:
+        """Limit the time of the block, which examines the whole schema, like that of a statement; ``sql`` names it.
+
+        Raises:
+            TakesLongError: the work has used the budget and has not ended.
+            StatementTimeoutError: the work exceeds the time limit of a statement.
+        """
+        self._limit_time()
+        self._interrupter.is_interrupted = False
+        try:
+            yield
+        except apsw.Error as error:
+            if not self.caused(error):
+                raise
+            raise self.error_of_interrupt(sql) from error
+        except SqlError as error:
+            cause = error.__cause__
+            if not isinstance(cause, apsw.Error) or not self.caused(cause):
+                raise
+            raise self.error_of_interrupt(sql) from cause
+        finally:
+            self._until, self._interrupter.is_interrupted = FOREVER, False
+
+    def patience(self, sql: str, seconds: float) -> Check:
+        """Return a check that an analysis calls: it raises when the budget or some seconds of processor are used up."""
+        busy = self.limits.busy
+        until = busy() + seconds
+
+        def check() -> None:
+            if self.stopped is not None:
+                raise self.stopped
+            if self.budget.is_over:
+                raise TakesLongError(sql)
+            if busy() > until:
+                raise TooDearError
+
+        return check
+
+    def _limit_time(self) -> None:
+        self._until = self.limits.seconds() + self.limits.statement_s

@@ -238,7 +238,8 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
         return Ask(number, op, None, asked if isinstance(asked, Mapping) else None)
     if op == CHUNK and type(packed.get("offset")) is int:
         return AskChunk(number, packed["offset"])
-    raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)
+    known = f"there is {', '.join(OPS)}"
+    raise MalformedCallError(f"there is no operation {op!r}; {known}; update a client of an older release", number)
 
 
 def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,36 @@ async def test_no_node_of_the_last_release_ignores_a_setting(tmp_path: Path, las
                 assert (await client.execute("SELECT x FROM said")).rows == [(1,)]
     finally:
         cluster.stop()
+
+
+REMOVED = """
+import sys
+import bedrockish
+with bedrockish.connect(sys.argv[1]) as db:
+    for name, ask in (("outcome", lambda: db.outcome("a command")), ("call", lambda: db.call("a command", {}))):
+        try:
+            ask()
+        except bedrockish.BedrockishError as error:
+            print(error)
+    print(db.execute("SELECT 1").value())
+"""
+
+
+async def test_client_of_the_last_release_is_told_which_operations_have_gone(
+    cluster: LocalCluster, last: list[Path]
+) -> None:
+    """The refusal is a typed error, and the connection goes on."""
+    if "def outcome" not in (last[0] / "bedrockish" / "client" / "blocking.py").read_text():
+        pytest.skip("the last release has none of the removed operations")
+    await ready(cluster)
+    command = [sys.executable, "-c", REMOVED, cluster.url()]
+    run = partial(subprocess.run, command, capture_output=True, text=True, env=clean_environment(last), cwd=last[0])
+    told = (await trio.to_thread.run_sync(partial(run, timeout=60, check=False))).stdout
+    outcome, call, value = told.splitlines()
+    for name, line in (("outcome", outcome), ("call", call)):
+        assert line.startswith(f"there is no operation '{name}'; ")
+        assert line.endswith("update a client of an older release")
+    assert value == "1"
 
 
 async def test_node_of_a_lower_level_is_refused(tmp_path: Path) -> None:

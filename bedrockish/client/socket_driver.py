@@ -25,7 +25,7 @@ from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.link_end import LIMITS, explain_end
-from bedrockish.client.sansio.core import ClientCore, open_core
+from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.forks import watch_forks
@@ -38,6 +38,7 @@ from bedrockish_net.socket_link import SocketLink
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 TICK_S = 1.0
 LATE_S = 2.5  # after such a delay of the keeper, the silence of a link does not mean that its node is gone
+KEEPERS = 0  # stands for the keeper where a call stands for its thread
 READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
 
 
@@ -75,13 +76,12 @@ class SocketDriver:
         self._lock = threading.RLock()  # guards all fields below
         self._whole = _Whole(self._begin_anew)
         self._links: dict[int, SocketLink] = {}
-        self._dials: deque[Dial] = deque()
-        self._hung_up: set[int] = set()  # links that the core hung up while they were being dialled
+        self._dials: deque[Dial] = deque()  # the first one may be under way, unlocked
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
         self._learning: int | None = None  # the call that asks for the members of the cluster
         self._learn_at = 0.0
-        self._is_reading = False  # whether some thread reads
+        self._reader: int | None = None  # the call whose thread reads for all; None for no thread
         self._is_closed = False
         self._calls_made, self._calls_learnt = 0, -1
         self._open_poll()
@@ -114,9 +114,9 @@ class SocketDriver:
             self._open_poll()
         self._lock, self._whole = threading.RLock(), _Whole(self._begin_anew)
         self._core = self._core.heir()
-        for kept in (self._links, self._dials, self._hung_up, self._outcomes, self._waiting):
+        for kept in (self._links, self._dials, self._outcomes, self._waiting):
             kept.clear()
-        self._learning, self._is_reading, self._is_inherited = None, False, True
+        self._learning, self._reader, self._is_inherited = None, None, True
 
     @property
     def is_closed(self) -> bool:
@@ -140,15 +140,19 @@ class SocketDriver:
                 self._is_inherited = False
                 KEEPER.add(self)
             self._calls_made += not isinstance(what, Ask)
-            if isinstance(what, Step) and what.prepared and not self._is_reading:
+            if isinstance(what, Step) and what.prepared and self._reader is None:
                 # Read first: a node that was restarted has closed its link, and perhaps no thread has read the end of
                 # the link yet. A COMMIT sent over the closed link would count as lost, although the new process can
                 # commit it.
                 self._move(0)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None
-            self._perform(effects)
-            if self._is_reading:
+            try:
+                self._perform(effects)
+            except BaseException:  # Ctrl-C: no caller will know the number
+                del self._waiting[number]
+                raise
+            if self._reader is not None:
                 self._rouse()
             return number
 
@@ -158,6 +162,8 @@ class SocketDriver:
         except BaseException:
             with self._lock, self._whole:
                 self._cancel(number)
+                if self._reader in (None, number):  # an interrupt may come between any two steps of ``_await``
+                    self._stop_reading()
             raise
         if isinstance(outcome, BedrockishError):
             raise outcome
@@ -172,9 +178,9 @@ class SocketDriver:
                     return self._outcomes.pop(number)
                 if number not in self._waiting:
                     raise ClientClosedError("the client was closed during the call")
-                bell = threading.Lock() if self._is_reading else None
+                bell = threading.Lock() if self._reader is not None else None
                 if bell is None:
-                    self._is_reading = True
+                    self._reader = number
                 else:
                     self._waiting[number] = bell
                     bell.acquire()
@@ -188,7 +194,7 @@ class SocketDriver:
 
     def _stop_reading(self) -> None:
         with self._lock:
-            self._is_reading = False
+            self._reader = None
             if self._is_closed:
                 self._free()
             for number, bell in self._waiting.items():
@@ -240,7 +246,7 @@ class SocketDriver:
             with self._lock:
                 if number in self._outcomes or number not in self._waiting:
                     return
-                dial = self._dials.popleft() if self._dials else None
+                dial = self._dials[0] if self._dials else None
                 wait_ms = 0.0 if dial is not None else self._wait_ms()
             if dial is not None:
                 self._dial(dial)
@@ -298,7 +304,7 @@ class SocketDriver:
             link.close()
 
     def _dial(self, dial: Dial) -> None:
-        """Open a link, while other threads may make calls."""
+        """Open a link, while other threads may make calls; after an interrupt, the next reading thread dials again."""
         hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client", info={BY_COLUMN: True})
         link: SocketLink | None = None
         try:
@@ -308,11 +314,11 @@ class SocketDriver:
             error = explain_end(why)
         with self._lock, self._whole:
             now = time.monotonic()
-            if dial.link in self._hung_up:
-                self._hung_up.discard(dial.link)
+            if dial not in self._dials:  # the core has hung up
                 if link is not None:
                     link.close()
                 return
+            self._dials.remove(dial)
             if link is None:
                 assert error is not None
                 self._perform(self._core.closed(dial.link, error, now))
@@ -329,8 +335,7 @@ class SocketDriver:
     # --- the driver ---
 
     def _begin_anew(self) -> None:
-        """Give up all links and calls, as if the links had been lost; keep the session's token, cluster and values."""
-        token = self._core.token
+        """Give up all links and calls, as if the links had been lost; keep the session."""
         for number in list(self._links):
             self._drop(number)
         self._dials.clear()
@@ -338,10 +343,7 @@ class SocketDriver:
         for number in list(self._waiting):
             self._outcomes.setdefault(number, lost)
             self._ring(number)
-        before = self._core
-        self._core = ClientCore(self.target, random.random, token)
-        self._core.cluster_id, self._core.is_bound = before.cluster_id, before.is_bound
-        self._core.values = before.values
+        self._core = self._core.successor()
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -363,10 +365,8 @@ class SocketDriver:
     def _hang_up(self, number: int) -> None:
         if number in self._links:
             self._drop(number)
-        elif any(dial.link == number for dial in self._dials):
-            self._dials = deque(dial for dial in self._dials if dial.link != number)
         else:
-            self._hung_up.add(number)  # the link is being dialled
+            self._dials = deque(dial for dial in self._dials if dial.link != number)
 
     def _settle_later(self, number: int) -> None:
         """Have the reading thread flush or report a link, because the core must not be entered from its own step."""
@@ -390,9 +390,9 @@ class SocketDriver:
     def _look_after(self, now: float, *, late: bool) -> None:
         """Answer the nodes' pings while no thread waits, and ask for the members of the cluster every ``LEARN_S``."""
         with self._lock:
-            if self._is_reading or self._is_closed:
+            if self._reader is not None or self._is_closed:
                 return
-            self._is_reading = True
+            self._reader = KEEPERS
         try:
             with self._lock, self._whole:
                 if late:
@@ -427,7 +427,7 @@ class SocketDriver:
                 self._outcomes.setdefault(number, ClientClosedError("the client was closed during the call"))
                 self._ring(number)
             self._rouse()
-            if not self._is_reading:
+            if self._reader is None:
                 self._free()
 
     def _free(self) -> None:

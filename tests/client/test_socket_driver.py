@@ -4,8 +4,9 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,7 @@ def test_interrupted_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def received(*args: object) -> object:
             monkeypatch.setattr(type(core), "received", real)
+            core.temporary.name = "kept"
             raise KeyboardInterrupt
 
         monkeypatch.setattr(type(core), "received", received)
@@ -202,7 +204,51 @@ def test_interrupted_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         assert inner._core is not core
         assert client.token == token
         assert inner._core.cluster_id == "one"
+        assert client.has_temporary  # else their loss, such as that of a trigger, would not be told
+        inner._core.temporary.name = ""
         assert client.execute("SELECT ?", (3,)).value() == 3
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, before: Callable[..., None]) -> None:
+    """Replace a method by Ctrl-C for its next call in this thread."""
+    real = getattr(owner, name)
+
+    def interrupted(*args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return real(*args)
+        monkeypatch.setattr(owner, name, real)
+        before(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def become_reader(client: SocketClient, number: int) -> None:
+    client._reader = number
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "before"),
+    [
+        (SocketLink, "send", lambda *_: None),
+        (Entry, "dial_socket", lambda *_: None),
+        (SocketClient, "_await", become_reader),  # between becoming the reader and reading
+    ],
+)
+def test_calls_after_an_interrupt_at_any_step_get_their_own_answers(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, before: Callable[..., None]
+) -> None:
+    """A later call got the outcome of the interrupted one, a link was dialled no more, or no thread read."""
+    with serving() as url, connect(url) as client:
+        assert client.execute("SELECT ?", (0,)).value() == 0
+        if owner is Entry:
+            client._client._begin_anew()  # so that the next call dials
+        interrupt_once(monkeypatch, owner, name, before)
+        with pytest.raises(KeyboardInterrupt):
+            client.execute("SELECT ?", (1,))
+        for value in range(2, 6):
+            assert client.execute("SELECT ?", (value,), timeout=5).value() == value
+        assert not client._client._waiting
 
 
 def test_close_ends_the_calls_of_many_threads_with_large_answers() -> None:

@@ -233,6 +233,17 @@ class ClientCore:
         core._inherited = self._inherited | frozenset(self._homes)
         return core
 
+    def successor(self) -> "ClientCore":
+        """Return the core of the same session after all links and calls were given up.
+
+        Its numbers continue, so that no outcome is taken for that of another call. It knows the TEMP objects, whose
+        loss the next statement must report.
+        """
+        core = ClientCore(self._target, self._draw, self.token, self._backoff)
+        core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, self.values
+        core.temporary, core._inherited, core._numbers = self.temporary, self._inherited, self._numbers
+        return core
+
     def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
         """Move to another node, if there is one; to one of ``towards``, if any. Calls under way stay on their links."""
         if self._current is not None:

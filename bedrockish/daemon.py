@@ -93,7 +93,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
             if again is not None:
                 # Kept for the restart: even if it is delayed, by a full disk, the node must report the damage then.
                 damage = again if isinstance(again, DamagedError) else None
-                logger.warning("beginning again: %s", again)
+                logger.warning("restarting the node: %s", again)
                 if isinstance(again, RestartError) and again.copy is not None:
                     await _install(config, again.copy)
                 if not up.is_set():  # a fault before the node served may recur at each restart

@@ -98,7 +98,7 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ..
         else:
             found[name] = value
         if name == "command":
-            raise UsageError("a question in a URL has no command id: it reads, and may be asked again as it is")
+            raise UsageError("a query in a URL takes no command id: it only reads, and can be sent again unchanged")
     if "sql" not in found:
         raise UsageError("the URL has no statement; write it as ?sql=SELECT%201, with its parameters as &params=[1]")
     try:
@@ -120,7 +120,7 @@ def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, 
     if len(shapes) > 1:
         raise UsageError(f"the option {ROWS!r} is given twice; leave one out")
     if shapes and shapes[0] not in SHAPES:
-        raise UsageError(f"there are no rows as {shapes[0]!r}; {suggest(shapes[0], SHAPES)}")
+        raise UsageError(f"the option {ROWS} cannot be {shapes[0]!r}; {suggest(shapes[0], SHAPES)}")
     return shapes == ["objects"], [(name, value) for name, value in pairs if name != ROWS]
 
 
@@ -146,7 +146,7 @@ def read_json(body: bytes) -> Any:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise UsageError(f'the body has {text}, which is no JSON; write null, or {{"{FLOAT}": "inf"}} for infinity')
+    raise UsageError(f'the body has {text}, which is not JSON; write null, or {{"{FLOAT}": "inf"}} for infinity')
 
 
 def _finite(text: str) -> float:

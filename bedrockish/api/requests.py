@@ -135,7 +135,7 @@ def check_cluster(what: str, given: str, own: str) -> None:
     if given != own:
         whose = f"of the cluster {given}" if given else "of no cluster"
         raise ForeignClusterError(
-            f"{what}: it is {whose}, and this is the cluster {own or 'without an id'}; begin without it here",
+            f"{what} is {whose}, and this is the cluster {own or 'without an id'}; leave {what} out here",
             given=given,
             cluster=own,
         )
@@ -285,7 +285,7 @@ def _hashed(parts: Iterable[bytes]) -> bytes:
 
 
 def _not_unicode(error: Exception) -> UsageError:
-    return UsageError(f"a text in the request is no Unicode: {error}; send it as bytes")
+    return UsageError(f"a text in the request is not Unicode: {error}; send it as bytes")
 
 
 def part_digest(request: Request, number: int) -> bytes:

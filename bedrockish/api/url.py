@@ -186,10 +186,10 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
             raise ConfigError(f"{url!r} has the unknown option {name!r}; {suggest(name, OPTIONS)}")
     read = options.get("read", target.read)
     if read not in READ_LEVELS:
-        raise ConfigError(f"{url!r}: read={read!r} is no read level; {suggest(read, READ_LEVELS)}")
+        raise ConfigError(f"{url!r}: read={read!r} is not a read level; {suggest(read, READ_LEVELS)}")
     choice = options.get("choice", FIRST)
     if choice not in CHOICES:
-        raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
+        raise ConfigError(f"{url!r}: choice={choice!r} is not a choice; {suggest(choice, CHOICES)}")
     # A URL with several nodes is for the cluster; a URL with one node may be for exactly this node.
     discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
     if discover not in ("yes", "no"):

@@ -221,7 +221,7 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
                 raise UsageError("a prepared transaction should be bytes")
             owner = packed.get("for")
             if owner is not None and (op not in (COMMIT, SETTLE) or type(owner) is not str):
-                raise UsageError("a learner commits and settles for a user's program, who has a name")
+                raise UsageError("the field 'for' is text, the user of a learner's program, for COMMIT and SETTLE")
             least = int(op in (STATEMENTS, STREAM))
             request = _decode_request(packed, user, least, by_column=by_column)
             return Step(number, request, op, prepared, owner)
@@ -545,7 +545,7 @@ def decode_reply(payload: bytes) -> Reply:
     try:
         token = decode_token(packed["token"])
     except UsageError as error:
-        raise ProtocolMismatchError(f"the node sent an answer whose token is none: {error}") from error
+        raise ProtocolMismatchError(f"the node sent an answer with a malformed token: {error}") from error
     place = packed.get("place")
     place = None if place is None else _place(place)
     return Answered(number, Answer(results, token, place, attempts, packed.get("more") is True))

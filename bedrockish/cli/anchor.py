@@ -111,7 +111,7 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
         except BedrockishError as error:
             missing[node] = error.message
         except KeyError:
-            missing[node] = "it is no member any more"
+            missing[node] = "it is not a member any more"
 
     async with trio.open_nursery() as nursery:
         for node in said.voters:

@@ -186,8 +186,8 @@ def _check_engine(engine: str, memory: str) -> None:
         if importlib.util.find_spec(name) is None:
             extra = "spark" if engine == SPARK else "audit"
             raise JournalError(
-                f"{name} is not installed; pip install 'bedrockish[{extra}]', or walk through the files with "
-                "'bedrockish journal verify', which needs nothing besides"
+                f"{name} is not installed; pip install 'bedrockish[{extra}]', or check the files with "
+                "'bedrockish journal verify', which needs no other package"
             )
     if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?B)", memory):
         raise JournalError(f"--memory {memory} is not a size; write it as 500MB or 2GB")

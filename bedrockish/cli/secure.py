@@ -32,7 +32,9 @@ def password(user: str) -> None:
     In a pipe, the password is the first line of standard input. Only its hash is printed.
     """
     if not USER.fullmatch(user):
-        raise UsageError(f"{user!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-")
+        raise UsageError(
+            f"{user!r} is not a user's name; write a letter and then up to 63 letters, digits or one of _.-"
+        )
     click.echo(f'{user if "." not in user else repr(user)} = "{ask_hash()}"')
 
 

@@ -103,7 +103,7 @@ class RowStream:
                 self._give_up()
                 raise
             if not isinstance(reply, Answered):
-                raise ProtocolMismatchError("the node answered with something else than rows")
+                raise ProtocolMismatchError("the node's answer is not rows")
             rows = rows_of(reply.answer, 1)[0].rows
             self._is_over = not reply.answer.more
             self._ask()

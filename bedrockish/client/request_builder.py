@@ -162,7 +162,7 @@ def map_of(reply: Answered | Told) -> dict[str, Any]:
         ProtocolMismatchError: the reply is not a map.
     """
     if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
-        raise ProtocolMismatchError("the node answered with something else than a map")
+        raise ProtocolMismatchError("the node's answer is not a map")
     return dict(reply.value)
 
 
@@ -176,7 +176,7 @@ def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
         assert isinstance(reply, Told)
         return [(name, declared) for name, declared in reply.value[0]["columns"]]
     except (AssertionError, LookupError, TypeError, ValueError) as error:
-        raise ProtocolMismatchError("the node answered with something else than columns") from error
+        raise ProtocolMismatchError("the node's answer is not columns") from error
 
 
 def new_command() -> str:

@@ -56,6 +56,6 @@ class Keeper(Generic[T]):
             try:
                 self._look(one, elapsed_s)
             except Exception:  # the thread goes on with the other objects of the program
-                logger.exception("%s: %r failed, and is not looked after any more", self._name, one)
+                logger.exception("%s: %r failed; the keeper drops it", self._name, one)
                 with self._lock:
                     self._kept.discard(one)

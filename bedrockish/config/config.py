@@ -298,7 +298,9 @@ def _address(given: _Given, *, any_port: bool = False) -> Address:
 def _http_token(given: _Given) -> str:
     token = given.value
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
-        raise ConfigError(f"{given.where}: this is no token; write up to 1000 visible ASCII characters, without spaces")
+        raise ConfigError(
+            f"{given.where}: this is not a token; write up to 1000 visible ASCII characters, without spaces"
+        )
     return token
 
 
@@ -388,7 +390,7 @@ def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) ->
         return given[key].where if key in given else key
 
     if log.level not in LEVELS:
-        raise ConfigError(f"{where('level')}: {_shown(log.level)} is no log level; {suggest(log.level, LEVELS)}")
+        raise ConfigError(f"{where('level')}: {_shown(log.level)} is not a log level; {suggest(log.level, LEVELS)}")
     for less, more in BELOW:
         low, high = getattr(timings, less), getattr(timings, more)
         if low > high or (less == "heartbeat_ms" and low == high):

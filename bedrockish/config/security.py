@@ -71,8 +71,8 @@ def read_users(value: object, where: str) -> Users:
     for name, text in pairs.items():
         if not USER.fullmatch(name):
             raise ConfigError(
-                f"{where}: {name!r:.80} is no user's name; write a letter and then up to 63 letters, digits or one of "
-                "_.-"
+                f"{where}: {name!r:.80} is not a user's name; write a letter and then up to 63 letters, digits or "
+                "one of _.-"
             )
         found = read_hash(text) if isinstance(text, str) else None
         if found is None:  # the text may be a password, so it is not repeated

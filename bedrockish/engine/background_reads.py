@@ -92,7 +92,7 @@ class BackgroundReads:
         except apsw.Error as error:
             if is_open:
                 raise broken(error) from error
-            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+            raise UnavailableError(f"another connection to the file cannot be opened: {error}") from error
 
     def look(self, action: Callable[[apsw.Connection], T]) -> T:
         """Run an action on a lent connection that only reads, and return its result.

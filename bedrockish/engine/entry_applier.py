@@ -163,7 +163,10 @@ class EntryApplier:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         if self._batch.state is State.REDOING:
-            raise DamagedError(f"{entry.leader}{entry.tick} fitted the tables, and does not when it is written again")
+            raise DamagedError(
+                f"{entry.leader}{entry.tick} fitted the tables when it was written first, and does not when it is "
+                "written again"
+            )
         self._batch.redo()
 
     def _few_changes(self, entry: Entry) -> list[Change] | None:

@@ -60,7 +60,7 @@ class OnlineBuilds:
             build.begin(self._open_reader)
         except apsw.Error as error:
             build.close()
-            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+            raise UnavailableError(f"another connection to the file cannot be opened: {error}") from error
         self.current = build
         self._note_change()
         self._batch.write(build.create)

@@ -30,9 +30,9 @@ class Unfinished:
         most, own = self._memory.max_bytes // UNFINISHED_PARTS, self._held[caller]
         if not fits(most, self._held.total(), own, size):
             raise MemoryFullError(
-                f"{own >> 10} KiB of bodies that you have begun are not whole; all callers may have {most >> 10} KiB, "
-                f"a quarter of memory_max, of which {RULE}; nothing happened: send bodies one after the other, or try "
-                "again later",
+                f"{own >> 10} KiB of request bodies that you have begun are incomplete; all callers may have "
+                f"{most >> 10} KiB, a quarter of memory_max, of which {RULE}; nothing happened: send bodies one after "
+                "the other, or try again later",
                 memory_max=self._memory.max_bytes,
             )
         self._held[caller] = own + size

@@ -123,4 +123,4 @@ class Place:
 
 def raise_node_needed() -> int:
     """Raise NodeNeededError, because only the node gives values of the cluster's clock."""
-    raise NodeNeededError("the clock of the cluster is the node's")
+    raise NodeNeededError("only the node gives values of the cluster's clock")

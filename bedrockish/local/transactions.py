@@ -163,7 +163,7 @@ class LocalTransaction:
         """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself."""
         if self.request.read == STRICT and self._work.reads_system:
             self._work.reads_system = False  # the program does not get the result
-            raise NodeNeededError("a strict read of the cluster's own tables is the node's")
+            raise NodeNeededError("a strict read of the cluster's own tables runs at the node")
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         """Run a text that has run here before, in less time than ``run``; None: ``run`` must run it.
@@ -220,7 +220,7 @@ class LocalTransaction:
                 self._running.control(control)
                 return Result((), [], -1, self.lastrowid)
             if not self.keeps_rows:
-                raise NodeNeededError("the schema changes at the node")
+                raise NodeNeededError("a schema change runs at the node")
         return self._running.run(statement, RESULT_BYTES)[0]
 
     def read(self, statement: Statement) -> Result:

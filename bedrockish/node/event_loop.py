@@ -619,7 +619,7 @@ class Runtime:
         except Exception:
             if not self._failed:
                 raise
-            logger.exception("while the node left")
+            logger.exception("an error while the node was closing")
         if not self._failed:  # after a failure the core may be wrong about which requests can still happen
             self.give_up()
         for waiter in list(self.waiters.open.values()):  # a copy: a client that is answered may ask again at once

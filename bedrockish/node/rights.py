@@ -42,12 +42,12 @@ def check_call_by_token(call: Call) -> None:
     """
     match call:
         case Execute(_, request) if request.change is not None and request.change.action in USER_ACTIONS:
-            what = "changes no users and no passwords"
+            what = "change users or passwords"
         case Ask(_, op, asked=asked) if op == UPKEEP and (asked or {}).get("do") == "token":
-            what = "makes no other tokens"
+            what = "make other tokens"
         case _:
             return
-    raise ForbiddenError(f"a token {what}, for it ends and they would not; come with a password or a certificate")
+    raise ForbiddenError(f"a token cannot {what}, which would outlive it; log in with a password or a certificate")
 
 
 def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:

@@ -79,7 +79,7 @@ class TableFile:
                         if not reader.line_num % 1000:
                             told(raw.tell())
             except csv.Error as error:
-                raise UsageError(f"{self.path}:{self.skip + reader.line_num}: this is no CSV: {error}") from error
+                raise UsageError(f"{self.path}:{self.skip + reader.line_num}: this is not CSV: {error}") from error
         told(self.content.stat().st_size)
 
 

@@ -183,7 +183,7 @@ class Connection:
             raise RemoteProtocolError(Code.UNEXPECTED, f"{_name(event)} came before our HELLO was answered or sent")
         if isinstance(event, Hello):
             if self.side is Side.DIALLER and self.local_state is State.HELLO:
-                raise RemoteProtocolError(Code.UNEXPECTED, "the accepter said HELLO before it was asked")
+                raise RemoteProtocolError(Code.UNEXPECTED, "the accepter said HELLO before the dialler did")
             self._check_wiring(event)
             self.remote = event
         self.remote_state = state

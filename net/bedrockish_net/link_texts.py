@@ -32,7 +32,7 @@ def not_connected(host: str, port: int, error: Exception) -> DialError:
     """Return the error for an address that could not be reached."""
     where = address_text(host, port)
     if is_path(host) and isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return DialError(f"no node listens at {where} now: it is stopped, or begins again")
+        return DialError(f"no node listens at {where} now: the node is stopped, or is restarting")
     return DialError(f"cannot connect to {where}: {error_text(error)}")
 
 

@@ -106,4 +106,4 @@ def loop_of_clients() -> ReadLoop | None:
 
 def _log_fault(doing: str, error: Exception) -> None:
     """Log an exception; its link has ended, and the link's owner raises the exception."""
-    logger.error("while %s", doing, exc_info=error)
+    logger.error("an error while %s", doing, exc_info=error)

@@ -104,7 +104,7 @@ def read_revoked(text: str) -> frozenset[int]:
                 found.add(int(serial, 16))
         except ValueError as error:
             raise CertificateError(
-                f"line {number} is no serial number; write it as 'openssl x509 -noout -serial' prints it"
+                f"line {number} is not a serial number; write it as 'openssl x509 -noout -serial' prints it"
             ) from error
     return frozenset(found)
 

@@ -17,7 +17,7 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
     """
     begin, end = pem.find(ssl.PEM_HEADER), pem.find(ssl.PEM_FOOTER)
     if not 0 <= begin < end:
-        raise ValueError("there is no certificate in it")
+        raise ValueError("the text has no certificate")
     der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(ssl.PEM_FOOTER)])
     certificate, _ = _take(der, _SEQUENCE)
     signed, _ = _take(certificate, _SEQUENCE)
@@ -41,12 +41,12 @@ def _take(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
         start += length & 0x7F
         length = int.from_bytes(der[2:start], "big")
     if start + length > len(der):
-        raise ValueError("this certificate is cut off")
+        raise ValueError("the certificate is truncated")
     return der[start : start + length], der[start + length :]
 
 
 def _time(tag: int, text: bytes) -> datetime:
     form = {_UTC_TIME: "%y%m%d%H%M%SZ", _TIME: "%Y%m%d%H%M%SZ"}.get(tag)
     if form is None:
-        raise ValueError("a certificate without an end")
+        raise ValueError("the certificate has no date at which it ends")
     return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)

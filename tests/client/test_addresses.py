@@ -77,7 +77,7 @@ def test_list_of_nodes_in_brackets_survives_url_parsers(hosts: str, bare: str) -
         ("bedrockish://a/?cert=x", "a certificate needs ca, cert and key"),
         ("bedrockish://a/shop", "has the path '/shop'"),
         ("bedrockish://a/?raed=session", "did you mean 'read'?"),
-        ("bedrockish://a/?read=strong", "is no read level"),
+        ("bedrockish://a/?read=strong", "is not a read level"),
         ("bedrockish://a/?read", "is not a list of options"),
         ("bedrockish://a/?timeout=0", "should be a number of seconds"),
         ("bedrockish://a/?timeout=nan", "should be a number of seconds"),

@@ -124,7 +124,7 @@ def test_rows_of_a_csv_are_added_to_an_existing_table(node: LocalCluster, db: Co
         (b"a,,c\n", "without a gap"),
         (b"", "should name the columns"),
         (b"a,b\n\xff,1\n", "not UTF-8 text"),
-        (b'a,b\n"x"y,1\n', "this is no CSV"),
+        (b'a,b\n"x"y,1\n', "this is not CSV"),
     ],
 )
 def test_import_refuses_malformed_csv(

@@ -38,5 +38,5 @@ def test_digest_with_long_values_equals_that_of_encoder(monkeypatch: pytest.Monk
 
 
 def test_long_text_that_is_no_unicode_is_refused() -> None:
-    with pytest.raises(UsageError, match="no Unicode"):
+    with pytest.raises(UsageError, match="not Unicode"):
         digest("SELECT ?", ["x" * 200_000 + "\udc80"])

@@ -116,7 +116,7 @@ def test_anchor_fits_one_cluster(tmp_path: Path) -> None:
                 assert (done.returncode != 0, "cannot be written" in done.stderr) == (True, True)
                 (tmp_path / "else").write_text("what is this\nand this")
                 done = program("anchor", cluster.url(), str(tmp_path / "else"))
-                assert (done.returncode != 0, "is no anchor" in done.stderr) == (True, True)
+                assert (done.returncode != 0, "is not an anchor" in done.stderr) == (True, True)
                 assert (tmp_path / "else").read_text() == "what is this\nand this"
             else:
                 assert "anchors of another cluster" in done.stderr

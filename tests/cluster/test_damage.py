@@ -398,7 +398,7 @@ async def test_an_entry_that_does_not_fit_at_the_only_node_is_rolled_back(tmp_pa
         async with open_client(alone.url()) as client:
             with pytest.raises(BedrockishError):
                 await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
-        await until("A looks", partial(has_said, alone, 0, "beginning again: the tables are sound"))
+        await until("A looks", partial(has_said, alone, 0, "restarting the node: the tables are sound"))
         await serving(alone)
         assert await count_poison(alone, 0) == 0
         await insist(alone.url(), "INSERT INTO t VALUES (3, 'later')", [], "two")
@@ -411,7 +411,7 @@ async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(fa
     async with open_client(faulty.url(0, only=True)) as client:
         with pytest.raises(BedrockishError):
             await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
-    await until("A looks", partial(has_said, faulty, 0, "beginning again: the tables are sound"))
+    await until("A looks", partial(has_said, faulty, 0, "restarting the node: the tables are sound"))
     await serving(faulty)
     await level(faulty)
     assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]

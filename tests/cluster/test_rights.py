@@ -365,7 +365,7 @@ def test_there_is_always_an_admin(cluster: LocalCluster) -> None:
         assert (found.returncode, "no admin among them" in found.stderr) == (2, True), found
     wrong: list[tuple[tuple[str, ...], str]] = [
         (("add", "adam", "--role", "reader"), "there is a user adam already"),
-        (("add", "no:colon"), "is no user's name"),
+        (("add", "no:colon"), "is not a user's name"),
         (("grant", "nobody", "reader"), "has no user nobody"),
     ]
     for arguments, says in wrong:

@@ -175,7 +175,7 @@ def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
         ({"type": "execute", "stmt": {"sql_id": 7}}, "no text 7 is stored"),
         ({"type": "batch", "batch": {"steps": [{"stmt": {}, "condition": {"type": "ok", "step": 0}}]}}, "before it"),
         ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "float", "value": 10**400}]}}, "64 bits"),
-        ({"type": "fly"}, "no request"),
+        ({"type": "fly"}, "not a request"),
         ({}, "a request should be a text"),
         ({"type": ["execute"]}, "a request should be a text"),
         (execute("COMMIT"), "no transaction is active"),

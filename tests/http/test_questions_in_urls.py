@@ -75,7 +75,7 @@ def test_a_url_writes_nothing(node: Asker, sql: str) -> None:
         ("sql=SELECT+?&params=[[1]]", "parameter 1 should be"),
         ("sql=SELECT+?&params=[9223372036854775808]", "64 bits"),
         ("sql=SELECT+1&command=x", "no command id"),
-        ("sql=SELECT+1&rows=lists", "no rows as 'lists'"),
+        ("sql=SELECT+1&rows=lists", "rows cannot be 'lists'"),
         ("sql=SELECT+1&rows=objects&rows=arrays", "given twice"),
         ("sql=SELECT+1&reed=stale", "did you mean 'read'"),
         ("sql=SELECT+%27%ff%27", "not UTF-8"),

@@ -79,10 +79,10 @@ def test_hostile_anchor_files_are_refused(one: Anchor, tmp_path: Path) -> None:
     ]  # fmt: skip
     for text in hostile:
         file.write_text(text + "\n")
-        with pytest.raises(AnchorError, match=r"line 1 of .* is no anchor"):
+        with pytest.raises(AnchorError, match=r"line 1 of .* is not an anchor"):
             read_anchors(file)
     for data, why in (
-        (b"\xff\xfe\n", "is no anchor"),
+        (b"\xff\xfe\n", "is not an anchor"),
         (line.encode(), "ends within line 1"),
         (b"\0" * 99, "ends with"),
     ):
@@ -130,5 +130,5 @@ def test_commands_compare_files_with_anchors(sound: list[Path], tmp_path: Path) 
         assert json.loads(done.output)["holds"]
         done = CliRunner().invoke(main, [*command, "--anchor", str(sound[0])])
         assert done.exit_code in (1, 3)
-        assert "is no anchor" in done.output
+        assert "is not an anchor" in done.output
         assert CliRunner().invoke(main, command).output.count("anchor (--anchor)") == 1

@@ -77,7 +77,7 @@ def test_a_journal_that_misses_something_is_blocked_and_leaves_no_file(world: Wo
     world.nodes["A"].db.execute("DELETE FROM bedrockish_journal WHERE tick = 1")
     with pytest.raises(ReplayBlockedError, match="missing: A1"):
         replay([world.nodes["A"].path], tmp_path / "x.db", order=RANDOM)
-    with pytest.raises(ReplayMismatchError, match="stands before"):
+    with pytest.raises(ReplayMismatchError, match="the entry is before"):
         replay([world.nodes["A"].path], tmp_path / "x.db")
     assert not (tmp_path / "x.db").exists()
 
@@ -233,11 +233,11 @@ def test_tables_are_described() -> None:
 
 REFUSED = [
     (Change("no", ("a",), "INSERT", 1, 1, None, (1,)), "no such table"),
-    (Change("t", ("a",), "INSERT", 1, 1, None, (1,)), "SQLite refuses it"),
+    (Change("t", ("a",), "INSERT", 1, 1, None, (1,)), "SQLite refuses the change"),
     (Change("t", ("a",), "UPDATE", 2, 2, (1,), (2,)), "no such row"),
-    (Change("t", ("a",), "UPDATE", 1, 1, ("1",), (2,)), "its a should be '1' and is 1"),
-    (Change("t", ("a",), "DELETE", 1, 1, (2,), None), "its a should be 2 and is 1"),
-    (Change("t", ("z",), "DELETE", 1, 1, (2,), None), "SQLite refuses it"),
+    (Change("t", ("a",), "UPDATE", 1, 1, ("1",), (2,)), "column a should be '1' and is 1"),
+    (Change("t", ("a",), "DELETE", 1, 1, (2,), None), "column a should be 2 and is 1"),
+    (Change("t", ("z",), "DELETE", 1, 1, (2,), None), "SQLite refuses the change"),
 ]
 
 

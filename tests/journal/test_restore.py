@@ -188,7 +188,7 @@ def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: 
         restore(lived.path("A"), target, until=at(1_795_442_580))
     seen = next(entry for entry in lived.entries.values() if {*entry.after} - {entry.leader})
     alone = parse_moment(f"{seen.leader}:{seen.tick}", NOW)
-    with pytest.raises(MomentError, match=r"is no moment: .* has seen .*, which is not in it"):
+    with pytest.raises(MomentError, match=r"is not a moment: .* has seen .*, which is not in it"):
         restore(lived.path("A"), target, until=alone)
     with pytest.raises(TargetUnwritableError, match="is not a directory"):
         restore(lived.path("A"), tmp_path / "nowhere" / "x.db")

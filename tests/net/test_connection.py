@@ -163,7 +163,7 @@ def test_accepter_speaks_second_and_data_waits_for_both_hellos() -> None:
         drain(pair.b)
     eager = Connection(Side.DIALLER, A)
     eager.receive_data(_bytes_of(B))
-    with pytest.raises(RemoteProtocolError, match="before it was asked"):
+    with pytest.raises(RemoteProtocolError, match="before the dialler did"):
         drain(eager)
 
 

@@ -114,7 +114,7 @@ def collect(history: Iterable[Operation]) -> Evidence:
             assert step.value is not None
             values = evidence.writers.setdefault(step.key, {})
             if step.value in values:
-                raise HistoryError(f"T{operation.id}: {step.value} was written to {step.key} by another one already")
+                raise HistoryError(f"T{operation.id}: {step.value} was written to {step.key} by another operation")
             values[step.value] = (operation.id, left[step.key])
             left[step.key] += 1
     for operation in evidence.operations.values():

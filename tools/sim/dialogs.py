@@ -55,7 +55,7 @@ class Dialog:
 
         def arrive() -> None:
             if not what(world.machines[self.call.node].talks, heard):
-                world.after(0.01, lambda: heard(UnavailableError("there is nobody")))
+                world.after(0.01, lambda: heard(UnavailableError("no node can be reached")))
 
         world.trace(self.client.name, self.call.request.command, then.__name__, self.call.node)
         world.after(self.client.luck.expovariate(1000.0 / max(0.1, options.delay_ms)), arrive)
@@ -63,7 +63,7 @@ class Dialog:
 
     def _opened(self, answer: Answer | BedrockishError | None) -> None:
         if not isinstance(answer, Answer):
-            self.call.error = answer or UnavailableError("no word came; nothing was to be committed yet")
+            self.call.error = answer or UnavailableError("no answer came before COMMIT; it did not happen")
             self.client.done(self.call)
             return
         self.told = answer.results

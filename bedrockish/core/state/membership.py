@@ -194,7 +194,7 @@ def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
 
 def _demote(members: dict[str, Member], member: Member) -> None:
     if not member.voter:
-        raise _refused("duplicate", f"{member.node} is no voter; to let it go, use 'bedrockish member remove'")
+        raise _refused("duplicate", f"{member.node} is not a voter; to remove it, use 'bedrockish member remove'")
     members[member.node] = replace(member, voter=False)
 
 

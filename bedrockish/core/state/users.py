@@ -25,7 +25,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     users, name = dict(old.users), change.node
     if USER.fullmatch(name) is None:
         raise _refused(
-            "name", f"{name!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-"
+            "name", f"{name!r} is not a user's name; write a letter and then up to 63 letters, digits or one of _.-"
         )
     known, number = users.get(name), old.version + 1
     if change.action == USER_ADD:

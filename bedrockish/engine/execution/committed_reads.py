@@ -133,7 +133,7 @@ class CommittedReads:
             finally:
                 db.execute("ROLLBACK")
         except apsw.Error as error:
-            raise UnavailableError(f"the file cannot be read once more: {error}") from error
+            raise UnavailableError(f"the file cannot be read on another connection: {error}") from error
 
     def _connected(self) -> apsw.Connection:
         means = self._means

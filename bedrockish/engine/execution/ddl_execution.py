@@ -360,8 +360,8 @@ class Mixed:
             if bound:
                 return bound
         raise UnsupportedError(
-            "the transaction has inserted rows to which the node gave ids, several with one statement, before it "
-            "changes the schema; change the schema first, or give the ids yourself",
+            "before it changes the schema, the transaction has inserted several rows with one statement, and the node "
+            "gave them ids; change the schema first, or give the ids in the INSERT",
             sql=piece.sql,
         )
 

@@ -268,8 +268,8 @@ class Readers:
             snapshot.begin()
         except (apsw.CantOpenError, apsw.NoMemError) as error:
             raise UnavailableError(
-                f"the node cannot open its file once more ({error}); end some transactions, or raise its limit of "
-                "open files"
+                f"the node cannot open another connection to its file ({error}); end some transactions, or raise its "
+                "limit of open files"
             ) from error
         return snapshot
 

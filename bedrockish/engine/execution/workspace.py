@@ -71,7 +71,8 @@ class Workspace:
         except apsw.Error as error:
             os.close(self._wal)
             raise UnavailableError(
-                f"the node cannot open its file once more ({error}); try again, or raise its limit of open files"
+                f"the node cannot open another connection to its file ({error}); try again, or raise its limit of "
+                "open files"
             ) from error
 
     @property
@@ -115,7 +116,9 @@ class Workspace:
             return self._reader.execute(sql).fetchone()
         except apsw.Error as error:
             self.is_broken = True
-            raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
+            raise UnavailableError(
+                f"the node cannot read its file on another connection ({error}); try again"
+            ) from error
 
     def move_to(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
         """Set the moment of the snapshot that was taken."""

@@ -312,7 +312,7 @@ class RowApplier:
             raise _MisfitError(change, str(error)) from error
         changed = self._db.changes()
         if changed != 1:
-            raise _MisfitError(change, f"it changes {changed} rows and not one")
+            raise _MisfitError(change, f"the change affects {changed} rows instead of one")
         if edits:
             self.indexes.after(edits)
 

@@ -164,7 +164,7 @@ class Session:
             case "close":
                 self.close()
             case _:
-                raise UsageError(f"{kind!r} is no request that a stream knows")
+                raise UsageError(f"{kind!r} is not a request that a stream knows")
         return {"type": kind}
 
     async def _run_section(self, texts: Sequence[str]) -> None:
@@ -246,8 +246,8 @@ class Session:
         if is_last and not self.autocommit and kind_of(statement.sql) in (WRITE, SCHEMA):
             raise UsageError(
                 f"the transaction would be rolled back with {LAST.format('this statement')}, which has not run: send "
-                "COMMIT before the close (npm's libsql closes where it has not heard of BEGIN: call its run(), not "
-                "all(), and prepare the statement after it)",
+                "COMMIT before the close (npm's libsql closes the stream unless it has seen BEGIN: send BEGIN by "
+                "run(), not by all(), and prepare the statement afterwards)",
                 sql=statement.sql,
             )
         if self.purse is not None:

@@ -148,7 +148,7 @@ def read_value(value: object, where: str) -> Any:
             except (binascii.Error, ValueError) as error:
                 raise UsageError(f"{where}: base64 is malformed: {error}") from error
         case _:
-            raise UsageError(f"{where}: {kind!r} is no type of a value, or its value does not fit")
+            raise UsageError(f"{where}: {kind!r} is not the type of a value, or the value does not fit")
 
 
 def write_value(value: Any) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def check_condition(condition: object, place: int, where: str, depth: int = 0) -
         case "is_autocommit":
             pass
         case kind:
-            raise UsageError(f"{where}: {kind!r} is no condition")
+            raise UsageError(f"{where}: {kind!r} is not a condition")
 
 
 def holds(condition: Json | None, outcome: Callable[[int], bool | None], *, autocommit: bool) -> bool:

@@ -152,7 +152,7 @@ def _end_of(path: str) -> float:
     try:
         return read_certificate(Path(path).read_text(encoding="utf-8"))[1].timestamp()
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{path} is no certificate: {error}") from error
+        raise CertificateError(f"{path} is not a certificate: {error}") from error
 
 
 class Gate:

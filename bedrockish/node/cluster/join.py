@@ -79,7 +79,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
                 if isinstance(reply, Failed):
                     raise reply.error
                 if not isinstance(reply, Told):
-                    raise ProtocolMismatchError(f"{address} answered something else than was asked")
+                    raise ProtocolMismatchError(f"{address} sent an answer to another question")
                 return reply.value
 
             yield call
@@ -193,7 +193,7 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
                 told = Joining(membership, check(packed["vector"]))
                 read_membership(bootstrap)
             except (EntryMalformedError, TypeError, KeyError) as error:
-                raise ProtocolMismatchError(f"the node answered something else than facts: {error}") from error
+                raise ProtocolMismatchError(f"the node's answer is not the facts of a join: {error}") from error
             member = membership.members.get(node)
             if member is not None and member.store == store:
                 return told, bootstrap, _not_whole(packed)
@@ -255,7 +255,7 @@ async def download(call: Call, unfinished: Path, check_room: Callable[[int], Non
     """
     promised = await call(Ask(1, SNAPSHOT))
     if not isinstance(promised, Mapping) or type(promised.get("size")) is not int:
-        raise ProtocolMismatchError("the node answered something else than the size of a copy")
+        raise ProtocolMismatchError("the node's answer is not the size of a copy")
     size = promised["size"]
     check_room(size)
     logger.info("fetching a copy of %d bytes", size)

@@ -170,7 +170,7 @@ class Healer:
         if has and not force:
             raise UsageError(
                 f"{', '.join(has)} has applied {txid}, and may have acknowledged it: repair the other nodes from there "
-                "('bedrockish member repair'), or resolve it with --force, and its changes are in the journals alone"
+                "('bedrockish member repair'), or resolve it with --force: then only the journals have its changes"
             )
         if silent and not force:
             raise UsageError(

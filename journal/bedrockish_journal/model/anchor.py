@@ -75,7 +75,7 @@ def read_statement(text: str) -> Statement:
         raise ValueError(f"a statement has at most {STATEMENT_BYTES_MAX} characters")
     said = _parsed(text)
     if not isinstance(said, dict) or type(said.get("anchor")) is not int:
-        raise ValueError("this is no statement of an anchor")
+        raise ValueError("this is not the statement of an anchor")
     if said["anchor"] > VERSION:
         raise ValueError(f"the anchor is of version {said['anchor']}, of a later release; this one knows {VERSION}")
     texts: list[Any] = [said.get(name) for name in ("cluster", "previous", "founders")]
@@ -125,7 +125,9 @@ def parse_anchors(data: bytes, name: str) -> list[Anchor]:
         try:
             anchor = _read_line(line)
         except ValueError as error:
-            raise AnchorError(name, f"line {number} of {name} is no anchor: {error}; take another copy of it") from None
+            raise AnchorError(
+                name, f"line {number} of {name} is not an anchor: {error}; take another copy of it"
+            ) from None
         said = anchor.statement
         if (said.number, said.previous) != (number, previous):
             raise AnchorError(

@@ -46,8 +46,8 @@ class Moment:
         for node, tick in entry.after.items():
             if self.vector.get(node, 0) < tick:
                 raise MomentError(
-                    f"{self.text} is no moment: {entry.leader}{entry.tick} has seen {node}{tick}, which is not in it; "
-                    f"name {node}:{tick} too, or less of {entry.leader}"
+                    f"{self.text} is not a moment: {entry.leader}{entry.tick} has seen {node}{tick}, which is not in "
+                    f"it; name {node}:{tick} too, or less of {entry.leader}"
                 )
         return True
 

@@ -130,7 +130,7 @@ class Applier:
                 self._expect(table, change)
             self._write(table, change)
         except (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError) as error:
-            raise RowMismatchError(f"SQLite refuses it: {error}") from error
+            raise RowMismatchError(f"SQLite refuses the change: {error}") from error
 
     def _expect(self, table: Table, change: Change) -> None:
         where, key = _where(table, change.columns, change.rowid, change.before)
@@ -141,7 +141,7 @@ class Applier:
             raise RowMismatchError("there is no such row")
         for column, expected, value in zip(change.columns, change.before or (), found, strict=True):
             if not same(expected, value):
-                raise RowMismatchError(f"its {column} should be {expected!r} and is {value!r}")
+                raise RowMismatchError(f"column {column} should be {expected!r} and is {value!r}")
 
     def _write(self, table: Table, change: Change) -> None:
         name = quote(table.name)
@@ -175,7 +175,7 @@ class Applier:
                         sets, values = ", ".join(f"{column} = ?" for column, _ in some), [value for _, value in some]
                         self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*values, *key))
         if self._db.changes() != 1:
-            raise RowMismatchError(f"it changed {self._db.changes()} rows instead of one")
+            raise RowMismatchError(f"the change affected {self._db.changes()} rows instead of one")
         if change.after is not None:
             self._read_back(table, change)
 
@@ -186,7 +186,7 @@ class Applier:
         found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
         for column, expected, value in zip(change.columns, change.after or (), found or (), strict=True):
             if not same(expected, value):
-                raise RowMismatchError(f"its {column} should be {expected!r}, and SQLite keeps {value!r}")
+                raise RowMismatchError(f"column {column} should be {expected!r}, and SQLite stores {value!r}")
 
 
 def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row | None) -> tuple[str, tuple[Value, ...]]:

@@ -161,7 +161,7 @@ def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
     done: dict[str, int] = {}
     for entry in scan(db):
         if not may_apply(entry, done):
-            raise ReplayMismatchError(path, entry.place, None, None, "it stands before something that it comes after")
+            raise ReplayMismatchError(path, entry.place, None, None, "the entry is before an entry on which it depends")
         done[entry.leader] = entry.tick
         yield Sourced(entry, path)
     yield from interleave(_timelines(sources, done), lambda: 0.0, done)

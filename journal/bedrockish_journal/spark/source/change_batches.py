@@ -62,19 +62,19 @@ class OfTable:
             ValueError: a change is not a change of a row with these columns.
         """
         if type(self.name) is not str or not {*map(type, self.columns)} <= {str}:
-            raise ValueError("the name of a table or of a column is no text")
+            raise ValueError("the name of a table or of a column is not a text")
         rowids = [rowid for rowid in chain(self.rowids, self.rowids_after) if rowid is not None]
         if not {*map(type, rowids)} <= {int} or (rowids and not -INT64 <= min(rowids) <= max(rowids) < INT64):
-            raise ValueError("a rowid is no integer of 64 bits")
+            raise ValueError("a rowid is not an integer of 64 bits")
         none = repeat(None)
         shapes = zip(self.ops, map(is_, self.before, none), map(is_, self.after, none), strict=False)
         if not {*shapes} <= _RIGHT:
-            raise ValueError("a change is no insert, update or delete with the rows that belong to it")
+            raise ValueError("a change is not an insert, update or delete with the rows that belong to it")
         images = [image for image in chain(self.before, self.after) if image is not None]
         if not {*map(type, images)} <= {list} or not {*map(len, images)} <= {len(self.columns)}:
-            raise ValueError("a row has not as many values as its table has columns")
+            raise ValueError("a row has another number of values than its table has columns")
         if not _VALUES.issuperset(map(type, chain.from_iterable(images))):
-            raise ValueError("a row has a value of no type of SQLite's")
+            raise ValueError("a row has a value of a type that SQLite does not have")
 
 
 class ChangeBuilder(ABC):
@@ -184,6 +184,6 @@ def _by_table(found: ChangeColumns) -> list[tuple[int, list[int]]]:
     numbers: dict[int, list[int]] = {place: [] for place in range(len(found.heads))}
     for number, place in enumerate(found.places):
         if type(place) is not int or place not in numbers:
-            raise ValueError("a change is of no table")
+            raise ValueError("a change names no table")
         numbers[place].append(number)
     return [(place, some) for place, some in numbers.items() if some]

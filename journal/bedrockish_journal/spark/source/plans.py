@@ -97,7 +97,7 @@ def bounds(ask: Ask) -> dict[str, Between]:
     found: dict[str, Between] = {}
     for leader, low, high in ask(_BOUNDS, ()):
         if type(low) is not int or type(high) is not int:
-            raise JournalError(f"timeline {leader} has a tick that is no number; run `bedrockish journal verify`")
+            raise JournalError(f"timeline {leader} has a tick that is not a number; run `bedrockish journal verify`")
         found[leader] = (low, high)
     return found
 

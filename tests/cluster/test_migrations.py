@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluste
     judge_mirror(mirror, paths[0])
     for seed in range(3, 6):
         replayed = tmp_path / f"replayed-{seed}.sqlite"
-        replay(paths, replayed, order="random", seed=seed)
+        replay(paths, replayed, draw=Random(seed).random)
         judge_copy(replayed, paths[0])
     names = rows(cluster.nodes[1], "SELECT name, number FROM migration ORDER BY id")
     assert names == [("it's c0", 1.0), ("it's c1", 2.0), ("it's c2", 3.0), ("twice", 0.0)]

@@ -5,6 +5,7 @@ do otherwise, ``docs/divergence.md`` says why; the tests of such sentences say s
 """
 
 from itertools import combinations
+from random import Random
 
 import pytest
 
@@ -13,7 +14,6 @@ from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish_journal.model.access_set import AccessSet, conflict
-from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.traces.grammar import Reader
 from tests.traces.orders import all_orders
@@ -172,7 +172,7 @@ def test_the_node_that_two_quorums_share_sees_both() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_two_that_conflict_never_both_commit_unseen(seed: int) -> None:
     """Why: no quorum for two conflicting transactions in overlapping windows, in any order of arrival."""
-    draw = draws(seed)
+    draw = Random(seed).random
     play = Play("quiet", "A0: BEGIN Andrew writes x", "B0: BEGIN Betty writes x")
     for _ in range(60):
         if not play.table.flights:

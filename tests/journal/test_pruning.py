@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.pruning import COUNTED, aged, clock_at, horizon, marks, plan, remove, size
-from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
 
@@ -153,11 +153,11 @@ def test_a_database_is_rebuilt_from_a_whole_journal_only(world: World, tmp_path:
     assert not (tmp_path / "again.db").exists()
     report = replay([world.paths[1], world.paths[0]], tmp_path / "again.db")
     assert report.digest == digest(world.nodes["A"].db)
-    assert replay(world.paths, tmp_path / "drawn.db", order=RANDOM).digest == report.digest
+    assert replay(world.paths, tmp_path / "drawn.db", draw=random.Random(0).random).digest == report.digest
     prune(world, "B", 0.5)
     prune(world, "C", 0.5)
     with pytest.raises(JournalPrunedError):
-        replay(world.paths, tmp_path / "no.db", order=RANDOM)
+        replay(world.paths, tmp_path / "no.db", draw=random.Random(0).random)
 
 
 def test_size_of_a_journal_is_estimated(world: World) -> None:

@@ -28,7 +28,7 @@ from bedrockish_journal.storage import pruning
 from bedrockish_journal.storage.store import find_places, scan
 from bedrockish_journal.storage.table_layout import Applier
 from bedrockish_journal.verify.new_file import NewFile
-from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.restore import restore
 from tests.journal.world import SCHEMA_SQL, World
 
@@ -121,7 +121,9 @@ def test_restore_to_a_clock_equals_its_commits(lived: Lived, tmp_path: Path) -> 
         assert (made.clock <= clock, made.later > 0) == (True, clock < lived.last)
         back = restore(lived.path("C"), tmp_path / f"{number}-back.db", until=at(clock))
         assert back.digest == expected
-        drawn = replay(lived.world.paths, tmp_path / f"{number}-r.db", until=at(clock), order=RANDOM, seed=number)
+        drawn = replay(
+            lived.world.paths, tmp_path / f"{number}-r.db", until=at(clock), draw=random.Random(number).random
+        )
         assert drawn.digest == expected
     assert first < middle < lived.last
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
+from random import Random
 
 import cbor2
 
@@ -35,7 +36,6 @@ from bedrockish.core.state.roster import Roster
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.membership import Member, Membership, pack_membership
-from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 from tests.traces.disk import Disk
 
@@ -162,7 +162,7 @@ class Table:
         place.node = Node(
             recovered,
             Settings(ask_rest_ms=0),
-            draws(ord(name)),
+            Random(ord(name)).random,
             self.now,
             lookups=FileLookups(has_applied=place.disk.has_applied, find_places=place.disk.find_places),
         )

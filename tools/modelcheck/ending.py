@@ -6,10 +6,10 @@ is in doubt. Then the dead nodes start again, and all nodes must become equal.
 
 from collections import deque
 from itertools import combinations_with_replacement
+from random import Random
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Message
-from bedrockish_journal.model.order import draws
 from tools.modelcheck.facts import facts_of, quarrel
 from tools.modelcheck.nodes import CAUGHT, BrokenError
 from tools.modelcheck.place import STILL, Place
@@ -68,7 +68,7 @@ class Ending:
         place.now = Now(self.seconds, 0)
         state = place.core.state
         state.set_now(place.now)
-        state.draw = draws(ord(place.name))
+        state.draw = Random(ord(place.name)).random
         place.core._beat_in(0)
         for name, subject in sorted(place.timers, key=repr):
             state.timers.move(1, name, subject)
@@ -77,7 +77,7 @@ class Ending:
     def _start(self, place: Place) -> None:
         place.now = Now(self.seconds, 0)
         place.start()
-        place.core.state.draw = draws(ord(place.name))
+        place.core.state.draw = Random(ord(place.name)).random
         for other in self.living:
             if other is not place:
                 self._play(place, ("meet", other.name))

@@ -8,6 +8,7 @@ graph must have no cycle, which is strict serializability of all writing command
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
+from random import Random
 from typing import TYPE_CHECKING
 
 import cbor2
@@ -17,7 +18,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import ReplayBlockedError
 from bedrockish_journal.model.membership import pack_membership, read_membership
-from bedrockish_journal.model.order import draws, replay_order
+from bedrockish_journal.model.order import replay_order
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.row import Stored
@@ -100,7 +101,7 @@ class Histories:
         findings, snapshots = list(audit.begin()), Snapshots()
         ends = self._ends_of_retired()
         entries = [entry for (leader, tick), entry in self.entries.items() if tick <= ends.get(leader, tick)]
-        for seq, entry in enumerate(replay_order(entries, draws(self.world.options.seed))):
+        for seq, entry in enumerate(replay_order(entries, Random(self.world.options.seed).random)):
             is_repeat = entry.txid in bodies
             bodies.setdefault(entry.txid, entry.transaction.body)
             findings += audit.check(_stored(seq, entry, is_repeat))
@@ -158,7 +159,7 @@ class Histories:
             done: set[Txid] = set()
             waiting: Transaction | None = None
             try:
-                for entry in replay_order(self.entries.values(), draws(self.world.options.seed * 10 + turn)):
+                for entry in replay_order(self.entries.values(), Random(self.world.options.seed * 10 + turn).random):
                     if entry.txid not in done:
                         done.add(entry.txid)
                         if waiting is not None and entry.transaction.schema > waiting.schema:

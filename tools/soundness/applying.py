@@ -42,7 +42,7 @@ from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
-from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from bedrockish_journal.verify.replay import digest, replay
 from tools.soundness.applying_cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
 from tools.soundness.case_search import Tally, find_failing
 
@@ -280,7 +280,9 @@ class World:
         if seed is not None:
             target = folder / "replay.db"
             try:
-                found = replay([node.path for node in self.nodes], target, order=RANDOM, seed=seed, prepare=register)
+                found = replay(
+                    [node.path for node in self.nodes], target, draw=random.Random(seed).random, prepare=register
+                )
             except Exception as error:
                 raise NotAppliedError(f"the replay fails: {error}") from error
             if found.digest != digests["A"]:

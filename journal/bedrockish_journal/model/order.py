@@ -41,23 +41,6 @@ def may_apply(entry: Placed, applied: Vector) -> bool:
     return applied.get(leader, 0) == tick - 1 and covers(applied, entry.after)
 
 
-def draws(seed: int) -> Callable[[], float]:
-    """Return a generator of numbers in [0, 1), the same for a seed on every machine (splitmix64)."""
-    state = seed & _MASK
-
-    def draw() -> float:
-        nonlocal state
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
-        return ((mixed ^ mixed >> 31) >> 11) / (1 << 53)
-
-    return draw
-
-
-_MASK = (1 << 64) - 1
-
-
 def replay_order(entries: Iterable[P], draw: Callable[[], float], start: Vector | None = None) -> Iterator[P]:
     """Yield ``entries`` in a causally valid order, drawn at random.
 

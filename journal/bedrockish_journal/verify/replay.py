@@ -24,7 +24,7 @@ from bedrockish_journal.model.errors import (
     TargetUnwritableError,
 )
 from bedrockish_journal.model.moment import FORMS, Moment
-from bedrockish_journal.model.order import draws, interleave, may_apply
+from bedrockish_journal.model.order import interleave, may_apply
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid, parse_txid
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.file_claims import skipped
@@ -56,8 +56,6 @@ from bedrockish_journal.verify.beginning import (
 )
 from bedrockish_journal.verify.new_file import NewFile
 
-JOURNAL, RANDOM = "journal", "random"
-ORDERS = (JOURNAL, RANDOM)
 Prepare = Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
 PROGRESS_EVERY = 1_000  # entries
 
@@ -74,8 +72,6 @@ class Report:
     changes: int  # the number of rows inserted, updated and deleted
     statements: int  # the number of statements of schema changes
     applied: dict[str, int]  # the vector of the result
-    order: str  # ``journal`` or ``random``
-    seed: int  # the seed of the random order
     later: int  # the number of entries that were left out, because they are later than the wanted moment
     clock: int  # the greatest clock in the result
 
@@ -106,10 +102,9 @@ def replay(
     # A node's older file; the replay begins with its tables instead of an empty database.
     base: str | os.PathLike[str] | None = None,
     until: Moment | None = None,  # the moment to stop at; the files must have all entries up to it
-    # ``journal`` applies the first file's entries in its own order, then those that only other files have; ``random``
-    # draws any causally valid order.
-    order: str = JOURNAL,
-    seed: int = 0,  # the seed of the random order
+    # Returns numbers in [0, 1), by which any causally valid order is drawn. None: the order of the first file, and then
+    # the entries that only other files have.
+    draw: Callable[[], float] | None = None,
     progress: Callable[[int], None] | None = None,  # called with the number of applied entries, now and then
     # Registers the functions and collations that indexes, CHECKs and generated columns use on a connection.
     prepare: Prepare | None = None,
@@ -124,7 +119,6 @@ def replay(
         ReplayBlockedError: entries are missing.
         ReplayMismatchError: an entry does not fit the database that the entries before it made.
     """
-    assert order in ORDERS, f"{order!r} is not an order"
     assert paths or base is not None, "there must be a journal to replay"
     file = NewFile(target)
     sources: list[Source] = []
@@ -133,14 +127,14 @@ def replay(
             sources.append((os.fspath(path), open_readonly(path)))
             sources[-1][1].execute("BEGIN")
         beginning = begin_with(sources[-1]) if base is not None else Beginning()
-        if order == JOURNAL and base is None:
+        if draw is None and base is None:
             entries = _journal_order(sources)
         else:
-            draw = draws(seed) if order == RANDOM else lambda: 0.0
-            entries = interleave(_timelines(sources, beginning.applied), draw, beginning.applied)
+            timelines = _timelines(sources, beginning.applied)
+            entries = interleave(timelines, draw or (lambda: 0.0), beginning.applied)
         check_related(sources, beginning)
         check_whole(sources[: len(paths)], beginning)
-        if base is None and order == JOURNAL:
+        if base is None and draw is None:
             check_whole(sources[:1], beginning)
         if until is not None:
             check_reached(sources, until)
@@ -153,7 +147,7 @@ def replay(
         for _, db in sources:
             db.close(True)
         file.drop()
-    return rebuild.report(file.name, order, seed)
+    return rebuild.report(file.name)
 
 
 def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
@@ -340,7 +334,7 @@ class _Rebuild:
             switch(self.db, on=False)
             self.applier.forget()
 
-    def report(self, target: str, order: str, seed: int) -> Report:
+    def report(self, target: str) -> Report:
         return Report(
             target,
             self.digest,
@@ -350,8 +344,6 @@ class _Rebuild:
             self.changes,
             self.statements,
             dict(sorted(self.applied.items())),
-            order,
-            seed,
             self.later,
             self.clock,
         )

@@ -14,6 +14,7 @@ import tempfile
 import time
 import tomllib
 import weakref
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -28,18 +29,25 @@ from bedrockish.local.page import Published
 READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
 SQLITE = b"SQLite format 3\0"  # the first bytes of each SQLite file
 _SERVE = """
-import os, signal, sys, threading
+import os, shutil, signal, sys, threading
+
+over = threading.Event()
 
 def watch():
     while os.read(0, 4096):
         pass
+    over.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 threading.Thread(target=watch, daemon=True).start()
-sys.path[1:] = sys.argv[2:]
-sys.argv = ["bedrockish", "serve", "--config", sys.argv[1]]
+config, folder, *sys.path[1:] = sys.argv[1:]
+sys.argv = ["bedrockish", "serve", "--config", config]
 from bedrockish.cli.main import main
-main()
+try:
+    main()
+finally:
+    if folder and over.is_set():  # the program may have been killed
+        shutil.rmtree(folder, ignore_errors=True)
 """
 _ALONE = """node = "A"
 database = "A.sqlite"
@@ -64,7 +72,7 @@ class Node:
         self.log = place.with_suffix(".log")  # path of its log file
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, place.name, *map(os.path.abspath, sys.path)],
+                [sys.executable, "-c", _SERVE, place.name, folder, *map(os.path.abspath, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -191,4 +199,5 @@ def _stop(process: "subprocess.Popen[bytes]", folder: str) -> None:
         process.kill()
         process.wait()
     if folder:
-        shutil.rmtree(folder)
+        with suppress(FileNotFoundError):  # a node that ends in order removes it
+            shutil.rmtree(folder)

@@ -222,6 +222,17 @@ def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
         with pytest.raises(db.OperationalError) as wrong:
             made.execute(sql)
         assert (wrong.value.sqlite_errorcode, wrong.value.sqlite_errorname) == (1, "SQLITE_ERROR")
+    made.execute("CREATE TABLE later(a REFERENCES thing(a) DEFERRABLE INITIALLY DEFERRED)")
+    made.commit()
+    made.execute("INSERT INTO later VALUES (12345)")
+    with pytest.raises(db.IntegrityError) as broken:
+        made.commit()
+    assert broken.value.sqlite_errorname == "SQLITE_CONSTRAINT_FOREIGNKEY"
+    made.rollback()
+    made.execute("DROP TABLE later")
+    with pytest.raises(db.DataError) as too_big:
+        made.execute("SELECT zeroblob(2000000000)")
+    assert too_big.value.sqlite_errorname == "SQLITE_TOOBIG"
     for params in ((), (1, 2)):
         with pytest.raises(db.ProgrammingError):
             made.execute("SELECT ?", params)

@@ -205,9 +205,8 @@ class Executor:
                 changed = run.configures or cookie != pragmas.numbers(self._db)
                 return self._schema_prepared(run, base, schema_version, changed=changed)
         if run.writes and self.breaks_foreign_keys:
-            raise ConstraintError(
-                "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
-            )
+            why = "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
+            raise ConstraintError(why, sqlite=apsw.SQLITE_CONSTRAINT_FOREIGNKEY)
         result = run.encode(by_column=request.by_column and not run.writes)
         prepared = self.prepare_rows(run.gatherer, result, base, schema_version, writes=run.writes)
         return replace(prepared, reads_system=True) if run.reads_system else prepared

@@ -648,7 +648,8 @@ class Interactive:
             self.enter(work)
             broken = bool(violations(self._db, tables) - before)
         if broken:
-            raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")
+            why = "FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT"
+            raise ConstraintError(why, sqlite=apsw.SQLITE_CONSTRAINT_FOREIGNKEY)
 
 
 @remembered

@@ -54,7 +54,9 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
         case apsw.ConstraintError():
             return ConstraintError(text, sql=sql, **_code(error))
         case apsw.TooBigError():
-            return TooLargeError(f"{text}: a value or the statement is over the limit; split it", sql=sql)
+            return TooLargeError(
+                f"{text}: a value or the statement is over the limit; split it", sql=sql, **_code(error)
+            )
         case apsw.NoMemError():
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.

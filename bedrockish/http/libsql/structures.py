@@ -298,7 +298,7 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
     """
     match error:
         case ConstraintError():
-            is_key = "FOREIGN KEY" in error.message  # a deferred foreign key has no extended result code
+            is_key = "FOREIGN KEY" in error.message  # a schema change that fails when it comes into force has no code
             number = error.details.get("sqlite", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY if is_key else 0)
             return {"message": error.message, "code": _CONSTRAINTS.get(number, "SQLITE_CONSTRAINT")}
         case ConflictError():

@@ -176,7 +176,7 @@ def _why_not_begun(error: Exception) -> str:
 
 
 def _is_fault(error: Exception) -> bool:
-    """Return whether an error is a bug or a fault of the machine: none of bedrockish's own errors."""
+    """Return whether an error is a bug or a fault of the machine, and not one of bedrockish's own errors."""
     if isinstance(error, ExceptionGroup):
         return error.subgroup((BedrockishError, NetError)) is None
     return not isinstance(error, BedrockishError | NetError)

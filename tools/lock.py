@@ -34,7 +34,7 @@ def resolve(requirements: list[str]) -> dict[str, str]:
 
 
 def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
-    """Resolve requirements among which the pinned ones have no other version."""
+    """Return the resolved requirements, with the pinned packages at their pinned versions."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(pins))
         constraints.flush()
@@ -42,7 +42,9 @@ def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
 
 
 def markers(requirements: list[str]) -> dict[str, str]:
-    """Return for which Pythons a package is, by name, where its declaration says so; for others it has no wheel."""
+    """Return, by the name of a package, the Python versions for which it is declared; for other versions it has no
+    wheel.
+    """
     split = [line.partition(";") for line in requirements]
     return {re.split(r"[\[<>=~! ]", what)[0]: marker.strip() for what, _, marker in split if marker}
 

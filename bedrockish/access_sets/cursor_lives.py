@@ -111,7 +111,7 @@ class _Ways:
 
 
 def named_otherwise(op: Op) -> tuple[int, ...]:
-    """Return the cursors that an instruction names in another operand than P1, in which numbers are not replaced."""
+    """Return the cursors that an instruction names in an operand other than P1, whose numbers are not replaced."""
     if op.name in ("DeferredSeek", "SorterData"):
         return (op.p3,)
     return (op.p2,) if op.name in ("OpenDup", "RowCell") else ()

@@ -562,7 +562,7 @@ class _Reader:
         return None if check is None else check[:2]
 
     def _stop_check(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
-        """Return the same as ``_stop``, with the address of the check."""
+        """Return the result of ``_stop``, and the address of the check."""
         program = self._program
         first = op.address + 1
         while first < len(program) and (

@@ -133,7 +133,7 @@ class Growing:
         return one
 
     def moved(self, analysis: Analysis) -> "Growing":
-        """Return the same reads, writes and savepoints for another connection; this object is not used any more."""
+        """Return a copy with the same reads, writes and savepoints for another connection; it replaces this object."""
         one = Growing(analysis, serializable=self._serializable)
         one.merge(self)
         one._since = self._since

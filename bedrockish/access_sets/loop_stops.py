@@ -166,7 +166,7 @@ class LoopReader:
         return end, found
 
     def _plan_is_fixed(self, on: Table | Index) -> bool:
-        """Return whether SQLite chooses the same plan for a loop on a table for all parameters."""
+        """Return whether SQLite's plan for a loop on a table is the same for all values of the parameters."""
         if any(name.startswith("sqlite_stat") for name in self._schema.tables):
             return False
         has_parameters = any(op.name == "Variable" for op in self._ops)

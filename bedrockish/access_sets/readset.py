@@ -332,7 +332,8 @@ def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
 
 
 def _readable(literal: re.Match[str]) -> str:
-    """Return a printable blob literal in place of one in a statement; equal blobs stay equal, different ones different.
+    """Return a printable literal for a blob literal of a statement, so that equal blobs have equal literals, and no
+    others.
 
     The value does not matter, because the analysis treats the values of blobs as unknown.
     """

@@ -66,7 +66,7 @@ class WriteKeys:
     def reads(
         self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
     ) -> Keys:
-        """Return the points and ranges that a changed row reads: the parents to which it starts to refer."""
+        """Return the points and ranges that a changed row reads: the keys of the parents to which it newly refers."""
         return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
 
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
@@ -132,7 +132,8 @@ class WriteKeys:
 
 
 class _TableKeys:
-    """The keys of one table's rows, precompiled: a column is encoded once for each way in which it is compared.
+    """A precompiled function from rows of one table to their keys. It encodes a column once for each collation and
+    affinity.
 
     A row consists of its captured values, its rowid, and the computed values of its indexes, in this order.
     """

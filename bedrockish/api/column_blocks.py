@@ -55,7 +55,7 @@ class Blocks:
 
         Args:
             rows: the rows; their values are None, int, float, str or bytes.
-            size: the characters and bytes of their texts and blobs, or more.
+            size: an upper bound of the characters of their texts and the bytes of their blobs.
         """
         step = max(1, min(ROWS_STEP, VALUES_STEP // len(rows[0]))) if rows else 1
         for start in range(0, len(rows), step):

@@ -167,7 +167,7 @@ anchor_option = click.option(
 
 
 def compare_with_anchors(paths: Sequence[str | Path], file: Path | None) -> Anchored | None:
-    """Compare files of nodes with the anchors in a file, and return the result; None without such a file.
+    """Compare files of nodes with the anchors in a file, and return the result; return None if no file is given.
 
     Raises:
         JournalError: a file cannot be read.

@@ -20,7 +20,7 @@ from bedrockish.errors import UsageError
 @click.option("-p", "--param", "params", multiple=True, help="A parameter: a JSON value, or else a text. In order.")
 @json_option
 def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) -> None:
-    """Print the keys that SQL would read and write at the node at URL (by default that of BEDROCKISH_URL).
+    """Print the keys that SQL would read and write at the node at URL (by default the URL in BEDROCKISH_URL).
 
     SQL is run and rolled back. Two concurrent transactions conflict if one writes rows that the other reads or writes.
     "wider" lists objects that count as read as a whole, because the rows are not known, with the reason; "to do" is

@@ -22,7 +22,7 @@ TIMEOUT_S = 5.0
 @click.argument("url", required=False, envvar=URL_VARIABLE)
 @json_option
 def status(url: str | None, as_json: bool) -> None:
-    """Print the status of the node at URL, its troubles first. URL is by default that of BEDROCKISH_URL.
+    """Print the status of the node at URL, its troubles first. URL is by default the value of BEDROCKISH_URL.
 
     Ends with 1 if anything is wrong, with the node or with its view of the cluster.
     """

@@ -119,8 +119,8 @@ class Changes:
         after: the cursor after which to resume; None for the beginning.
         tables: leave out the changes of other tables.
         follow: wait for further transactions; otherwise stop at the present safe time.
-        hold: a name under which the nodes keep the journal for this reader, from the last page that it has asked for
-            on; see ``Client.hold``.
+        hold: a name for this reader, under which the nodes keep the journal from the page that it has requested last;
+            see ``Client.hold``.
         silent_s: how long safe time may stand still, in seconds, before a reader that follows gets an error.
 
     Raises:

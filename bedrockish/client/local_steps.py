@@ -312,10 +312,10 @@ class LocalSteps:
         return results
 
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
-        """Run one statement; lease ``ids`` row ids if it needs any, and four times as many each further time.
+        """Run one statement. If it needs row ids, lease ``ids`` of them, and four times as many at each further try.
 
-        Each row of VALUES has a parenthesis, so that such a text runs a second time and not more often. Ids that no row
-        gets are those of the next rows.
+        The number of parentheses in a text with VALUES bounds its rows, so that such a text runs at most twice. The
+        next rows get the ids that no row has taken.
         """
         leased = 0
         while True:

@@ -5,9 +5,9 @@ child closes its copies without sending anything to the nodes, and each client o
 open transaction continues in the parent only.
 
 A fork copies locks as they are at that moment. If another thread holds one, it is held in the child for ever, because
-the child does not have that thread. Locks of Python are replaced in the child; those inside SQLite, which each
-allocation of memory takes, cannot be. So a fork waits until each other thread has ended its statement, or stands still
-in a progress handler.
+the child does not have that thread. The child replaces Python's locks. It cannot replace the locks inside SQLite, which
+each allocation of memory takes. So a fork waits until each other thread has ended its statement, or stands still in a
+progress handler.
 """
 
 import os

@@ -101,7 +101,7 @@ class Batch:
         self._wait = wait
 
     def take_back(self) -> None:
-        """Take the connection back from the other thread, which is done."""
+        """Take the connection back from another thread, whose work has ended."""
         self._wait = None
 
     @property

@@ -129,7 +129,7 @@ async def changes(node: Runtime, request: Request) -> Reply:
 
 
 async def _page(node: Runtime, feed: Feed, user: str, owner: Owner) -> list[Committed]:
-    """Return the next transactions; a transaction beyond the bound of a result is read alone, as a stream."""
+    """Return the next transactions; a transaction that is too large for a result is read alone, as a stream."""
 
     def command(question: tuple[str, tuple[Any, ...]]) -> Command:
         return Command(new_command(), (Statement(*question),), STALE, user=user)

@@ -164,7 +164,7 @@ class Guard:
 
 
 def _login(given: str) -> tuple[str, str]:
-    """Read the credentials of Basic authentication (RFC 7617); malformed ones are empty texts."""
+    """Return the user and the password of Basic authentication (RFC 7617); empty texts if they are malformed."""
     try:
         user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):

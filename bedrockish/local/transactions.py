@@ -195,7 +195,8 @@ class LocalTransaction:
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Return their results, none if they are to be run one by one; and the place up to which this is so.
+        Return their results, and the place up to which these reach. Without results, the caller runs the statements up
+        to that place one by one.
 
         Raises:
             BedrockishError: as ``run``.
@@ -280,8 +281,8 @@ class LocalTransaction:
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll the transaction back and return its workspace; do nothing if it has ended already.
 
-        A statement that another thread runs is interrupted, and raises ``error``; so is a statement of this thread that
-        has called the program, such as its progress handler.
+        Interrupt a statement that another thread runs, so that it raises ``error``; also a statement of this thread
+        that is calling the program, for example its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")
         with connections.taken(self.lock, lambda: self.stop(error)):

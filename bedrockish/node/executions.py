@@ -218,8 +218,8 @@ class Executions:
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
         """Return the reads and writes of a text, found by running it in a worker, because it may run for ever.
 
-        The columns of a result are found without running the text. This is done in the loop, unless it took long for
-        the same text before.
+        The columns of a result are found without running the text, and in the loop, unless that took long for the same
+        text before.
         """
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):

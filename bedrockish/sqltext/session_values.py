@@ -97,7 +97,9 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request with settings before them, also those that the request itself sets."""
+        """Return the statements of one request, each with the settings before it, including settings that the request
+        itself makes.
+        """
         found: list[str] = []
         last = None
         for sql in texts:

@@ -94,10 +94,10 @@ class Connection:
             self._ended = True
 
     def receive_messages(self, data: bytes) -> list[bytes]:
-        """Store bytes from the other end, and return the messages at their beginning.
+        """Store bytes from the other end, and return the messages with which the stored bytes begin.
 
-        Messages are the most frequent events, and change no state. If ``has_more``, ``next_event`` returns the events
-        after them. The errors are those of ``receive_data``.
+        Messages are the most frequent events, and change no state, so they have a way of their own. If ``has_more``,
+        the caller gets the events after these messages from ``next_event``. The errors are those of ``receive_data``.
         """
         if self.is_open and data and not self._ended:
             return self._frames.take_data(data)

@@ -1,8 +1,8 @@
 """A controlled network between real nodes: a TCP proxy for each direction of each pair.
 
-A node dials each peer, so the proxy of a pair carries only messages from the first to the second, and the answers of
-that link itself. It can be cut (connections end, new ones end at once), held (messages are not delivered, but
-connections stay) or slow, each direction by itself.
+A node dials each peer. So the proxy of a pair carries the messages from the first node to the second, and in the other
+direction only what keeps that link alive. Each proxy can be cut (connections end, new ones end at once), held (messages
+are not delivered, but connections stay) or slow.
 
 A *trap* inspects the messages and holds the line from the first matching message on. So a test can stop a node between
 two steps of the protocol.

@@ -1,8 +1,8 @@
 """Graphs of operations that must come before others: by the data, by a session, or by real time.
 
-The clock gives an edge between any two operations of which one ended before the other began. Those are too many, so
-each end leads to the next *moment*, a node that is not an operation. Moments lead to the next moment, and to the
-operations that begin there.
+The clock gives an edge between any two operations of which one ended before the other began. These edges are too many.
+So an operation has an edge to the next *moment* after its end, a vertex that is not an operation, and each moment has
+edges to the next moment and to the operations that begin there.
 """
 
 from collections import deque

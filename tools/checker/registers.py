@@ -103,8 +103,8 @@ def _order(evidence: Evidence, known: _Key) -> None:
 
 
 def _in_time(writers: Iterable[Operation]) -> list[tuple[int, int]]:
-    """Return the pairs of writes that followed directly upon each other, by the clock: those without a whole third
-    write between them.
+    """Return the pairs of writes that followed each other directly by the clock: no third write lies completely between
+    them.
     """
     found: list[tuple[int, int]] = []
     begun = sorted(writers, key=lambda one: one.begin)

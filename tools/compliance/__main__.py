@@ -1,7 +1,7 @@
 """Runs the test suites of other projects against real nodes, and compares the outcomes with the expected ones.
 
-Each suite has a file in ``tools/compliance/expected`` that names every test which does not pass, with the reason. If a
-test says something else than there, it is shown, and the exit status is 1. Suites that cannot run here are named, too.
+Each suite has a file in ``tools/compliance/expected`` that names every test which does not pass, with the reason. A
+test with another outcome is shown, and the exit status is 1. Suites that cannot run here are named, too.
 """
 
 import argparse

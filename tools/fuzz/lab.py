@@ -1,4 +1,6 @@
-"""A cluster of three nodes and a fourth member whose true messages are recorded, and in whose name we then speak."""
+"""A cluster of three nodes, and a fourth member: its real messages are recorded, and the attacks are then sent in its
+name.
+"""
 
 import contextlib
 import socket

@@ -213,7 +213,7 @@ class Histories:
                 self.broken("no update is lost", f"{txid} {transaction.command}: {error}")
 
     def _as_it_would(self, law: str, transaction: Transaction, outcomes: list[Outcome]) -> None:
-        """Check that a transaction has the answers and changes of its programs when they are run alone."""
+        """Check that a transaction has the answers and changes that its programs give when they run alone."""
         txid = transaction.txid
         for command, outcome in zip(transaction.commands, outcomes, strict=True):
             told = cbor2.loads(transaction.result_of(command))[0]

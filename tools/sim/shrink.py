@@ -1,7 +1,7 @@
 """Makes a failing world smaller while the same law breaks, by leaving out single events.
 
-An event is a client's command, a fault or a needless recovery. Each has its own random generator, so the others stay
-much the same.
+An event is a client's command, a fault or a needless recovery. Each event has its own random generator, so leaving one
+out hardly changes the others.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ HOST_PORT = re.compile(r"\[?[\w.:-]+\]?:\d+/?")
 @click.option("--mode", type=click.Choice(ALL_MODES), help="How to print rows; by default a box, in a pipe plain.")
 @click.option("--read", type=click.Choice(READ_LEVELS), help="How fresh reads must be; by default as in the URL.")
 def sql(arguments: tuple[str, ...], file: Path | None, mode: str | None, read: str | None) -> None:
-    """Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).
+    """Run SQL and dot-commands at the cluster at URL (by default the URL in BEDROCKISH_URL).
 
     Without SQL and FILE, statements are read from the pipe, or at a prompt; .help there lists the dot-commands.
     The statements between BEGIN and COMMIT are one transaction. The first error ends a script, with its line number.

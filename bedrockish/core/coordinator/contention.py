@@ -141,9 +141,9 @@ class Contention:
         self.state.timers.move(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
     def pause_rejected(self, inflight: InFlight, base: Vector, winner: str, *, is_here: bool) -> None:
-        """Execute a request again, at its turn, whose transaction was given up for those of other leaders.
+        """Execute a request again at its turn, after its transaction was given up for a transaction of another leader.
 
-        Requests of all these leaders are executed again at about the same time. Random pauses would have to be much
+        Requests of several leaders are then executed again at about the same time. Random pauses would have to be much
         longer than a commit before one of them gets through, so the leaders take turns here, too.
 
         Args:

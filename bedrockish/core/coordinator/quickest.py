@@ -1,4 +1,6 @@
-"""The choice of the voters that are asked first: as many as needed, those that have answered quickest lately."""
+"""The choice of the voters that are asked first: the voters that have answered quickest lately, and only as many as
+needed.
+"""
 
 from collections.abc import Iterable
 
@@ -19,7 +21,7 @@ class QuickestVoters:
         self._count = 0
 
     def first(self, wanted: int) -> tuple[list[str], list[str]]:
-        """Return the voters to ask first and those to ask when one of these is late.
+        """Return the voters to ask first, and the voters to ask if one of the first is late.
 
         Args:
             wanted: how many answers are needed. If fewer voters are up, all voters are returned: they may come back.

@@ -240,7 +240,9 @@ class Reading:
         return self._put(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
 
     def _ask_waiting(self) -> Verdicts:
-        """Ask about the waiting reads, if no shared question is under way; return those that conflict here already."""
+        """Ask about the waiting reads, if no shared question is under way; return the reads that already conflict at
+        this node.
+        """
         overtaken: Verdicts = []
         while self.waiting and self._shared not in self.questions:
             reads: list[Read] = []
@@ -257,7 +259,9 @@ class Reading:
         return overtaken
 
     def _divide(self, reads: list[Read]) -> Verdicts:
-        """Split the reads of a question that met a conflict: return those invalid here, ask again about the others."""
+        """Split the reads of a question that met a conflict: return the reads that are invalid at this node, and ask
+        again about the others.
+        """
         if len(reads) == 1:
             return [(reads[0].number, False)]
         found: Verdicts = []

@@ -389,7 +389,7 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal with the note that this node lacks commits of which it knows."""
+    """Return a refusal, marked as made by a node that lacks commits of which it knows."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 

@@ -32,8 +32,8 @@ def overtaken(
         access_set: its reads and writes.
         base: the full vector of the commits that it has seen.
         spans: as in ``Prepared``.
-        config: by which version of the membership its user's rights have been, or will be, checked; ``KEEPS_BASE``:
-            voters will compare it with this base, so that every change of the members counts.
+        config: the version of the membership by which its user's rights were checked, or will be; ``KEEPS_BASE`` if
+            voters will compare the transaction with this very base, so that every change of the members counts.
     """
     # Commits that this base lacks are dropped already. They cannot be compared, so they count as a conflict.
     if state.commit_window.has_dropped(base):

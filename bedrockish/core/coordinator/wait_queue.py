@@ -110,7 +110,7 @@ class Turns:
     def place_after_tie(self, base: Vector) -> int:
         """Return how many leaders go before us when the voters have approved none of our rival transactions.
 
-        The first leader follows from the base, which these transactions have in common, so that it is another leader
+        The base, which these transactions have in common, decides which leader is first. So another leader is first
         after each commit.
         """
         ring = sorted({self._state.me, *self._present()})

@@ -80,7 +80,8 @@ class Approve:
 
 @value
 class Reject:
-    """A voter rejects a transaction; the reason ``FOR`` names a conflicting one. The voter stores nothing about it.
+    """A voter rejects a transaction, and stores nothing about it. With the reason ``FOR``, ``other`` is a conflicting
+    one.
 
     ``key`` is a key on which the two conflict, for the error text.
     """

@@ -85,7 +85,7 @@ class CommitWindow:
         self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
 
     def retire(self, leaders: AbstractSet[str], txid: Txid | None = None) -> None:
-        """Mark the commits of some timelines as seen by each base that has the change by which these were retired.
+        """Mark the commits of retired timelines as seen by each base that has the change of members that retired them.
 
         A base without the change belongs to a transaction that is open here, and names the timelines.
 

@@ -36,7 +36,7 @@ class Retirement:
         return _is_among(self.places, base) or (self.later is not None and self.later.is_in(base))
 
     def all_places(self) -> list[Place]:
-        """Return the places of the change and of the later ones."""
+        """Return the places of this retirement and of all later retirements."""
         return [*self.places, *(self.later.all_places() if self.later is not None else ())]
 
     def newest(self) -> Place:

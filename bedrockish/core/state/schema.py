@@ -4,7 +4,8 @@ from bedrockish_journal.model.transaction import Transaction
 
 
 class Schema:
-    """The schema version, and the scheduled change: applied, and in force at its activation clock at every node.
+    """The schema version, and the scheduled change, which is applied and comes into force at its activation clock at
+    every node.
 
     Invariants:
         At most one change is scheduled: a leader begins a second change only when the first is in force there.

@@ -239,10 +239,12 @@ class State:
         return clock if scheduled is None else min(clock, scheduled.activates - 1)
 
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
-        """Return a transaction, other than ``own``, as which one of these commands has already happened; or None.
+        """Return a transaction other than ``own`` that has executed one of these commands already; None if there is
+        none.
 
         The transaction counts even if the base has it: a leader executes a command only after it has looked for the
-        command's earlier transaction, so a second run means that the leader did not find it then.
+        command's earlier transaction, so if the command runs a second time, the leader did not find that transaction
+        then.
         """
         for command in commands:
             key = command_key(command)

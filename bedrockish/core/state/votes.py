@@ -30,7 +30,7 @@ class Votes:
         # For each ended transaction, whether it was committed. Transactions up to safe time are left out, and so are
         # those that are both applied and settled: the journal decides about them.
         self.outcomes: dict[Txid, bool] = {}
-        self.done: set[Txid] = set()  # the transactions that are applied, under some place, and not settled
+        self.done: set[Txid] = set()  # the transactions that are applied at one of their places, and not settled
         self.own_ends = OwnEnds()  # our own transactions that were rolled back
         # The transactions whose rollback was accepted, or decided, here.
         self.aborting: AccessIndex[Txid] = AccessIndex()
@@ -166,7 +166,7 @@ class Votes:
             self.persist(vote)
 
     def apply(self, txid: Txid) -> None:
-        """Note that a transaction is applied, under some place."""
+        """Note that a transaction is applied at one of its places."""
         assert txid not in self.pending, f"{txid} is applied and pending"
         self.done.add(txid)
         self.late = self.late or txid.clock <= self.clock.settled

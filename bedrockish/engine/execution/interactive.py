@@ -215,12 +215,12 @@ class Interactive:
     ) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Return their results, which are those of ``run`` for each, and the place up to which statements are to be run
-        one by one. If one fails or takes long, none of them has run.
+        Return their results, equal to those of ``run``, and the place up to which the caller has to run statements one
+        by one. If a statement fails or takes long, none of the statements has run.
 
         Raises:
             ConflictError: data that the transaction depends on has changed.
-            ForbiddenError: the text is not this user's to run.
+            ForbiddenError: the user may not run the text.
         """
         recipe, count = find_alike(statements, first, lambda sql: self.repeatable(work, sql))
         if recipe is None:

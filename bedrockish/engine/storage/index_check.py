@@ -147,9 +147,10 @@ def _first_lacking(
 def _finds_at_once(
     db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
 ) -> bool | None:
-    """Return whether SQLite finds an entry by its terms alone, as in a unique index; None: by fewer terms than all.
+    """Return True if SQLite finds an entry by its terms alone, as in a unique index; None if it uses only some of the
+    terms.
 
-    False: SQLite also uses the key of the row.
+    Return False if SQLite also uses the key of the row.
     """
     plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
     searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]

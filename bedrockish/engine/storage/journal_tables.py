@@ -187,7 +187,7 @@ class Journal:
         return pruning.aged(self._db, clock)
 
     def clock_at(self, fraction: float) -> int:
-        """Return a clock that about this fraction of the transactions, the oldest ones, does not exceed."""
+        """Return the clock at or below which about this fraction of the transactions lies."""
         return pruning.clock_at(self._db, fraction)
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:

@@ -249,10 +249,11 @@ class RowApplier:
         return db.total_changes() - before == count
 
     def make_or_break(self, changes: list[Change]) -> bool | None:
-        """Make changes without a savepoint, for which SQLite would copy each written page; return whether all fitted.
+        """Make changes without a savepoint, because SQLite would copy each written page for it; return whether all
+        fitted.
 
         After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
-        must roll back the whole transaction. None: nothing was tried, because these changes need a savepoint.
+        must roll back the whole transaction. Return None, without a change, if these changes need a savepoint.
 
         Raises:
             apsw.Error: the file or the machine failed.

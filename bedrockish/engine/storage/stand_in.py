@@ -68,9 +68,9 @@ def forget(db: apsw.Connection) -> None:
 def remove_leftovers(db: apsw.Connection) -> None:
     """Remove the unfinished results of builds, if any.
 
-    The writing connection may also know the stand-in by the bare name, or as an FTS5 table, neither of which is in the
-    file. The connection has to forget these tables: their root pages may become another table's, and the next build
-    would delete that table's rows.
+    The writing connection may also know tables that are not in the file: the stand-in under its bare name, or as an
+    FTS5 table. It has to forget them: their root pages may become those of another table, and the next build would
+    delete that table's rows.
     """
     left = stand_ins(db)
     if db.table_exists("main", BARE) or (db.table_exists("main", STAND_IN) and STAND_IN not in left):

@@ -106,7 +106,8 @@ def void(db: apsw.Connection) -> list[Txid]:
 
 
 def follow_resolutions(db: apsw.Connection, resolved: Iterable[Txid]) -> set[Txid]:
-    """Mark the transactions whose changes are skipped by the membership; return those that were not marked yet.
+    """Mark the transactions whose changes the membership orders to skip; return the transactions that were not marked
+    yet.
 
     The operator's order reaches only members that answer. The others follow the membership.
     """

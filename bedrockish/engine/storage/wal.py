@@ -153,7 +153,7 @@ class Wal:
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Return whether a batch's end should copy the rest: there are ``most`` frames, and nearly all are copied.
 
-        With ``more``, return whether that may be so after that many more frames.
+        With ``more``, return whether it may have to after that many more frames.
 
         At twice ``most`` frames, the rest is copied even if much is left, because the background checkpoint does not
         keep up. But if a reader holds the checkpoint back, the rest waits until the reader is gone and the background

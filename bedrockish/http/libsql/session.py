@@ -269,7 +269,9 @@ class Session:
         return self._results(answer)[-1]
 
     async def _check_no_action(self, sql: str) -> None:
-        """Check that a statement which expects foreign keys to be off causes none of their actions on nodes."""
+        """Check that a statement sent with foreign keys off causes no action of a foreign key on the nodes, where they
+        are on.
+        """
         if not (self._keys or self._unchecked or self._is_switched) and kind_of(sql) == WRITE:
             answer = await self._node.submit(self._request((Statement(PARENTS),), is_readonly=True))
             check_no_action(sql, (str(name) for (name,) in decode_results(answer.results)[0].rows))

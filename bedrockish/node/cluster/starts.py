@@ -27,7 +27,7 @@ class Seen:
 
 
 def add_start(kept: bytes | None, start: bytes, batches: int) -> bytes:
-    """Return the encoded starts of a file with a new start; ``kept`` are the present ones."""
+    """Return a file's encoded starts with a new start added; ``kept`` are the encoded starts so far."""
     return cbor2.dumps([*read_starts(cbor2.loads(kept) if kept else []), (start, batches)][-STARTS_MAX:])
 
 

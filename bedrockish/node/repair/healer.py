@@ -369,7 +369,7 @@ class Healer:
     def _proven(self, source: str, report: Report | None) -> bool:
         """Whether the tables of a source equal those of a majority, in which this damaged node does not count.
 
-        If another node is damaged, too, this is false: the rows in question are then those that were not compared.
+        If another node is damaged, too, this is false: then the rows that may be wrong were not compared.
         """
         state = self._core.state
         if report is None or report.skipped or source not in report.nodes:

@@ -114,7 +114,7 @@ class Lending:
     async def finish(self, work: TransactionWork) -> Prepared:
         """Return the prepared transaction for its commit. After a usage error the transaction stays open.
 
-        The errors are those of the workspace's ``finish``; of a draft, also those of ``workspace``.
+        The errors are those of the workspace's ``finish``, and for a draft also those of ``workspace``.
         """
         overlay = work.workspace if isinstance(work.workspace, OverlayTransaction) else None
         return await self.run(work, (overlay or self.workspace(work)).finish)

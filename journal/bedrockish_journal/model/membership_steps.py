@@ -6,7 +6,7 @@ from bedrockish_journal.model.membership import ADMIN, WRITER, Member, Membershi
 
 
 def wrong_membership(said: Membership) -> Iterator[str]:
-    """Yield the faults of a membership alone, each as the end of a sentence."""
+    """Yield the faults that one membership shows without the membership before it, each as the end of a sentence."""
     for name, user in said.users.items():
         if user is None:
             continue

@@ -10,7 +10,7 @@ from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
 
 if TYPE_CHECKING:
-    from bedrockish.local.transactions import LocalTransaction
+    from bedrockish.local.transaction import LocalTransaction
 
 
 class BlockingTransaction:

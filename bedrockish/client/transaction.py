@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import trio
 
     from bedrockish.client.local_steps import LocalSteps
-    from bedrockish.local.transactions import LocalTransaction
+    from bedrockish.local.transaction import LocalTransaction
 
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]

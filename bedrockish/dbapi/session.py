@@ -41,7 +41,7 @@ from bedrockish.sqltext.transaction_control import (
 )
 
 if TYPE_CHECKING:
-    from bedrockish.local.transactions import LocalTransaction
+    from bedrockish.local.transaction import LocalTransaction
 
 Statement = tuple[str, Any]
 

@@ -11,9 +11,10 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
-from bedrockish.local.place import Place, raise_node_needed
+from bedrockish.local.places import Place, raise_node_needed
 from bedrockish.local.program_functions import Give
-from bedrockish.local.transactions import LocalTransaction, LocalTransactions
+from bedrockish.local.transaction import LocalTransaction
+from bedrockish.local.transactions import LocalTransactions
 
 
 class WithTemporary(LocalTransaction):
@@ -37,7 +38,7 @@ class WithTemporary(LocalTransaction):
         before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
     ) -> None:
         self._like = None if before is None else before.work_at(moment)
-        super().__init__(owner, place, request, moment)
+        super().__init__(owner.places, place, request, moment)
         self.log = None
         if before is not None and self._like is None:
             try:

@@ -14,7 +14,7 @@ from bedrockish.client.blocking import Connection
 from bedrockish.client.in_thread import run
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import DeadlineError, UnavailableError
-from bedrockish.local.transactions import LocalTransactions
+from bedrockish.local.places import Places
 from tests.local.conftest import here
 from tools.cluster import LocalNode
 
@@ -112,14 +112,14 @@ def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Conn
         one._place.close()
     thread.join()
     assert [type(error) for error in failures] == [DeadlineError]
-    here(db)._idle.clear()
+    here(db).places._idle.clear()
     opened.rollback()
 
 
 def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
     """Close a session while another thread has the snapshot of a new transaction; return that thread's errors."""
     is_begun, is_closed, failures = threading.Event(), threading.Event(), list[type[BaseException]]()
-    snapshot = LocalTransactions._snapshot
+    snapshot = Places.snapshot
 
     def wait(*arguments: Any) -> Any:
         moment = snapshot(*arguments)
@@ -133,7 +133,7 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
         except BaseException as error:
             failures.append(type(error))
 
-    monkeypatch.setattr(LocalTransactions, "_snapshot", wait)
+    monkeypatch.setattr(Places, "snapshot", wait)
     thread = threading.Thread(target=begin)
     thread.start()
     assert is_begun.wait(20)
@@ -172,14 +172,14 @@ def test_begin_of_a_transaction_on_a_closed_page_is_told_as_closed(
     closing = bedrockish.connect(node.database)
     if is_temporary:
         closing.execute("CREATE TEMP TABLE t(a)")
-    serving = LocalTransactions._serving
+    serving = Places.serving
 
-    def close_first(transactions: LocalTransactions) -> Any:
-        found = serving(transactions)
+    def close_first(places: Places) -> Any:
+        found = serving(places)
         closing.close()
         return found
 
-    monkeypatch.setattr(LocalTransactions, "_serving", close_first)
+    monkeypatch.setattr(Places, "serving", close_first)
     with pytest.raises(bedrockish.ClientClosedError):
         closing.begin().execute("SELECT 1")
 

@@ -11,7 +11,7 @@ import bedrockish
 from bedrockish import dbapi
 from bedrockish.client.blocking import Connection
 from bedrockish.client.local_steps import LocalSteps
-from bedrockish.local.transactions import LocalTransaction
+from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import bedrockish
 from bedrockish import dbapi
-from bedrockish.local.transactions import LocalTransaction
+from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
 
 SCHEMA = "CREATE TABLE {}(id INTEGER PRIMARY KEY, a TEXT UNIQUE, b)"

@@ -1,0 +1,274 @@
+"""The workspaces of a session on the file of its node, and the durable snapshots on which its transactions begin."""
+
+import os
+import threading
+import time
+
+import apsw
+
+from bedrockish.api.requests import STALE, Request
+from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.temporary import TemporaryWorkspace
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.statements.row_locks import RowLocks
+from bedrockish.engine.storage import moment_row
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.local import connections
+from bedrockish.local.attached import Attached
+from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
+from bedrockish.local.leased_ids import LeasedIds
+from bedrockish.local.page import SERVING, Facts, Published
+from bedrockish.local.reads import LocalReads
+from bedrockish.local.snapshots import may_see
+
+IDLE_MAX = 8  # workspaces that are kept for the next transaction
+DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
+PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
+TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
+
+
+class NodeNeededError(UsageError):
+    """Raised internally when a statement needs the node, so that the transaction must move there."""
+
+    code = "node_needed"
+
+
+class Place:
+    """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
+
+    def __init__(self, places: "Places", published: Published, facts: Facts, *, has_temporary: bool = False) -> None:
+        self.held: TemporaryWorkspace | None = None
+        self._published, self.facts, self._places = published, facts, places
+        self._dbs: list[apsw.Connection] = []
+        self._wal = -1
+        self._attached = places.attached.version
+        reader = self._connect()
+        try:
+            reader.execute("ROLLBACK")
+            self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+            self.schema = places.schema(reader, facts, -1)
+            self._first: apsw.Connection | None = reader
+            locks = RowLocks(lambda: self.schema.known.schema)
+            schema = lambda: self.schema.known  # noqa: E731
+            beside = Beside(self._reader, places.prepare, self._wal, places.ids, Limits(), locks, schema, places.access)
+            if has_temporary:
+                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
+            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
+            self.workspace.scope.locks = None  # rows are locked at the node
+            self.workspace.scope.tick = raise_node_needed
+        except BaseException:
+            self._release()
+            raise
+
+    def _connect(self) -> apsw.Connection:
+        db = connections.connect(self._published, self.facts)
+        self._dbs.append(db)
+        self._places.prepare(db)
+        return db
+
+    def _reader(self) -> apsw.Connection:
+        """Return the workspace's reader, which was opened and checked before."""
+        found, self._first = self._first, None
+        assert found is not None
+        return found
+
+    @property
+    def reader(self) -> apsw.Connection:
+        """The connection that holds the snapshot."""
+        return self._dbs[0]
+
+    def attach(self) -> None:
+        """Attach the session's files to the workspace's connections, before a transaction begins."""
+        attached = self._places.attached
+        if self._attached != attached.version:
+            self.workspace.tell(attached.bring)
+            self._attached = attached.version
+
+    def is_of(self, facts: Facts) -> bool:
+        """Return whether the workspace's files are those of the page's present generation."""
+        return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the workspace's connections have failed."""
+        return self.workspace.is_broken
+
+    def close(self) -> None:
+        """Close the files."""
+        try:
+            self.workspace.end()
+            self.workspace.close()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for db in self._dbs:
+            connections.close(db, (self.facts.device, self.facts.inode))
+        self._dbs.clear()
+        if self._wal >= 0:
+            os.close(self._wal)
+            self._wal = -1
+
+
+def raise_node_needed() -> int:
+    """Raise NodeNeededError, because only the node gives values of the cluster's clock."""
+    raise NodeNeededError("only the node gives values of the cluster's clock")
+
+
+class Places:
+    """The workspaces of one session.
+
+    Args:
+        reads: the session's reads, which hold the file and its page.
+    """
+
+    def __init__(self, reads: LocalReads) -> None:
+        self.reads = reads
+        self.access = Access()  # the rights of the cluster's users
+        self.ids = LeasedIds()  # the row ids leased by the node
+        self.known_schema: FileSchema | None = None  # as last read
+        self._lock = threading.Lock()
+        self._idle: list[Place] = []
+        self._is_closed = False
+
+    @property
+    def attached(self) -> Attached:
+        """The files that the session has attached."""
+        return self.reads.attached
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the session has functions or attached files, which the node does not have."""
+        return bool(self.reads.given) or self.attached.has_any
+
+    def prepare(self, db: apsw.Connection) -> None:
+        """Register the program's functions on a connection, and attach the session's files to it."""
+        for given in self.reads.given:
+            given(db)
+        self.attached.bring(db)
+
+    def serving(self) -> tuple[Published | None, Facts | None]:
+        """Return the page, and its facts if the node leads transactions now."""
+        with self.reads.lock:
+            facts = self.reads.facts()
+            published = self.reads.published
+        if published is None or facts is None or facts.mode != SERVING or facts.why_not:
+            return None, None
+        return published, facts
+
+    def take(self, published: Published, facts: Facts) -> Place:
+        """Return an idle workspace on the page's present file, or another one."""
+        while True:
+            with self._lock:
+                place = self._idle.pop() if self._idle else None
+            if place is None:
+                return Place(self, published, facts)
+            if place.is_of(facts):
+                return place
+            self.close(place)
+
+    def snapshot(self, place: Place, published: Published, durable: int, request: Request) -> FileMoment | None:
+        """Take the newest snapshot and wait until it is durable; return its moment.
+
+        Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
+        number of a batch that is known to be durable.
+        """
+        workspace, until, pause = place.workspace, time.monotonic() + DURABLE_S, PAUSE_S
+        while True:
+            moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
+            if moment is None:
+                return None
+            while moment.batch > durable and moment.batch > (durable := self._durable(published)):
+                if time.monotonic() > until:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, PAUSE_MAX_S)
+            batch = published.batch(moment.batch)
+            # Either many newer batches were written since, so that the page no longer names this one; or a commit that
+            # the session has seen is not applied here yet.
+            if batch is None or (request.read != STALE and not may_see(moment, request.token)):
+                workspace.end()
+                if time.monotonic() > until:
+                    return None
+                time.sleep(PAUSE_S)
+                continue
+            place.schema = self.schema(place.reader, place.facts, moment.schema, moment.members)
+            workspace.move_to(
+                moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
+            )
+            return moment
+
+    def _durable(self, published: Published) -> int:
+        with self.reads.lock:
+            return published.facts().durable
+
+    def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
+        """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
+
+        ``version`` -1 accepts any cached schema.
+        """
+        known = self.known_schema
+        if known is not None and (version < 0 or (known.version, known.membership.version) == (version, members)):
+            return known
+        made = self.known_schema = FILE_SCHEMAS.read(db, facts)
+        if known is not None and known.version != made.version:
+            self.ids.forget_leases()
+        self.access.learn(made.membership.users, made.membership.nodes, made.membership.version)
+        self.ids.use_members(made.node, made.membership)
+        return made
+
+    def check_generation(self, facts: Facts) -> None:
+        """Check that the node still serves the file on which a transaction has run.
+
+        Raises:
+            UnavailableError: the node has stopped or exchanged its file; the transaction was not committed.
+        """
+        _, now = self.serving()
+        if now is None or (now.generation, now.since) != (facts.generation, facts.since):
+            raise UnavailableError(
+                "the node has stopped, or has exchanged its file, since the transaction began; it did not happen: run "
+                "it again"
+            )
+
+    def give_back(self, place: Place) -> None:
+        """Take a workspace back, and keep it for the next transaction or close it."""
+        try:
+            place.workspace.leave_work()
+            place.workspace.end()
+        except (BedrockishError, apsw.Error):
+            place.workspace.is_broken = True
+        with self._lock:
+            if not (self._is_closed or place.workspace.is_broken or len(self._idle) >= IDLE_MAX):
+                self._idle.append(place)
+                return
+        self.close(place)
+
+    @staticmethod
+    def close(place: Place) -> None:
+        """Close a workspace, whatever has failed on it."""
+        try:
+            place.close()
+        except (BedrockishError, apsw.Error, OSError):
+            return
+
+    def close_idle(self) -> None:
+        """Close the workspaces that no transaction uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for place in idle:
+            self.close(place)
+
+    def close_all(self) -> None:
+        """Close the workspaces that no transaction uses, and every other one when it is given back."""
+        self._is_closed = True
+        self.close_idle()
+
+    def after_fork(self) -> None:
+        """Leave the workspaces to the parent, without closing its connections."""
+        connections.abandon((self._idle,))
+        self.ids.forget_leases()  # the parent gives these ids to its rows
+        self._idle, self._lock = [], threading.Lock()

@@ -1,0 +1,360 @@
+"""One open transaction of a program, executed in its own process on a node's file. The node learns of it at COMMIT.
+
+It runs in a ``Workspace``, a durable snapshot with a private overlay, by the engine's own executor. Its COMMIT is one
+message with the keys read, the keys written, and the rows; the node certifies it like its own open transactions. Before
+COMMIT the node holds no state of the transaction, so a program that dies leaves nothing there.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import SERIALIZABLE, STRICT, Request, Result, Statement
+from bedrockish.common.forks import FORKING, stand_still
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import TransactionWork
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.errors import BedrockishError, SqlError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.local import connections
+from bedrockish.local.leased_ids import Given, IdsNeededError
+from bedrockish.local.places import NodeNeededError, Place, Places
+from bedrockish.local.program_functions import Give
+from bedrockish.local.reads import LocalReads, closed, interrupted
+from bedrockish.local.snapshots import seen_by
+from bedrockish.sqltext.known_texts import remembered
+from bedrockish.sqltext.session_settings import without_settings
+from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.transaction_control import control_of, parse_control
+
+LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
+RESULT_BYTES = Limits().result_bytes
+
+
+@dataclass(slots=True)
+class Logged:
+    """An executed statement with its result, or with the text of its error."""
+
+    statement: Statement
+    told: Result | None
+    failure: str = ""
+
+
+class LocalTransaction:
+    """One open transaction of this process. One thread at a time uses it."""
+
+    keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
+
+    def __init__(self, places: Places, place: Place, request: Request, moment: FileMoment) -> None:
+        # ``request``: its BEGIN.
+        self._places, self._place, self.request = places, place, request
+        self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
+        self.since = time.monotonic()
+        self.ids: list[tuple[str, int]] = []  # the leased ids that it has given to rows, with their tables
+        self._ids_version = places.ids.version
+        self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
+        self._logged = 0
+        self._ended: BedrockishError | None = None
+        self.lock = threading.RLock()  # held by the thread that runs a statement
+        self._statement = _Statement(self, places.reads, places.ids.given)
+        self._moment = moment
+        self._work: TransactionWork
+        self._running: OverlayTransaction
+        work = TransactionWork(
+            request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock
+        )
+        self._open(work, moment)
+
+    def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
+        """Open the overlay on the workspace's snapshot."""
+        self._work, self._running = work, OverlayTransaction(self._place.workspace, work)
+        self._running.start()
+
+    def work_at(self, moment: FileMoment) -> TransactionWork | None:
+        """Return the transaction's work if its snapshot is the same as ``moment``; else None."""
+        return self._work if self._moment.batch == moment.batch else None
+
+    @property
+    def _stays(self) -> str:
+        """Why the transaction cannot move to the node, as the end of an error's text; empty if it can."""
+        if self._places.attached.has_any:
+            return "which has none of the attached files; detach them before the transaction begins"
+        return ""
+
+    def decide(self, error: BaseException | None) -> None:
+        """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
+
+    @property
+    def lastrowid(self) -> int | None:
+        """Rowid of the row that the transaction inserted last."""
+        return self._work.lastrowid or None
+
+    def run(self, statement: Statement) -> Result:
+        """Run one statement, which may be SAVEPOINT, RELEASE or ROLLBACK TO; return its result.
+
+        Raises:
+            NodeNeededError: the transaction must move to the node.
+            IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
+            BedrockishError: as at the node. After a usage error the transaction stays open, unless ``is_over``.
+        """
+        try:
+            with self.lock, self._statement:
+                self._check_goes_on()
+                try:
+                    result = self._run(statement)
+                    self._check_level()
+                except IdsNeededError:
+                    self._places.ids.take_again()
+                    raise
+        except (NodeNeededError, ClockNeededError) as error:
+            if self._stays:
+                why = f"the statement needs the node ({error.message}), {self._stays}"
+                raise UnsupportedError(why, sql=statement.sql) from error
+            raise NodeNeededError(error.message) from error
+        except IdsNeededError:
+            raise
+        except UnsupportedError as error:  # the node raises the same error, or can run the statement
+            if self._stays:
+                raise
+            raise NodeNeededError(error.message) from error
+        except SqlError as error:
+            is_lacking = "no such function" in error.message or "no such collation" in error.message
+            if is_lacking and not self.keeps_rows:
+                raise NodeNeededError(error.message) from error
+            self._note(Logged(statement, None, error.message))
+            raise
+        except UsageError as error:
+            self._note(Logged(statement, None, error.message))
+            raise
+        self._note(Logged(statement, result))
+        return result
+
+    def _check_level(self) -> None:
+        """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself."""
+        if self.request.read == STRICT and self._work.reads_system:
+            self._work.reads_system = False  # the program does not get the result
+            raise NodeNeededError("a strict read of the cluster's own tables runs at the node")
+
+    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+        """Run a text that has run here before, in less time than ``run``; None: ``run`` must run it.
+
+        Args:
+            values: parameters that SQLite stores without conversion.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
+        if self.keeps_rows or self._places.has_own:
+            return None
+        try:
+            with self.lock:
+                if FORKING:
+                    stand_still()
+                if self._ended is not None:
+                    return None
+                self._places.ids.given.ids.clear()
+                result = self._running.interactive.run_again(self._work, sql, values, RESULT_BYTES)
+        except UsageError as error:
+            self._note(Logged(Statement(sql, values), None, error.message))
+            raise
+        if result is not None:
+            self._note(Logged(Statement(sql, values), result))
+        return result
+
+    def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
+
+        Return their results, and the place up to which these reach. Without results, the caller runs the statements up
+        to that place one by one.
+
+        Raises:
+            BedrockishError: as ``run``.
+        """
+        if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
+            return [], len(statements)
+        given = self._places.ids.given
+        with self.lock, self._statement:
+            self._check_goes_on()
+            found, alone = self._running.run_alike(statements, first)
+            if not found:
+                self._places.ids.take_again()
+                alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
+        for statement, result in zip(statements[first:], found, strict=False):
+            self._note(Logged(statement, result))
+        return found, alone
+
+    def _run(self, statement: Statement) -> Result:
+        if not _is_ordinary(statement.sql):
+            control = control_of(statement.sql, statement.params)
+            if control is not None:
+                self._running.control(control)
+                return Result((), [], -1, self.lastrowid)
+            if not self.keeps_rows:
+                raise NodeNeededError("a schema change runs at the node")
+        return self._running.run(statement, RESULT_BYTES)[0]
+
+    def read(self, statement: Statement) -> Result:
+        """Run one statement that only reads; return its result.
+
+        Raises:
+            UnsupportedError: the statement does not only read, or no read set covers its reads.
+            BedrockishError: see ``run``.
+        """
+        with self.lock, self._statement:
+            result = self._running.run(statement, RESULT_BYTES, read_only=True)[0]
+            if self._work.looked_behind or self._running.scope.used:
+                raise UnsupportedError("read sets do not cover the database's own tables and clocks")
+            return result
+
+    def _note(self, one: Logged) -> None:
+        if self.log is None:
+            return
+        self.log.append(one)
+        if one.told is not None:
+            self._logged += sum(len(row) for row in one.told.rows) * 16
+        if len(self.log) > LOG_MAX or self._logged > LOG_BYTES:
+            self.log = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether SQLite itself has rolled the transaction back because of a statement."""
+        return self._work.over
+
+    def columns(self, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, with their declared types, without running the statement.
+
+        Raises:
+            SqlError: SQLite does not accept the statement.
+        """
+        with self.lock:
+            self._check_goes_on()
+            return self._running.columns(statement)
+
+    def finish(self) -> Prepared:
+        """Return the transaction for certification by the node. After an error the transaction is still open.
+
+        Raises:
+            ConstraintError: a deferred foreign key is broken.
+            UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
+        """
+        with self.lock, self._statement:
+            self._check_goes_on()
+            self._places.check_generation(self._place.facts)
+            return self._running.finish()
+
+    def give_ids_back(self) -> None:
+        """Return the transaction's ids to the leases, because it is rolled back."""
+        if self._ids_version == self._places.ids.version:
+            self._places.ids.give_back(self.ids)
+
+    def end(self, error: BedrockishError | None = None) -> None:
+        """Roll the transaction back and return its workspace; do nothing if it has ended already.
+
+        Interrupt a statement that another thread runs, so that it raises ``error``; also a statement of this thread
+        that is calling the program, for example its progress handler.
+        """
+        error = error or UnavailableError("the transaction is over; begin another one")
+        with connections.taken(self.lock, lambda: self.stop(error)):
+            if self._ended is None:
+                self._ended = error
+                if self._statement.is_running:
+                    self.stop(error)
+                else:
+                    self._leave()
+
+    def leave_ended(self) -> None:
+        """Return the workspace if the transaction was ended during the statement that is now over."""
+        if self._ended is not None:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._places.give_back(self._place)
+
+    def abandon(self) -> None:
+        """Refuse further statements in this process, because the transaction belongs to its parent."""
+        self._ended = closed()
+
+    def _check_goes_on(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def end_late(self, error: BedrockishError) -> None:
+        """End the transaction; if a thread runs a statement, only interrupt it, and leave the end to a later call."""
+        if not self.lock.acquire(blocking=False):
+            self.stop(error)
+            return
+        try:
+            self.end(error)
+        finally:
+            self.lock.release()
+
+    def give(self, given: Give) -> None:
+        """Register a function or collation of the program on the connections of the transaction."""
+        with self.lock:
+            if self._ended is None:
+                given(self._place.reader)
+                given(self._running.db)
+
+    def interrupt(self) -> None:
+        """Interrupt the statement that another thread runs; the transaction is lost."""
+        self.stop(interrupted())
+
+    def stop(self, error: BedrockishError) -> None:
+        """Interrupt the statement that another thread runs; it raises ``error``."""
+        self._statement.stopped = error
+        self._place.workspace.stop(error)
+
+
+class _Statement:
+    """A context manager around each statement of a transaction.
+
+    Within it the program's progress handler is called, and the row ids of the statement are noted in the transaction.
+    An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
+    """
+
+    __slots__ = ("_given", "_ids", "_leave", "_place", "_reads", "_stop", "is_running", "stopped")
+
+    def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
+        self._reads, self._given, self._ids, self._place = reads, given, one.ids, one._place
+        self.stopped: BedrockishError | None = None  # the error of the transaction's last ``stop``
+        self._stop, self._leave = one.interrupt, one.leave_ended
+        self.is_running = False  # whether a statement runs; its thread holds the lock of the transaction
+
+    def __enter__(self) -> None:
+        """Begin a statement in this thread."""
+        if FORKING:
+            stand_still()
+        self._given.ids.clear()
+        self._given.is_short = False
+        self._reads.ending = self._stop
+        self.is_running = True
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._reads.ending = None
+        self.is_running = False
+        self._ids += self._given.ids
+        self._leave()
+        if isinstance(error, apsw.Error):
+            raise self._failed(error) from error
+
+    def _failed(self, error: apsw.Error) -> BedrockishError:
+        """Return the error for SQL that is not the client's, such as the EXPLAIN that derives a read set."""
+        if self.stopped is not None and isinstance(error, apsw.InterruptError):
+            return self.stopped
+        self._place.workspace.is_broken = True
+        return UnavailableError(f"the private copy of the database failed: {error}; it did not happen: run it again")
+
+
+@remembered
+def _is_ordinary(sql: str) -> bool:
+    """Return whether a text is neither transaction control nor for the node: a schema change, or an EXPLAIN."""
+    is_explain = first_word(without_settings(sql)) == "EXPLAIN"
+    return not (is_explain or Interactive.is_schema(Statement(sql)) or parse_control(sql) is not None)

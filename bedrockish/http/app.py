@@ -62,18 +62,39 @@ NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # a HEAD request would cause al
 Handler = Callable[[Request], Awaitable[Reply]]
 
 
-class Routes:
+def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[Guard, Pipelines]:
+    """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
+
+    Args:
+        node: the node that answers.
+        token: the bearer token that callers must send; empty: none is needed.
+        hosts: names under which the node may be called if callers need no login.
+    """
+    admission = Admission(token, gate)
+    declared = DeclaredTypes(node, lambda: node.engine.schema_version)
+
+    unfinished = Unfinished(node.engine.memory)
+
+    def purse() -> Purse:
+        return Purse(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
+
+    pipelines = Pipelines(node, declared, read_body)
+    handlers = Handlers(node, pipelines.routes())
+    return Guard(handlers.answer, admission, hosts, node.faults.caught, purse, node), pipelines
+
+
+class Handlers:
     """The endpoints of a node by method and path.
 
     Args:
-        handlers: has the handlers of the operations.
-        found: the handlers of other endpoints, by method and path.
+        others: the handlers of endpoints that have no method here.
     """
 
-    def __init__(self, handlers: "Handlers", found: Mapping[tuple[str, str], Handler]) -> None:
-        own = {(method, path): getattr(handlers, name) for method, path, name in OPERATIONS}
-        self._handlers: dict[tuple[str, str], Handler] = {**found, **own}
-        self._gets_only: set[Handler] = {getattr(handlers, name) for name in NOT_FOR_HEAD}
+    def __init__(self, node: Runtime, others: Mapping[tuple[str, str], Handler]) -> None:
+        self._node = node
+        own = {(method, path): getattr(self, name) for method, path, name in OPERATIONS}
+        self._handlers: dict[tuple[str, str], Handler] = {**others, **own}
+        self._gets_only: set[Handler] = {getattr(self, name) for name in NOT_FOR_HEAD}
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request, with an error if it is wrong."""
@@ -95,34 +116,6 @@ class Routes:
             text = f"{request.path} does not answer to {request.method}"
             raise StatusError(405, text, {"allow": ", ".join(allowed)})
         raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
-
-
-def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[Guard, Pipelines]:
-    """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
-
-    Args:
-        node: the node that answers.
-        token: the bearer token that callers must send; empty: none is needed.
-        hosts: names under which the node may be called if callers need no login.
-    """
-    admission = Admission(token, gate)
-    declared = DeclaredTypes(node, lambda: node.engine.schema_version)
-
-    unfinished = Unfinished(node.engine.memory)
-
-    def purse() -> Purse:
-        return Purse(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
-
-    pipelines = Pipelines(node, declared, read_body)
-    routes = Routes(Handlers(node), pipelines.routes())
-    return Guard(routes.answer, admission, hosts, node.faults.caught, purse, node), pipelines
-
-
-class Handlers:
-    """The handlers of the paths."""
-
-    def __init__(self, node: Runtime) -> None:
-        self._node = node
 
     async def routes(self, _request: Request) -> Reply:
         """Name the paths, for people who open the address in a browser."""

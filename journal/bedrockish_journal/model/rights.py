@@ -1,6 +1,6 @@
 """The rights of users by the memberships of a cluster, and the rights that a transaction's commands need."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -34,30 +34,19 @@ def greatest(user: UserSaid) -> int:
     return max(user.role, *user.tables.values(), NO_ROLE)
 
 
-class Rights:
-    """The users of some memberships.
+def lacking(said: Membership | None, transaction: Transaction) -> str | None:
+    """Return which user of a transaction lacks which right by its membership, as the end of a sentence; None if none.
 
-    Args:
-        memberships: by version.
+    A user that no membership names comes from a node's configuration, and the journal does not have its rights.
     """
-
-    def __init__(self, memberships: Mapping[int, Membership]) -> None:
-        self._memberships = memberships
-
-    def lacking(self, transaction: Transaction) -> str | None:
-        """Return which user of a transaction lacks which right, as the end of a sentence; None if none does.
-
-        A user that no membership names comes from a node's configuration, and the journal does not have its rights.
-        """
-        said = self._memberships.get(transaction.config)
-        if said is None or not said.users:
-            return None
-        for user, role in needed(transaction):
-            if user not in said.users:
-                continue
-            known = said.users[user]
-            if known is None:
-                return f"is said to be done by {user}, which membership {said.version} says was removed"
-            if greatest(known) < role:
-                return f"is said to be done by {user}, which by membership {said.version} is no {ROLES[role - 1]}"
+    if said is None or not said.users:
         return None
+    for user, role in needed(transaction):
+        if user not in said.users:
+            continue
+        known = said.users[user]
+        if known is None:
+            return f"is said to be done by {user}, which membership {said.version} says was removed"
+        if greatest(known) < role:
+            return f"is said to be done by {user}, which by membership {said.version} is no {ROLES[role - 1]}"
+    return None

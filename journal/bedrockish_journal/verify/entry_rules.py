@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from bedrockish_journal.model.entry import Entry, decode_entry, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import Membership, read_membership
-from bedrockish_journal.model.rights import Rights
+from bedrockish_journal.model.rights import lacking
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
 from bedrockish_journal.storage.pruning import Mark
@@ -80,7 +80,7 @@ class Audit:
         memberships: Mapping[int, Membership] | None = None,
     ) -> None:
         """Start at an empty database, or at the beginning of the file's journal."""
-        self._rights = Rights(memberships or {})
+        self._memberships = memberships or {}
         self._is_judged = is_judged
         self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the tick of the node that entries had seen
         self._given: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the node's tick when it approved entries
@@ -171,9 +171,9 @@ class Audit:
             self.judged = self._is_judged(row)
             if not self.judged:
                 yield from _fields(entry, say)
-                lacking = self._rights.lacking(entry.transaction)
-                if lacking is not None:
-                    yield say("users", lacking)
+                right = lacking(self._memberships.get(entry.transaction.config), entry.transaction)
+                if right is not None:
+                    yield say("users", right)
                 unwritten = changed_unwritten(entry.transaction)
                 if unwritten is not None:
                     yield say("writes", unwritten)

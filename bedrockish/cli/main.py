@@ -123,7 +123,7 @@ class Program(click.Group):
         os.umask(OTHERS)  # only the owner can read the files written here
         given = sys.argv[1:] if args is None else [*args]
         if given and given[0] not in (*NODES, "sql"):  # the shell takes Ctrl-C for the end of a statement
-            _take_sigterm_as_ctrl_c()
+            _take_ends_as_ctrl_c()
         try:
             status = super().main(args, prog_name or "bedrockish", standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -166,19 +166,29 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the end
 
 
-def _take_sigterm_as_ctrl_c() -> None:
-    """Let the first SIGTERM end a command like Ctrl-C, so that it removes its unfinished files.
+def _take_ends_as_ctrl_c() -> None:
+    """Let the first SIGTERM or SIGHUP end a command like Ctrl-C, so that it removes its unfinished files.
 
-    Where Ctrl-C is ignored, or another thread runs the command, nothing changes.
+    A shell lets the commands of a script that run in the background ignore Ctrl-C. They block it instead, because trio
+    takes it only where its handler is Python's own. Where another thread runs the command, or Ctrl-C has another
+    handler, nothing changes.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, _terminate)
+    with suppress(ValueError):  # not the main thread
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second one
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+                    signal.signal(number, _end)
 
 
-def _terminate(number: int, _: object) -> None:
+def _end(number: int, _: object) -> None:
     _ENDED_BY.append(number)
     signal.signal(number, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.raise_signal(signal.SIGINT)  # trio has a handler of its own for this one
 
 

@@ -213,6 +213,42 @@ def test_table_keeps_control_characters_out_of_the_terminal() -> None:
     assert "\\x1b[31m" in printed
 
 
+SLOW = """
+import sys, time
+from bedrockish.cli import restore
+from bedrockish.cli.main import main
+def slow(*_, **__):
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        print("removed", flush=True)
+restore.restore_files = slow
+main(["restore", "--from", sys.executable, "--to", "new.db"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("background", [False, True])
+def test_command_removes_its_unfinished_files_when_it_is_terminated(number: signal.Signals, background: bool) -> None:
+    """A script's shell lets commands in the background ignore Ctrl-C; they went without removing anything."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdout=subprocess.PIPE,
+        env=clean_environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL),
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"begun\n"
+    if background:
+        running.send_signal(signal.SIGINT)  # has no effect
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(0.2)
+    running.send_signal(number)
+    assert running.communicate(timeout=30)[0] == b"removed\n"
+    assert running.returncode == -number
+
+
 WITHOUT_STREAMS = """
 import os, sys
 from bedrockish.cli.main import main

@@ -9,7 +9,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 STOP = re.compile(r"^\d+\. `([\w/.]+)` `([\w.]+)`", re.MULTILINE)
 
 
-def test_a_map_is_short() -> None:
+def test_map_has_few_stops() -> None:
     """A long list would not be read to its end."""
     assert 10 <= len(STOP.findall(PAGE)) <= 15
 

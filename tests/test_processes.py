@@ -147,7 +147,7 @@ def test_ctrl_c_ends_the_run_and_its_nodes(tmp_path: Path) -> None:
     assert {path.parent.name for path in tmp_path.glob("*/A.log")} == {"a0", "b0"}
 
 
-def test_a_port_that_was_found_free_stays_so() -> None:
+def test_port_found_free_stays_free() -> None:
     """The system gives the port to no other program; a program that names it gets it, also later, until its release."""
     port = free_ports(1)[0]
     with socket.socket() as other, pytest.raises(OSError, match="in use") as caught:

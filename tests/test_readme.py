@@ -66,7 +66,7 @@ def test_command_exists_and_explains_itself(command: str) -> None:
 
 
 @pytest.mark.parametrize("program", ["test", "demo", "bench"])
-def test_programs_say_which_python_is_missing(program: str, tmp_path: Path) -> None:
+def test_programs_name_the_missing_python(program: str, tmp_path: Path) -> None:
     """With no Python that is new enough, one line says which was found and which is needed."""
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\ncase "$2" in *print*) echo 3.9;; *) exit 1;; esac\n')

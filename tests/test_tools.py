@@ -282,7 +282,7 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_bench_that_is_terminated_stops_its_nodes(tmp_path: Path, ignored: bool) -> None:
+def test_terminated_bench_stops_its_nodes(tmp_path: Path, ignored: bool) -> None:
     """Also as a job of the background, where Ctrl-C is ignored; and its directory is gone."""
     given = [sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--work", "insert", "--nodes", "1"]
     bench = subprocess.Popen(

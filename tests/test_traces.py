@@ -28,7 +28,7 @@ def test_a_wrong_label_fails() -> None:
         play("cluster A B C\n----\nok\n\nA1: BEGIN Alice writes x\n----\n")
 
 
-def test_nothing_is_delivered_that_is_not_under_way() -> None:
+def test_only_messages_under_way_are_delivered() -> None:
     """A delivery of a missing message is a mistake of the trace."""
     with pytest.raises(SlipError, match="nothing COMMIT is under way"):
         play("cluster A B C\n----\nok\n\ndeliver A -> B COMMIT\n----\n")

@@ -148,7 +148,7 @@ def served(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
         assert node.wait(30) == 0, (folder / "A.log").read_text()
 
 
-def test_the_wheel_takes_no_name_that_is_a_users(wheel: Path) -> None:
+def test_wheel_has_no_top_level_name_that_users_may_have(wheel: Path) -> None:
     """Its top-level packages begin with our name, apart from the package that Spark looks for."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

@@ -232,7 +232,7 @@ def test_allowed_histories_have_no_findings(name: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["session", "strict"])
-def test_a_level_is_judged_by_its_own_promise(level: str) -> None:
+def test_each_read_level_is_checked_for_its_own_promise(level: str) -> None:
     """The same fork and the same old read: allowed at ``session``, an anomaly at ``strict``."""
     text = BAD["long fork"].replace("strict", level)
     assert bool(check(history(text)).findings) is (level == "strict")

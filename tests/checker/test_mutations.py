@@ -186,7 +186,7 @@ def test_every_mutation_is_caught(mutate: Callable[[History, random.Random], boo
     assert spoiled >= 20
 
 
-def test_a_history_is_the_same_after_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_history_survives_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     history = serial_history(1)
     write_history(path, history)
@@ -195,7 +195,7 @@ def test_a_history_is_the_same_after_a_file(tmp_path_factory: pytest.TempPathFac
     assert [str(one) for one in again] == [str(one) for one in history]
 
 
-def test_a_line_that_is_no_operation_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_malformed_line_of_a_history_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     path.write_text('{"id": 1, "client": "p"}\n')
     with pytest.raises(HistoryError, match="line 1"):

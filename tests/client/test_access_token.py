@@ -11,7 +11,7 @@ from bedrockish.common.access_token import PREFIX, AccessToken, is_signed, make_
 SAID = AccessToken("ann", 1_800_000_000_000)
 
 
-def test_a_token_is_read_back_and_is_of_its_secret_and_cluster() -> None:
+def test_token_is_valid_for_its_secret_and_cluster_only() -> None:
     token = make_token(SAID, "secret", "id")
     assert read_token(token) == SAID
     assert is_signed(token, "secret", "id")

@@ -105,7 +105,7 @@ def test_further_nodes_may_be_options() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "a\x1bb"])
-def test_name_that_no_machine_can_have_is_no_address(host: str) -> None:
+def test_impossible_host_name_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):
         parse_url(f"bedrockish://{host}:7373/")
 
@@ -120,7 +120,7 @@ def test_name_that_cannot_be_looked_up_is_unreachable() -> None:
     "target",
     ["/tmp/a\0b", "bedrockish://a/?local=a%00b", "bedrockish://a/?ca=a%00b", "bedrockish://u@a/?password_file=a%00b"],
 )
-def test_path_with_a_nul_is_no_path(target: str) -> None:
+def test_path_with_a_nul_is_refused(target: str) -> None:
     """The functions of the system raise a ValueError for it."""
     with pytest.raises(ConfigError, match="is not a path, because it has a NUL character"):
         bedrockish.connect(target)

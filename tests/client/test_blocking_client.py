@@ -63,7 +63,7 @@ def test_threads_share_a_connection_and_each_gets_its_own_answer() -> None:
     assert len(node.links) == 1
 
 
-def test_errors_come_out_as_themselves() -> None:
+def test_blocking_client_raises_the_errors_of_the_node() -> None:
     node = ScriptedNode()
     node.script = [node.refuse(ConstraintError("UNIQUE constraint failed: t.x")), node.hang]
     with in_background(node) as url, bedrockish.connect(url) as connection:
@@ -118,7 +118,7 @@ def test_token_goes_from_one_connection_to_another() -> None:
         assert open_token(second.token)[0].vector == {"A": 1}
 
 
-def test_mistakes_and_absence_are_told_when_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_reports_bad_urls_and_missing_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BEDROCKISH_URL", raising=False)
     with pytest.raises(ConfigError, match="BEDROCKISH_URL"):
         bedrockish.connect()

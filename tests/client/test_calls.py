@@ -45,7 +45,7 @@ def test_call_has_the_encoding_of_its_map(longest_s: float, trace: str, token: T
             )
 
 
-def test_a_text_that_is_none_is_refused_before_it_is_sent() -> None:
+def test_text_that_is_not_unicode_is_refused_before_it_is_sent() -> None:
     for request in (
         Request("c1", (Statement("\ud800"),)),
         Request("c1", (Statement("?", ["\ud800"]),)),

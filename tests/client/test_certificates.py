@@ -26,7 +26,7 @@ def serial(path: Path) -> int:
     return read_certificate(path.read_text())[0]
 
 
-def test_a_certificate_that_is_lost_is_revoked_by_its_name(tmp_path: Path) -> None:
+def test_lost_certificate_is_revoked_by_name(tmp_path: Path) -> None:
     """The certificate was moved to another machine, which is gone; the authority still knows its serial number."""
     assert run(tmp_path, "A=host1", "--client", "app").exit_code == 0
     lost = serial(tmp_path / "A.pem")
@@ -80,7 +80,7 @@ def _no_room() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def test_without_room_there_is_no_empty_key(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_empty_key_file(tmp_path: Path) -> None:
     """An empty key would block the next attempt, and look like a valid key."""
     made = "certs/ca-key.pem"
     command = [sys.executable, "-m", "bedrockish.cli.main", "tls", "certs", "A=host1"]

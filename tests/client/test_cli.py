@@ -151,7 +151,7 @@ def test_help_and_version_are_printed() -> None:
 
 
 @pytest.mark.parametrize("group_it", [False, True])
-def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPatch, group_it: bool) -> None:
+def test_bug_is_one_line_and_its_traceback_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch, group_it: bool) -> None:
     def broken(*_: object) -> None:
         error = ZeroDivisionError("division\nby zero")
         raise ExceptionGroup("several", [error]) if group_it else error
@@ -200,7 +200,7 @@ def test_explain_prints_keys_and_advice() -> None:
         ("line", "    s = SELECT 'é'\n    n = \n    f = 1.5\n    b = x'00'\n"),
     ],
 )
-def test_each_mode_prints_its_form(mode: str, printed: str) -> None:
+def test_each_output_mode_prints_its_form(mode: str, printed: str) -> None:
     with in_background(Table()) as url:
         result = run("sql", url, "--mode", mode, "SELECT 'é'")
     assert (result.stdout_bytes.decode(), result.exit_code) == (printed, 0)
@@ -329,7 +329,7 @@ def test_help_lists_each_command_in_one_group_and_cuts_no_sentence() -> None:
         assert all(re.search(rf"^  {name} ", part, re.MULTILINE) for name in names)
 
 
-def test_listed_sentences_are_those_of_the_commands() -> None:
+def test_help_lists_the_first_sentence_of_each_command() -> None:
     context = click.Context(main)
     shown = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
     for name in COMMANDS:
@@ -371,7 +371,7 @@ def test_program_that_is_run_often_imports_little(program: str, most: int) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signals_let_a_node_leave_in_order(number: signal.Signals) -> None:
+async def test_signals_stop_a_node_gracefully(number: signal.Signals) -> None:
     left: list[str] = []
 
     async def node(config: Config, _departure: Departure) -> None:
@@ -396,7 +396,7 @@ async def test_signals_let_a_node_leave_in_order(number: signal.Signals) -> None
         (resource.RLIMIT_AS, 80 << 20, r"80 MiB of memory, and a node needs 128 MiB; .*ulimit -v"),
     ],
 )
-def test_limit_that_is_too_low_for_a_node_is_told(
+def test_too_low_file_limit_is_reported(
     tmp_path: Path, command: tuple[str, ...], limit: int, value: int, why: str
 ) -> None:
     (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\n[peers]\nA = "127.0.0.1:1"\n')
@@ -417,7 +417,7 @@ def test_limit_that_is_too_low_for_a_node_is_told(
 
 
 @pytest.mark.parametrize(("database", "why"), [("pipe", "is a device, a pipe or a socket"), ("/", "is a directory")])
-def test_database_that_is_no_file_is_told_before_it_is_opened(tmp_path: Path, database: str, why: str) -> None:
+def test_database_path_that_is_not_a_file_is_reported_before_opening(tmp_path: Path, database: str, why: str) -> None:
     """The opening of a pipe waited for ever."""
     os.mkfifo(tmp_path / "pipe")
     here = ["--listen", "127.0.0.1:1", "--peer", "A=127.0.0.1:1"]

@@ -49,7 +49,7 @@ def by_column(result: Result, size: int = 0) -> bytes:
 
 @settings(deadline=None)
 @given(st.data(), st.lists(COLUMNS, min_size=1, max_size=5), st.integers(ROWS_MIN, 3 * ROWS_MIN))
-def test_rows_are_read_as_they_were(data: st.DataObject, columns: list[Any], count: int) -> None:
+def test_encoded_rows_are_decoded_unchanged(data: st.DataObject, columns: list[Any], count: int) -> None:
     few = data.draw(st.lists(st.tuples(*columns), min_size=1, max_size=20))
     rows = [few[number % len(few)] for number in range(count)]
     names = tuple(f"c{place}" for place in range(len(columns)))
@@ -81,7 +81,7 @@ def test_rows_are_read_as_they_were(data: st.DataObject, columns: list[Any], cou
     ],
 )
 @pytest.mark.parametrize("others", ["text", 7, 1 << 40, 0.5, b"blob", None, ""])
-def test_one_value_among_others_is_read_as_it_was(edge: Any, others: Any) -> None:
+def test_value_of_another_type_in_a_column_is_decoded_unchanged(edge: Any, others: Any) -> None:
     for place in (0, 70, ROWS_STEP + 1):
         rows = [(others,)] * (ROWS_STEP + 2)
         rows[place] = (edge,)
@@ -117,7 +117,7 @@ def test_short_results_and_results_without_rows_stay_lists() -> None:
     assert decode_results(encoded) == mixed
 
 
-def test_rows_packed_as_they_come_are_before_the_last() -> None:
+def test_rows_packed_in_blocks_come_before_the_unpacked_rows() -> None:
     blocks = Blocks()
     blocks.add(NUMBERS[:10], 100)
     blocks.add(NUMBERS[10:20], 100)
@@ -183,14 +183,14 @@ def test_columns_in_each_documented_form_are_decoded(column: object, rows: list[
         cbor2.dumps([[("a",), [[2, NUMBERED]], -1, None, 2], 7]),
     ],
 )
-def test_hostile_blocks_are_the_clients_typed_error(data: bytes) -> None:
+def test_malformed_blocks_raise_a_typed_error_at_the_client(data: bytes) -> None:
     with pytest.raises(ProtocolMismatchError, match="bytes that are not results"):
         rows_of(Answer(data, Token()))
 
 
 @settings(deadline=None)
 @given(st.lists(FOREIGN, max_size=4), FOREIGN)
-def test_foreign_blocks_are_rows_or_the_typed_error(blocks: list[Any], count: Any) -> None:
+def test_random_blocks_are_rows_or_raise_the_typed_error(blocks: list[Any], count: Any) -> None:
     try:
         found = rows_of(Answer(cbor2.dumps([[["a", "b"], blocks, -1, None, count]]), Token()))
     except ProtocolMismatchError:

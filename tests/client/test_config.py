@@ -192,7 +192,7 @@ def test_any_wrong_value_is_an_error_that_names_its_key(key: str) -> None:
 
 @pytest.mark.parametrize("value", ["1__0", "_1", "1_", "9" * 5_000, "1" * 14, "-9" + "9" * 14, "5s", "1e3", "\u0664"])
 @pytest.mark.parametrize("key", ["heartbeat_ms", "slow_ms", "wall_offset_ms"])
-def test_text_that_is_no_number_is_refused(key: str, value: str) -> None:
+def test_setting_that_is_not_a_number_is_refused(key: str, value: str) -> None:
     for given in ({"flags": {key: value}}, {"environment": {f"BEDROCKISH_{key.upper()}": value}}):
         said = wrong(MINIMAL, **given)
         assert "is not a whole number from" in said

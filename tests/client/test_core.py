@@ -123,7 +123,7 @@ def test_connect_timeout_without_reachable_node_names_the_reason() -> None:
     assert late not in w.finished, "each call has the whole time"
 
 
-def test_protocol_mismatch_is_told_as_such() -> None:
+def test_protocol_mismatch_is_reported_as_protocol_mismatch() -> None:
     w = wire("bedrockish://h:1/?connect_timeout=2")
     number = w.call()
     while number not in w.finished:
@@ -199,7 +199,7 @@ def test_lost_answer_is_asked_for_at_once_at_the_next_node_with_a_strict_read() 
     assert w.finished[number] == Answered(number, FINE)
 
 
-def test_a_request_on_which_two_links_died_is_sent_to_no_third_node() -> None:
+def test_request_on_which_two_links_died_is_not_sent_to_a_third_node() -> None:
     """The text may be the reason that the nodes end, so the client asks for its outcome without sending it."""
     w = wire()
     number = w.call()
@@ -231,7 +231,7 @@ def test_committed_result_is_returned_after_two_lost_links() -> None:
     assert w.finished[number] == Answered(number, FINE)
 
 
-def test_a_read_on_which_two_links_died_is_over() -> None:
+def test_read_on_which_two_links_died_fails() -> None:
     w = wire()
     number = w.call("SELECT 1")
     for _ in range(2):
@@ -242,7 +242,7 @@ def test_a_read_on_which_two_links_died_is_over() -> None:
     assert len(w.sent) == 2
 
 
-def test_nodes_that_are_stopped_in_order_do_not_count_as_lost() -> None:
+def test_gracefully_stopped_nodes_do_not_count_as_lost() -> None:
     w = wire()
     number = w.call("SELECT 1")
     for _ in range(3):
@@ -251,7 +251,7 @@ def test_nodes_that_are_stopped_in_order_do_not_count_as_lost() -> None:
     assert number not in w.finished
 
 
-def test_unavailable_node_is_left_but_its_other_calls_are_waited_for() -> None:
+def test_client_leaves_an_unavailable_node_and_waits_for_its_other_calls() -> None:
     w = wire()
     first, second = w.call(), w.call()
     old = w.open()
@@ -463,7 +463,7 @@ def live_through(seed: int) -> int:
     return len(unanswered)
 
 
-def test_a_session_stays_with_its_cluster() -> None:
+def test_session_stays_bound_to_its_cluster() -> None:
     """A node of another cluster may answer at a known address: the session neither writes there nor uses its token
     there.
     """

@@ -25,7 +25,7 @@ class Node:
         return self.db.execute(sql, params).fetchall()
 
 
-def test_commands_that_share_a_transaction_are_done_as_well() -> None:
+def test_import_step_counts_as_done_if_it_shared_a_transaction() -> None:
     """Steps of several imports that wait for one key may share a transaction."""
     node = Node()
     joined = (("run-2", b""), ("other-1", b""))

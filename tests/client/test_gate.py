@@ -29,7 +29,7 @@ def gate(**users: str) -> Gate:
     return Gate(made, Credentials(made), Access())
 
 
-def test_a_hash_is_read_back_and_fits_its_password_only() -> None:
+def test_password_hash_fits_its_password_only() -> None:
     made = hash_password("pässword", b"s" * 16)
     found = read_hash(str(made))
     assert found == made

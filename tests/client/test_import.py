@@ -76,7 +76,7 @@ def write_csv(path: Path, rows: int) -> None:
         file.writelines(f'{number},"row ""{number}"", é\nof two lines"\n' for number in range(rows))
 
 
-def test_a_killed_import_of_a_csv_goes_on_and_each_row_is_there_once(
+def test_killed_import_of_a_csv_continues_and_has_each_row_once(
     node: LocalCluster, db: Connection, tmp_path: Path
 ) -> None:
     """The table has no key, so that a row that came twice would be there twice."""
@@ -170,7 +170,7 @@ def content(path: Path) -> dict[str, object]:
         return {"schema": sorted(names), "version": found.execute("PRAGMA user_version").fetchone(), "rows": rows}
 
 
-def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
+def test_killed_import_of_a_database_continues_and_is_exported_unchanged(
     own: tuple[Connection, str], tmp_path: Path
 ) -> None:
     db, url = own

@@ -12,9 +12,7 @@ class Kept:
     """An object that is looked after."""
 
 
-def test_object_that_cannot_be_looked_after_does_not_keep_the_thread_from_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_keeper_serves_other_objects_after_one_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     broken, sound, looks, enough = Kept(), Kept(), list[Kept](), threading.Event()
 
     def look(one: Kept, _elapsed_s: float) -> None:

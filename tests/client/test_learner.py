@@ -23,7 +23,7 @@ def test_a_learner_s_answer_to_a_write_is_followed_to_a_voter() -> None:
     assert again in w.finished
 
 
-def test_a_learner_whose_voters_cannot_be_reached_is_named_in_the_end() -> None:
+def test_learner_without_reachable_voters_is_named_in_the_error() -> None:
     w = wire("bedrockish://h:1")
     number = w.call(timeout_s=3.0)
     asked = 0

@@ -38,7 +38,7 @@ def test_each_command_of_the_page_is_parsed(line: str) -> None:
     command.parse_args(context, words)
 
 
-def test_a_member_that_the_others_do_not_hear_is_given_up_soon() -> None:
+def test_status_waits_briefly_for_a_member_that_the_others_do_not_hear() -> None:
     """The status gives up such a member early, unless the user has set a time."""
     away, here = ({"address": "h:1", "up": up} for up in (False, True))
     assert url_of("bedrockish://u@a:1,b:2/?discover=yes&ca=x", here) == "bedrockish://u@h:1/?ca=x"

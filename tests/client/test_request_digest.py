@@ -27,7 +27,9 @@ def test_other_requests_have_other_digests() -> None:
 
 
 @pytest.mark.parametrize("long", ["x" * 200_000, "é" * 140_000, b"\0" * 150_000])
-def test_digest_with_long_values_equals_that_of_encoder(monkeypatch: pytest.MonkeyPatch, long: str | bytes) -> None:
+def test_digest_of_long_values_equals_the_digest_by_the_encoder(
+    monkeypatch: pytest.MonkeyPatch, long: str | bytes
+) -> None:
     lists: list[list[Params]] = [[[1, long, 0.5, None, b"", "é"]], [None, [long, -7], [], {"a": 1, "é": 2.5}, [1.1]]]
     for many in lists:
         request = Request("c", tuple(Statement("SELECT ?", params) for params in many))
@@ -37,6 +39,6 @@ def test_digest_with_long_values_equals_that_of_encoder(monkeypatch: pytest.Monk
             assert digest_of(request) == found
 
 
-def test_long_text_that_is_no_unicode_is_refused() -> None:
+def test_long_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(UsageError, match="not Unicode"):
         digest("SELECT ?", ["x" * 200_000 + "\udc80"])

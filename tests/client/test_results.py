@@ -108,7 +108,7 @@ def test_results_encoded_in_steps_are_read_as_those_encoded_at_once(rows: list[t
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 23, 24, 255, 256, 70_000])
-def test_results_of_many_statements_equal_encoder(count: int) -> None:
+def test_results_of_many_statements_equal_the_encoders(count: int) -> None:
     kinds = [
         Result((), [], 1, 7),
         Result(("a", "b"), [(1, "x"), (None, b"y")], -1, None),

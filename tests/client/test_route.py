@@ -53,7 +53,7 @@ def test_when_all_are_dead_all_are_asked_in_turn() -> None:
     assert "no node can be reached at a:1, b:1: connection refused" in this.unreachable().message
 
 
-def test_members_are_learnt_and_forgotten_but_not_those_of_the_url() -> None:
+def test_members_are_learnt_and_forgotten_but_nodes_of_the_url_are_kept() -> None:
     this = route(A, B)
     assert this.next(0.0) == A
     assert this.learn({A: True, C: True, D: False}, 0.0)
@@ -72,7 +72,7 @@ def test_members_are_learnt_and_forgotten_but_not_those_of_the_url() -> None:
     assert this.next(0.0) == D
 
 
-def test_a_node_that_is_in_use_stays_though_it_is_no_member_any_more() -> None:
+def test_node_in_use_is_kept_after_it_ceased_to_be_a_member() -> None:
     this = route(A)
     this.learn({A: True, C: True}, 0.0)
     this.leave()
@@ -121,7 +121,7 @@ async def test_a_client_goes_to_a_node_that_it_has_learnt_of() -> None:
         assert (await client.execute("SELECT 1")).place == ("B", 1)
 
 
-async def test_one_node_in_the_url_is_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_url_with_one_node_is_served_by_that_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "LEARN_S", 0.01)
     first, second = Knows("A"), ScriptedNode("B")
     first.others = (second,)

@@ -107,7 +107,7 @@ async def test_command_of_a_client_that_went_away_runs_to_its_end() -> None:
         await ended.wait()
 
 
-async def test_result_longer_than_a_frame_is_an_error_that_does_not_lie() -> None:
+async def test_error_for_a_result_longer_than_a_frame_tells_whether_it_was_committed() -> None:
     node = ScriptedNode()
 
     async def read(request: Request) -> Answer:
@@ -200,7 +200,7 @@ async def test_steps_that_wait_for_nothing_are_begun_in_order_however_many_come_
     assert at_once.seen == [f"c{n}" for n in range(count)]
 
 
-async def test_a_step_that_waits_lets_others_be_answered() -> None:
+async def test_step_that_waits_does_not_delay_other_calls() -> None:
     at_once = _AtOnce()
     async with session(ScriptedNode(transactions=at_once)) as (link, _):
         link.send_nowait(encode_call(Step(1, Request("slow", ()), COMMIT)))

@@ -141,7 +141,7 @@ def test_data_does_not_reach_the_terminal_raw(node: LocalCluster, db: Connection
         assert plain.execute(f'SELECT * FROM "t{EVIL}"').fetchall() == [(EVIL,)]
 
 
-def test_a_reader_that_has_enough_is_no_error(node: LocalCluster, db: Connection) -> None:
+def test_closed_output_pipe_is_not_an_error(node: LocalCluster, db: Connection) -> None:
     db.execute("CREATE TABLE t(a)")
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000)"
     db.execute(f"INSERT INTO t {many} SELECT printf('%0100d', i) FROM n")

@@ -85,7 +85,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_nothing_reaches_a_terminal_raw(mode: str) -> None:
+def test_control_characters_do_not_reach_the_terminal(mode: str) -> None:
     """Neither values nor names contain them, in any mode."""
     out = Terminal()
     print_rows(Rows((EVIL, "b"), [(EVIL, 1), (EVIL.encode(), 2)], -1, None, None, 1), Style(mode, headers=True), out)
@@ -105,13 +105,13 @@ def test_output_files_read_back_as_the_same_text(text: str) -> None:
         assert db.execute("SELECT * FROM t").fetchall() == [(text, 1)]
 
 
-def test_null_and_nothing_are_told_apart_in_csv() -> None:
+def test_csv_distinguishes_null_from_empty_text() -> None:
     assert printed("csv", ("a", "b"), [(None, "")], headers=False) == ',""\r\n'
     assert printed("box", ("a",), [(None,)], null="NULL").splitlines()[3] == "│ NULL │"
 
 
 @pytest.mark.parametrize("mode", ["box", "table", "column", "markdown"])
-def test_tables_fit_where_they_are_asked_to(mode: str) -> None:
+def test_tables_fit_the_requested_width(mode: str) -> None:
     """The widest columns are folded; a wide letter counts twice."""
     rows = [(1, "word " * 30, "漢字" * 20), (2, "short", "x")]
     lines = printed(mode, ("id", "text", "wide"), rows, wrap=60).splitlines()
@@ -123,7 +123,7 @@ def test_tables_fit_where_they_are_asked_to(mode: str) -> None:
     assert "漢" in whole
 
 
-def test_line_feeds_are_kept_by_harmless() -> None:
+def test_harmless_keeps_line_feeds() -> None:
     assert harmless("a\n\tb\x1b[0m") == "a\n\tb\\x1b[0m"
 
 

@@ -151,7 +151,7 @@ def test_dialling_reports_refusal_silence_and_nonsense() -> None:
         dial("127.0.0.1", port, hello, 5, Limits(), None)
 
 
-def test_nothing_leaves_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_sends_nothing_to_other_machines_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bedrockish_net.socket_link.is_loopback", lambda _: False)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TlsError, match="another machine"):
         dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, Limits(), None)
@@ -167,7 +167,7 @@ def test_idle_client_answers_its_node() -> None:
         assert client._client._links == links
 
 
-def test_an_interrupted_wait_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_wait_does_not_disturb_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a thread reads for all: the next one reads on."""
     with serving() as url, connect(url) as client:
         inner = client._client
@@ -281,7 +281,7 @@ def test_close_ends_the_calls_of_many_threads_with_large_answers() -> None:
         assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_call_has_its_time_also_while_a_node_does_not_answer() -> None:
+def test_call_times_out_also_while_a_node_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = parse_url(f"bedrockish://127.0.0.1:{listener.getsockname()[1]}/?connect_timeout=1")
         began = time.monotonic()

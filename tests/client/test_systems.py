@@ -62,7 +62,7 @@ def test_nodes_and_their_files_are_refused_outside_linux(program: str) -> None:
     assert run(MACOS, f"import bedrockish; {program}").endswith(REFUSED.format("darwin"))
 
 
-def test_file_of_a_url_is_left_aside_outside_linux(url: str) -> None:
+def test_option_local_of_a_url_is_ignored_outside_linux(url: str) -> None:
     program = f"print(bedrockish.connect({url!r} + '?local=/tmp/A.sqlite').execute('SELECT 7').rows)"
     assert run(MACOS, f"import bedrockish; {program}") == "[(7,)]"
 

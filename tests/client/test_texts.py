@@ -60,7 +60,7 @@ def test_text_without_a_statement_is_refused(sql: object) -> None:
         check_statement(sql)
 
 
-def test_a_large_text_is_looked_through_once() -> None:
+def test_large_text_is_parsed_once() -> None:
     """The time is linear: a megabyte of semicolons in a string stays far below the bound."""
     with at_most(10):
         check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")

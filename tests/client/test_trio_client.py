@@ -38,7 +38,7 @@ async def test_execute_returns_rows_with_their_place() -> None:
         assert rows.value() == 1
 
 
-async def test_error_of_the_node_comes_out_as_itself_and_not_in_a_group() -> None:
+async def test_error_of_the_node_is_raised_itself_and_not_in_a_group() -> None:
     node = ScriptedNode()
     node.script = [node.refuse(ConflictError("met B12", table="t", key=b"k", other="B-1")), node.succeed]
     async with running(node) as url:
@@ -167,7 +167,7 @@ async def test_no_quorum_anywhere_is_unavailable_and_names_the_reason() -> None:
     assert len(second.requests) > 1
 
 
-async def test_silence_until_the_deadline_is_unknown_for_a_write_and_nothing_for_a_read() -> None:
+async def test_silent_node_leaves_a_write_unknown_and_fails_a_read() -> None:
     node = ScriptedNode()
     node.script = [node.hang]
     async with running(node) as url, open_client(url) as client:
@@ -191,7 +191,7 @@ async def test_garbage_loses_the_answer_and_the_link() -> None:
         assert (await client.execute(WRITE)).place == ("B", 1)
 
 
-async def test_wrong_cluster_is_told_as_such() -> None:
+async def test_wrong_cluster_is_reported_as_wrong_cluster() -> None:
     async with running(ScriptedNode(cluster="other")) as url:
         with pytest.raises(ProtocolMismatchError, match="other"):
             async with open_client(url + "/?cluster=mine&connect_timeout=0.2"):

@@ -117,6 +117,6 @@ def test_an_unknown_command_line_is_a_usage_error() -> None:
     one_error_line(done, "serv")
 
 
-def test_no_node_to_talk_to_is_one_line() -> None:
+def test_missing_node_is_reported_in_one_line() -> None:
     """Call a port at which no node listens."""
     one_error_line(program("sql", "bedrockish://127.0.0.1:1/?timeout=1", "SELECT 1"))

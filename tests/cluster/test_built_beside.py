@@ -173,7 +173,7 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
     assert told[0] == told[1] == told[2] != []
 
 
-async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster) -> None:
+async def test_nodes_stop_at_once_during_an_index_build(slow: LocalCluster) -> None:
     """The node that received the change and another one end at once, and build again later.
 
     The client gets the answer.
@@ -214,7 +214,7 @@ async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: Loca
 
 
 @pytest.mark.parametrize("slow", [2 * DELAY_MS], indirect=True)  # the duplicate comes in time on a busy machine, too
-async def test_a_duplicate_that_comes_while_an_index_is_built_is_the_changes_error(slow: LocalCluster) -> None:
+async def test_duplicate_during_an_index_build_fails_the_schema_change(slow: LocalCluster) -> None:
     cluster = slow
     await ready(cluster)
     async with open_client(cluster.url(0, options=PATIENT)) as client:

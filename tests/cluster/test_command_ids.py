@@ -140,7 +140,7 @@ def test_a_settled_id_is_an_error_at_every_door(cluster: LocalCluster) -> None:
         assert balance(cluster) == before
 
 
-def test_the_digest_tells_whether_a_lost_request_was_the_same(cluster: LocalCluster) -> None:
+def test_settling_with_another_digest_is_refused(cluster: LocalCluster) -> None:
     """A client whose nodes died does not send the text again, only the digest of the request."""
     with as_user(cluster, "will") as will:
         done = make_request("lost", ["INSERT INTO pub(x) VALUES ('lost')"], "session", "serializable", 10)
@@ -177,7 +177,7 @@ def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: Lo
             tx.commit()
 
 
-def test_an_open_transaction_s_id_is_no_other_request_s(cluster: LocalCluster) -> None:
+def test_id_of_an_open_transaction_is_refused_for_other_requests(cluster: LocalCluster) -> None:
     with as_user(cluster, "will") as will:
         tx = will.begin()
         tx.execute("INSERT INTO pub(x) VALUES ('open')")

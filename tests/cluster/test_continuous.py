@@ -115,7 +115,7 @@ async def test_snapshot_bridges_entries_that_nodes_have_removed(short: LocalClus
 LAST = "SELECT max(clock) || '.' || origin FROM bedrockish_pruned"
 
 
-async def test_a_copy_that_cannot_be_finished_leaves_nothing(
+async def test_failed_snapshot_leaves_no_file(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full, and the file left behind would have filled it."""

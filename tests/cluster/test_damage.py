@@ -201,7 +201,7 @@ async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
         await judge(cluster, pids, "MARK-050-aaaa")
 
 
-async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> None:
+async def test_single_node_heals_from_its_own_journal(tmp_path: Path) -> None:
     """The scrub has no other node to compare with; on request the node compares its tables with its journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
@@ -423,7 +423,7 @@ async def has_said(cluster: LocalCluster, index: int, text: str) -> bool:
     return text in cluster.nodes[index].log.read_text()
 
 
-async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: LocalCluster) -> None:
+async def test_entry_that_no_node_can_apply_stops_writes_only(faulty: LocalCluster) -> None:
     """A dead leader's decided entry fits no tables. All nodes still read, and an operator has its changes skipped."""
     await fill_faulty(faulty)
     fault(faulty, {"A": "2 exit", "B": "0 always", "C": "0 always"})

@@ -119,7 +119,7 @@ def test_parent_and_children_get_their_own_answers(url: str, door: Callable[[str
     assert next(doors, None) is None
 
 
-def test_a_child_cannot_go_on_with_its_parent_s_transaction_and_does_not_end_it(url: str) -> None:
+def test_child_neither_continues_nor_ends_a_transaction_of_the_parent(url: str) -> None:
     with connect(url) as db:
         tx = db.begin()
         tx.execute("INSERT INTO w VALUES ('tx')")
@@ -145,7 +145,7 @@ def test_a_child_cannot_go_on_with_its_parent_s_transaction_and_does_not_end_it(
         assert db.execute("SELECT count(*) FROM w WHERE who IN ('tx', 'tx 2', 'child')").value() == 2
 
 
-def test_a_dbapi_connection_s_open_transaction_stays_the_parent_s(url: str) -> None:
+def test_open_transaction_of_the_dbapi_stays_with_the_parent(url: str) -> None:
     db = bedrockish.dbapi.connect(url)
     db.execute("INSERT INTO w VALUES ('dbapi tx')")
 

@@ -31,7 +31,7 @@ def test_nodes_survive_nonsense_at_every_interface(seconds: int) -> None:
 
 
 @pytest.mark.cluster
-def test_a_node_that_has_ended_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_reports_a_node_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer must report that. The fourth member is down as well, so the others have no quorum."""
     monkeypatch.setattr("tools.fuzz.__main__.ANSWER_S", 1.0)
     with lab(tmp_path / "nodes") as made:

@@ -146,7 +146,7 @@ def test_init_with_invalid_arguments_creates_no_folder(tmp_path: Path, given: tu
     assert not [*tmp_path.iterdir()]
 
 
-def test_names_and_addresses_of_one_machine_have_its_ports_between_them(tmp_path: Path) -> None:
+def test_http_ports_differ_for_all_names_of_one_machine(tmp_path: Path) -> None:
     done = program("init", str(tmp_path / "prod"), "localhost:7401", "127.0.0.1:7402", "[::1]:7403", "--http", "8080")
     assert done.returncode == 0, done.stderr
     made = [build(text=(tmp_path / "prod" / name / f"{name}.toml").read_text()) for name in "ABC"]
@@ -188,7 +188,7 @@ def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> 
         assert (done.returncode, "B is not a member of the cluster at" in done.stderr) == (2, True), done.stderr
 
 
-def test_an_even_number_is_told(tmp_path: Path) -> None:
+def test_even_number_of_nodes_is_reported(tmp_path: Path) -> None:
     done = program("init", str(tmp_path / "four"), *"WXYZ")
     assert done.returncode == 0
     assert "4 nodes survive the loss of 1, as 3 do" in done.stderr

@@ -41,7 +41,7 @@ def forget_row(node: LocalNode, table: str, index: str, rowid: int) -> None:
 
 
 @pytest.mark.parametrize(("table", "index"), [("t", "t_v"), ("bedrockish_journal", "bedrockish_journal_command")])
-async def test_a_row_that_an_index_lacks_is_found_and_heals(cluster: LocalCluster, table: str, index: str) -> None:
+async def test_row_that_an_index_lacks_is_found_and_repaired(cluster: LocalCluster, table: str, index: str) -> None:
     """No client writes the row, and all nodes have it, so a comparison of tables finds nothing."""
     await fill(cluster)
     await stop(cluster.nodes[1])
@@ -69,7 +69,7 @@ async def test_a_row_that_an_index_lacks_is_found_and_heals(cluster: LocalCluste
     judge_files(cluster)
 
 
-async def test_a_node_on_its_own_finds_it_at_its_pace(tmp_path: Path) -> None:
+async def test_single_node_finds_a_row_that_an_index_lacks(tmp_path: Path) -> None:
     """The node has no other one to compare its tables with, and rebuilds them from its own journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)

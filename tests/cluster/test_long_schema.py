@@ -60,7 +60,7 @@ async def test_long_explain_and_schema_statements_block_no_other_request(tmp_pat
         cluster.stop()
 
 
-async def test_a_schema_change_that_takes_a_while_is_made(tmp_path: Path) -> None:
+async def test_slow_schema_change_succeeds(tmp_path: Path) -> None:
     """Tried in a worker, since it takes longer than the loop's time; then it comes into force."""
     cluster = LocalCluster(tmp_path / "nodes", ["A"], {"limits": {"loop_ms_max": 1}})
     cluster.write_files()

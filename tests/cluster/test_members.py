@@ -201,7 +201,7 @@ async def test_node_that_stopped_just_now_does_not_answer_an_order(cluster: Loca
     assert set((await status_of(cluster, 0))["nodes"]) == {"A", "B", "D"}
 
 
-async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> None:
+async def test_running_node_learns_of_its_removal(cluster: LocalCluster) -> None:
     """The removed node sends its clients to other nodes."""
     await ready(cluster)
     await change(cluster, MemberChange(REMOVE, "C", force=True))
@@ -251,7 +251,7 @@ async def test_a_node_with_a_lost_file_refuses_to_vote_and_is_replaced(cluster: 
     judge(cluster, work)
 
 
-async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> None:
+async def test_older_file_put_back_is_refused(cluster: LocalCluster) -> None:
     """A copy that lacks some votes is as unsafe as an empty file."""
     async with working(cluster) as work:
         old = cluster.nodes[2]

@@ -49,7 +49,7 @@ def make_anew(url: str, number: int, of: str) -> None:
         connection.close()
 
 
-async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_tables_are_rebuilt_while_others_write_them(cluster: LocalCluster, tmp_path: Path) -> None:
     """No transaction of a client fails; all copies, replays and the mirror are the same in the end."""
     await ready(cluster)
     load = Load(cluster)
@@ -148,7 +148,7 @@ async def _sent_twice(cluster: LocalCluster) -> None:
     assert answers[0] == answers[1]
 
 
-async def test_a_leader_dies_between_commit_and_the_moment_it_is_in_force(tmp_path: Path) -> None:
+async def test_leader_dies_between_commit_and_activation_of_a_schema_change(tmp_path: Path) -> None:
     """The change is decided, so it comes into force at the others, and at the dead node after its restart."""
     cluster = LocalCluster(tmp_path / "cluster")
     cluster.write_files()

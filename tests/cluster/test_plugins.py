@@ -42,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-async def test_the_page_works_and_nodes_that_differ_are_noticed(
+async def test_plugins_page_works_and_different_plugins_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code of docs/plugins.md as it stands there; the status and the log name a node without the module."""
@@ -86,7 +86,7 @@ async def test_functions_and_collations_of_a_plugin_work_at_every_node(cluster: 
     await level(cluster)
 
 
-def test_a_plugin_that_is_none_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_plugin_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is one line, which names the module and its fault."""
     (tmp_path / "broken_plugin.py").write_text("1 / 0\n")
     (tmp_path / "empty_plugin.py").write_text("x = 1\n")

@@ -247,7 +247,7 @@ def test_members_users_and_copies_are_an_admins(cluster: LocalCluster, tmp_path:
     assert caught.value.details == {"user": "otto", "role": "admin"}
 
 
-def test_the_hashes_are_in_nothing_that_is_not_an_admins(cluster: LocalCluster) -> None:
+def test_only_admins_can_read_password_hashes(cluster: LocalCluster) -> None:
     """The hashes are neither in a reader's view of the journal, nor in the meta table, nor in any other result."""
     asked = [
         "SELECT * FROM bedrockish_journal",
@@ -377,7 +377,7 @@ def test_there_is_always_an_admin(cluster: LocalCluster) -> None:
         assert dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows)["rita"] == "reader"
 
 
-async def test_a_link_from_before_there_were_users_may_nothing(tmp_path: Path) -> None:
+async def test_link_from_before_the_first_user_has_no_rights(tmp_path: Path) -> None:
     """And they are there after a kill; the token of a node does not change."""
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
@@ -400,7 +400,7 @@ async def test_a_link_from_before_there_were_users_may_nothing(tmp_path: Path) -
             await client.execute("INSERT INTO t VALUES (1)")
 
 
-async def test_a_user_of_the_configuration_is_an_admin_until_the_cluster_has_that_name(tmp_path: Path) -> None:
+async def test_configured_user_is_an_admin_until_the_cluster_has_that_user(tmp_path: Path) -> None:
     """The configuration's user stays without rights after that, also after the user's removal and after a restart."""
     cluster = LocalCluster(tmp_path / "three", settings={"users": {"ann": str(hash_password("a", bytes(16)))}})
     cluster.write_files()
@@ -437,7 +437,7 @@ async def test_a_user_of_the_configuration_is_an_admin_until_the_cluster_has_tha
         cluster.stop()
 
 
-def test_certificates_are_users_of_their_names_and_nodes_stay_nodes(tmp_path: Path) -> None:
+def test_certificate_of_a_client_is_a_user_and_that_of_a_node_is_not(tmp_path: Path) -> None:
     """With TLS, and no user in any configuration: passwords count from the first user on, without a restart."""
     certs = tmp_path / "certs"
     hosts = [f"{name}=127.0.0.1" for name in "ABC"]

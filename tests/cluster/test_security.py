@@ -112,7 +112,7 @@ def test_tls_admits_clients_with_a_password_or_a_certificate(tls: LocalCluster, 
         connect(f"bedrockish://{LOGIN}{hosts}/?connect_timeout=0.5")  # without TLS
 
 
-async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -> None:
+async def test_client_cannot_connect_as_a_peer(tls: LocalCluster, certs: Path) -> None:
     from bedrockish_net.tls import dial_context
 
     context = dial_context(*(str(certs / name) for name in ("ca.pem", "app.pem", "app-key.pem")))

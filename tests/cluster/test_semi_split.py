@@ -76,7 +76,7 @@ async def end(cluster: ProxiedCluster, acknowledged: set[str]) -> None:
         assert acknowledged <= set(found)
 
 
-async def test_a_line_of_three_commits_everywhere(tmp_path: Path) -> None:
+async def test_transactions_commit_in_a_chain_of_three_nodes(tmp_path: Path) -> None:
     """A and C cannot talk: all three commit, and A's commits reach C through B."""
     async with nodes(tmp_path, "ABC") as cluster:
         done = set[str]()

@@ -18,7 +18,7 @@ PAY = "INSERT INTO payment DEFAULT VALUES RETURNING id"
 LONG = "--" + LONG_TEXT * " "  # a text of this length runs in a worker at once
 
 
-async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(tmp_path: Path) -> None:
+async def test_command_sent_twice_at_once_is_applied_once(tmp_path: Path) -> None:
     """The second request looks up the command before it waits, and finds nothing. Applied twice, the command would end
     each node.
     """

@@ -78,7 +78,7 @@ def test_each_pragma_of_sqlite_has_a_line() -> None:
     assert {line.name.removeprefix("PRAGMA ") for line in PRAGMAS} == known
 
 
-def test_at_most_ten_lines_are_refusals_and_each_tells_the_way_out() -> None:
+def test_at_most_ten_lines_are_refusals_and_each_names_a_way_out() -> None:
     refused = [line for line in LINES if line.verdict == REFUSED]
     assert len(refused) <= 10
     assert all(line.how for line in LINES if line.verdict != SAME)

@@ -192,7 +192,7 @@ def test_every_door_keeps_temporary_tables(tmp_path: Path) -> None:
         assert second["results"][3]["response"]["result"]["rows"] == [[{"type": "text", "value": "libsql"}]]
 
 
-async def test_loss_of_the_node_is_told_by_name(cluster: LocalCluster) -> None:
+async def test_loss_of_the_node_raises_temporary_lost_error(cluster: LocalCluster) -> None:
     """The session gets one error about its lost TEMP objects, at the next node, and continues there."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:

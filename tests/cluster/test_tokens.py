@@ -61,7 +61,7 @@ def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
             return error.code
 
 
-def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
+def test_token_has_the_rights_of_its_user_until_it_expires(cluster: LocalCluster) -> None:
     """Every node accepts the token. Users make tokens for themselves, admins for others. A forged one is refused."""
     done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
     mine = Caller(cluster, 0, "tina", "1").url
@@ -134,7 +134,7 @@ def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_token_goes_where_the_password_goes_at_every_door(cluster: LocalCluster, mara: str, door: str) -> None:
+def test_token_replaces_the_password_at_every_interface(cluster: LocalCluster, mara: str, door: str) -> None:
     """The token gives only the rights of its user, and a forged one counts as a wrong password."""
     come, here, token = DOORS[door], list(DOORS).index(door) % 3, _token_of(cluster, "mara")
     forged = token[:-6] + ("AAAAAA" if token[-6:] != "AAAAAA" else "BBBBBB")
@@ -150,7 +150,7 @@ def test_a_token_goes_where_the_password_goes_at_every_door(cluster: LocalCluste
         assert db.execute(asked, [f"%token {door} %"], read="strict").value() == 1
 
 
-def test_nothing_that_outlives_a_token_is_done_with_one(cluster: LocalCluster, mara: str) -> None:
+def test_token_can_change_no_users_or_tokens(cluster: LocalCluster, mara: str) -> None:
     for name, mine in (("mara", "mara"), ("adam", "mara")):
         token = _token_of(cluster, name)
         url = Caller(cluster, 1, name, token).url

@@ -196,7 +196,7 @@ async def test_a_node_that_dies_takes_its_transactions_with_it(cluster: LocalClu
     judge_files(cluster)
 
 
-async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> None:
+async def test_lost_answer_of_commit_is_settled(cluster: LocalCluster) -> None:
     """The node is killed or paused around COMMIT: the client reports the true outcome, and the files agree."""
     await ready(cluster)
     happened: dict[int, bool] = {}

@@ -89,7 +89,7 @@ async def test_hanging_nodes_and_a_lost_quorum_are_reported(tmp_path: Path) -> N
             assert (await trio.to_thread.run_sync(said, cluster, 0))[0] == 0
 
 
-async def test_a_clock_that_is_wrong_is_named_at_both_ends(tmp_path: Path) -> None:
+async def test_wrong_clock_is_reported_at_both_nodes(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         cluster.nodes[2].kill()

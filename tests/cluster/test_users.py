@@ -106,7 +106,7 @@ def test_user_name_in_a_call_is_ignored(cluster: LocalCluster) -> None:
     assert whose(cluster)["forged"] == "bob"
 
 
-async def test_commands_that_share_a_transaction_are_each_of_its_user(cluster: LocalCluster) -> None:
+async def test_each_command_of_a_shared_transaction_has_its_own_user(cluster: LocalCluster) -> None:
     """Two users send many commands to one node at one moment; feed, command line and journal name the same users."""
     made: dict[str, str] = {}
     with trio.fail_after(WAIT_S):

@@ -38,7 +38,7 @@ def test_expected_outcomes_survive_writing_and_reading(tmp_path: Path) -> None:
     assert [*differences(EXPECTED, FOUND)] == []
 
 
-def test_a_line_that_belongs_to_nothing_is_no_expectation(tmp_path: Path) -> None:
+def test_unknown_line_of_an_expectation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "suite.txt"
     path.write_text("release: 1\nb.refused\n")
     with pytest.raises(ValueError, match="line 2"):
@@ -64,7 +64,7 @@ def test_any_change_of_a_test_is_a_difference(test: str, now: tuple[str, str] | 
     assert told in "\n".join(differences(EXPECTED, found))
 
 
-def test_reasons_that_were_given_are_kept() -> None:
+def test_recording_keeps_the_reasons_of_failures() -> None:
     """A new test has none, and the gate refuses that."""
     new = renewed(EXPECTED, {**FOUND, "e.new": ("failed", "boom")}, "Suite 2")
     assert {name: why for name, why in new.others.items() if name != "e.new"} == EXPECTED.others
@@ -72,7 +72,7 @@ def test_reasons_that_were_given_are_kept() -> None:
     assert (new.release, new.passed) == ("Suite 2", 1)
 
 
-def test_a_part_is_compared_with_its_part() -> None:
+def test_partial_run_is_compared_with_the_same_tests_only() -> None:
     some = {name: FOUND[name] for name in ("a.good", "c.broken")}
     assert [*differences(part_of(EXPECTED, some), some)] == []
     assert [*differences(part_of(EXPECTED, some), {**some, "a.good": ("failed", "")})]

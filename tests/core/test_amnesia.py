@@ -80,7 +80,7 @@ def test_an_older_state_of_the_same_file_is_turned_away() -> None:
     assert why(disk.start(), "B", told("one", 9 + STEP)) == OLDER_FILE
 
 
-def test_a_file_that_was_put_back_is_known_however_much_it_has_grown() -> None:
+def test_file_that_was_put_back_is_recognised_after_any_growth() -> None:
     """It is recognised by the start that it lacks, or by entries written after its last start; also after further
     starts.
     """
@@ -113,7 +113,7 @@ def test_a_start_is_remembered_at_once() -> None:
     assert why(disk.start(), "B", copy.info) == OLDER_FILE
 
 
-def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
+def test_file_that_no_longer_has_an_old_start_is_accepted() -> None:
     """After very many starts of another node, an absent peer cannot know which of them the file has had, and must not
     guess.
     """
@@ -125,7 +125,7 @@ def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
     assert why(known, "B", file.info) == ""
 
 
-def test_a_program_without_starts_is_judged_by_its_length() -> None:
+def test_peer_that_reports_no_starts_is_judged_by_its_number_of_batches() -> None:
     """The rule of older releases applies; and the message does not count as a start that the next one must have."""
     disk, file = Disk(), File().start(b"1")
     disk.kept[PREFIX + "B"] = cbor2.dumps(["one", 1])
@@ -136,7 +136,7 @@ def test_a_program_without_starts_is_judged_by_its_length() -> None:
     assert why(known, "B", told("one", 1)) == OLDER_FILE
 
 
-def test_starts_that_are_none_are_not_believed() -> None:
+def test_malformed_starts_are_ignored() -> None:
     """Malformed starts are ignored; the peer is judged by the rest."""
     for nonsense in (None, 7, "x", [1], [[b"1"]], [[b"1", True]], [["1", 1]], [[b"1", 1, 1]], {b"1": 1}):
         assert read_starts(nonsense) == []
@@ -144,7 +144,7 @@ def test_starts_that_are_none_are_not_believed() -> None:
     assert read_starts([[b"1", 0], (b"2", 5)]) == [(b"1", 0), (b"2", 5)]
 
 
-def test_an_idle_memory_writes_nothing() -> None:
+def test_record_of_peers_is_not_written_while_nothing_changes() -> None:
     """Otherwise two nodes would cause each other's writes for ever."""
     disk, file = Disk(), File(batches=10).start(b"1")
     known = disk.start()
@@ -158,7 +158,7 @@ def test_an_idle_memory_writes_nothing() -> None:
     assert disk.kept != before
 
 
-def test_learners_and_strangers_are_let_be() -> None:
+def test_learners_and_strangers_may_come_with_any_file() -> None:
     """A learner promises nothing, so it may come with any file; the nodes remember its latest one."""
     known = Disk().start()
     assert why(known, "L", told("one", 9)) == ""
@@ -168,7 +168,7 @@ def test_learners_and_strangers_are_let_be() -> None:
     assert why(known, "B", told(None, None)) == ""
 
 
-def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_voter() -> None:
+def test_file_put_back_before_the_promotion_is_accepted_from_the_voter() -> None:
     """The voter judges a promoted learner by its starts since the promotion, also over new links and restarts."""
     disk = Disk()
     known = disk.start()

@@ -121,7 +121,7 @@ def test_refused_recoverer_retries_above_the_promised_ballot() -> None:
     assert net.places["B"].core.recovery.rounds[txid].ballot == 33
 
 
-def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
+def test_only_an_acceptance_at_ballot_1_counts_for_the_rollback() -> None:
     """An acceptance at a higher ballot may be one of the commit."""
     net = Net("ABC")
     txid = begin(net)
@@ -165,7 +165,7 @@ def test_new_clock_is_above_closed() -> None:
     assert here.clock.tick() > here.clock.closed
 
 
-def test_the_ceiling_is_kept_before_anything_is_said() -> None:
+def test_ceiling_is_durable_before_any_message_leaves() -> None:
     """A crash between the two must not forget a clock that others have heard."""
     net = Net("ABC")
     core = net.places["A"].core
@@ -201,14 +201,14 @@ def rejected_for(net: Net) -> Txid | None:
     return reject.other
 
 
-def test_an_end_counts_from_when_it_was_learned() -> None:
+def test_rollback_counts_from_the_clock_at_which_it_was_learned() -> None:
     """Until B learned the end of its own Q, a recovery of P may have counted B out."""
     net = Net("ABC")
     older, _ = ended_after(net)
     assert rejected_for(net) == older
 
 
-def test_an_end_is_kept_until_its_time_is_closed() -> None:
+def test_own_rollback_is_kept_until_its_clock_is_closed() -> None:
     """Safe time does not matter: closed time decides which transactions can still be approved."""
     net = Net("ABC")
     older, _ = ended_after(net)
@@ -216,7 +216,7 @@ def test_an_end_is_kept_until_its_time_is_closed() -> None:
     assert rejected_for(net) == older
 
 
-def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
+def test_clock_given_to_a_client_is_later_than_own_rollbacks() -> None:
     """Otherwise the transaction would be older than a rollback on which others rely."""
     net = Net("ABC")
     ended_after(net)
@@ -269,7 +269,7 @@ def test_read_token_covers_the_sessions_token() -> None:
     assert reply.answer.token.vector["B"] == 99
 
 
-def test_the_token_of_a_write_has_its_base() -> None:
+def test_token_of_a_write_includes_the_base_of_the_write() -> None:
     """The token names everything that the session has seen, not only its own commits."""
     net = Net("ABC")
     txid = begin(net)

@@ -68,7 +68,7 @@ def test_read_waits_for_a_commit_that_is_pending_at_the_voter() -> None:
     assert has(net, "A", "given")
 
 
-def test_vectors_of_a_majority_would_miss_that_commit() -> None:
+def test_read_that_ignores_pending_transactions_misses_a_commit() -> None:
     """The vector of C has no tick of B. Only C's pending transactions include the commit."""
     net = acknowledged_without_a()
     with in_force(FAULTS["the journal is read without the pending ones"]):
@@ -121,7 +121,7 @@ def test_learner_asks_a_majority_of_the_voters() -> None:
     assert has(net, "A", "given")
 
 
-def test_transaction_that_is_pending_here_alone_is_waited_for() -> None:
+def test_read_waits_for_a_transaction_that_is_pending_at_this_node_alone() -> None:
     """B's commit has the approval of A. C, the other voter of A's majority, has not heard of it."""
     net = Net("ABC", settings=ASKS_FEW)
     net.cut("B", "C")
@@ -165,7 +165,7 @@ def test_read_does_not_wait_for_transactions_that_begin_after_the_question() -> 
     assert all(has(net, "A", f"before {number}") for number in range(3))
 
 
-def test_read_of_a_row_too_is_certified_after_the_wait() -> None:
+def test_read_of_the_journal_and_a_row_is_certified_after_the_wait() -> None:
     """The row is written after the question about the journal: the row's own question finds that."""
     net = acknowledged_without_a()
     net.ask("A", journal("j", "x"))
@@ -284,7 +284,7 @@ def test_snapshot_that_is_older_than_the_commits_that_were_waited_for_is_not_eno
     assert is_executed(one, 0.2)
 
 
-def test_read_is_over_when_its_time_is() -> None:
+def test_read_ends_at_its_deadline() -> None:
     net = acknowledged_without_a()
     net.ask("A", journal("j", timeout_s=0.5))
     net.run(1.0)

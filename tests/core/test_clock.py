@@ -65,7 +65,7 @@ def test_a_clock_is_moved_by_milliseconds_of_the_wall(ms: int, count: int, by_ms
 
 
 @given(st.sampled_from([BEND_MS - 1, BEND_MS, BEND_MS + 1]), st.integers(-3, 3))
-def test_at_the_bend_nothing_goes_back(ms: int, by_ms: int) -> None:
+def test_clock_does_not_go_back_where_its_layout_changes(ms: int, by_ms: int) -> None:
     clock = moved(pack(ms), by_ms)
     assert milliseconds(clock) == ms + by_ms
     assert counter(clock) == 0
@@ -176,7 +176,7 @@ def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", [0, -3_600_000, 3_600_000])
-def test_age_is_told_by_most_walls_and_not_by_a_wrong_one(wrong_ms: int) -> None:
+def test_age_follows_most_wall_clocks_and_not_a_wrong_one(wrong_ms: int) -> None:
     start = 1_700_000_000_000
     clock = Clock(Settings(), Now(0.0, start + wrong_ms))
     clock.hear_walls([start, start])

@@ -62,7 +62,7 @@ def test_clock_only_counts_at_the_end_of_its_range() -> None:
     assert clock.read() == late[-1]
 
 
-def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
+def test_node_at_the_limit_of_its_clock_commits_and_safe_time_advances() -> None:
     """A node goes on even if its machine reports for a moment a time far in the future."""
     wall, seconds = WALL_MS_MAX - 2_000, 0.0
     node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(seconds, wall))
@@ -101,7 +101,7 @@ FAR = Txid(CLOCK_READ_LIMIT - 1, "A")
         Recover(b"body", ENDED - 1, FAR.clock),
     ],
 )
-def test_a_number_that_no_file_can_keep_is_not_heard(message: Message) -> None:
+def test_message_with_a_number_too_large_for_a_file_is_refused(message: Message) -> None:
     """The greatest accepted numbers leave room for the numbers that are counted from them; each larger field is
     refused.
 
@@ -183,7 +183,7 @@ def test_clock_hours_ahead_is_followed_if_an_outcome_depends_on_it() -> None:
     assert one.node.state.clock.value >= ahead
 
 
-def test_a_cluster_lives_through_the_bend() -> None:
+def test_cluster_survives_the_change_of_the_clocks_layout() -> None:
     """Clocks and commits stay in order, safe time advances, and stored clocks give the wall time."""
     wall = BEND_MS - 2_000
     node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(0.0, wall))

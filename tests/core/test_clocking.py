@@ -129,7 +129,7 @@ def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
     assert node.state.roster.peers["A"].ahead_ms == 0
 
 
-def test_clock_too_far_ahead_is_not_followed_and_its_begin_rejected() -> None:
+def test_begin_with_a_clock_too_far_ahead_is_rejected_and_not_followed() -> None:
     two = Two()
     far = CLOCK + pack(3_600_000)
     two.hear("A", Gossip({}, 0, 0, far, "store of A", 1, WALL))
@@ -143,7 +143,7 @@ def test_clock_too_far_ahead_is_not_followed_and_its_begin_rejected() -> None:
     ]
 
 
-def test_a_told_clock_that_is_too_old_is_not_begun() -> None:
+def test_transaction_with_a_too_old_clock_of_its_client_is_not_begun() -> None:
     """A request is executed again with a new clock. An open transaction cannot be, and its client gets an error."""
     for once in (False, True):
         two = Two()
@@ -154,7 +154,7 @@ def test_a_told_clock_that_is_too_old_is_not_begun() -> None:
         assert [isinstance(error, ConflictError) for error in errors] == ([True] if once else [])
 
 
-def test_a_told_clock_names_one_transaction_only() -> None:
+def test_clock_given_to_a_client_is_used_for_one_transaction() -> None:
     two = Two()
     two.step(Submitted(1, REQUEST, True))
     clock = two.node.tick(Now(0.01, WALL + 10))
@@ -165,7 +165,7 @@ def test_a_told_clock_names_one_transaction_only() -> None:
     assert isinstance(begun, Begin)
 
 
-def test_holds_travel_and_the_latest_word_of_a_reader_counts() -> None:
+def test_holds_are_gossiped_and_the_latest_of_a_reader_counts() -> None:
     two = Two()
     assert KeepHold("mirror", 1, 50) in two.step(Held("mirror", 50))
     assert two.node.state.holds == {"mirror": (1, 50)}

@@ -105,7 +105,7 @@ def test_recoverer_is_told_that_a_repeated_command_never_happens() -> None:
     assert [one.standing for one in other if isinstance(one, Promise)] == [Standing.HELD]
 
 
-def test_an_id_that_is_too_old_to_tell_is_rejected_and_its_client_is_told_so() -> None:
+def test_voter_rejects_a_command_id_that_is_too_old_and_the_client_learns_it() -> None:
     voter = Voter({"ancient": FORGOTTEN})
     said = voter.hear("A", Begin(transaction("A", 2, "ancient", {}).body))
     assert [(one.reason, one.other) for one in said if isinstance(one, Reject)] == [(Reason.FORGOTTEN, None)]
@@ -114,7 +114,7 @@ def test_an_id_that_is_too_old_to_tell_is_rejected_and_its_client_is_told_so() -
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.HELD]
 
 
-def test_a_leader_whose_voters_have_forgotten_more_than_it_tells_its_client() -> None:
+def test_leader_reports_a_command_that_its_voters_have_forgotten() -> None:
     leader = Voter()
     leader.step(Submitted(1, Request("ancient", ())))
     leader.step(Executed(1, Prepared({}, 0, False, ROWS, WRITES, b"", b"")))

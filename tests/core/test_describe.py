@@ -149,7 +149,7 @@ def test_events_are_printed_as_in_the_logs(event: on.Event, text: str) -> None:
     assert PRINTER.event(event) == text
 
 
-def test_every_kind_is_printed_here() -> None:
+def test_every_kind_of_message_effect_and_event_is_printed() -> None:
     """A new kind of message, effect or event needs a line above."""
     for kinds, table in ((say.Message, MESSAGES), (do.Effect, EFFECTS), (on.Event, EVENTS)):
         assert {type(value) for value, _ in table} == set(get_args(kinds))

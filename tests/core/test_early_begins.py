@@ -219,7 +219,7 @@ def test_only_a_forgotten_transaction_of_this_node_is_rolled_back_when_asked_abo
     assert not said(net, Rollback)
 
 
-def test_node_that_no_majority_has_let_in_rolls_nothing_back() -> None:
+def test_node_not_accepted_by_a_majority_rolls_no_transaction_back() -> None:
     """Its file may be an older copy, and the newer one may have the commit."""
     net, txid = forgotten()
     net.flights.clear()

@@ -42,7 +42,7 @@ def test_commit_that_others_can_still_make_is_not_reported_as_failed(monkeypatch
     assert net.told("A") == {"one": "cannot tell"}
 
 
-def test_the_error_is_told_as_soon_as_the_rollback_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_is_answered_as_soon_as_the_rollback_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     net = given_up(monkeypatch, cut_off=False)
     net.run(0.5)
     assert net.told("A") == {"one": "did not happen"}

@@ -34,7 +34,7 @@ class Walls(Net):
         super().deliver()
 
 
-def test_nothing_is_begun_before_a_majority_has_told_its_time() -> None:
+def test_no_transaction_begins_before_a_majority_has_reported_its_time() -> None:
     net = Walls("ABC")
     net.ask("A", add("one", "k"))
     net.run(3.0)

@@ -102,7 +102,7 @@ def questions(made: Transaction) -> list[Message]:
     ]
 
 
-def test_a_node_with_damaged_tables_is_silent_to_whatever_is_counted() -> None:
+def test_node_with_damaged_tables_sends_no_message_that_is_counted() -> None:
     """The damaged node approves, promises, accepts, certifies, applies and executes nothing."""
     sick = Sick(WHERE)
     for question in questions(transaction("A", 1)):
@@ -117,7 +117,7 @@ def test_a_node_with_damaged_tables_is_silent_to_whatever_is_counted() -> None:
         assert set(said(sick.step(Woken()))) <= {Gossip}
 
 
-def test_sound_node_answers_the_questions() -> None:
+def test_node_with_sound_tables_answers_the_same_messages() -> None:
     """A sound node answers, so the test above can fail."""
     heard = [bool(Sick({}).hear("A", question)) for question in questions(transaction("A", 1))]
     assert heard.count(True) >= 6
@@ -149,7 +149,7 @@ def test_damaged_node_keeps_its_promises_and_gives_up_its_own_transactions() -> 
     assert sick.node.state.votes.by_txid[other.txid].held
 
 
-def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
+def test_peers_count_a_damaged_node_as_silent_despite_its_messages() -> None:
     """Other nodes finish its transactions as soon as if it were down."""
     made = transaction("A", 1)
     sick = Sick({}, (Vote(made.txid, made, held=True),))
@@ -189,7 +189,7 @@ def test_misfit_entry_blocks_only_its_timeline() -> None:
     assert sick.node.state.timelines.applied == {"C": 1}
 
 
-def test_the_worst_alarm_decides_and_is_cleared_by_name() -> None:
+def test_worst_alarm_decides_the_mode_and_is_cleared_by_name() -> None:
     """A full disk and damaged tables at once: damaged; when one is cleared, the other stays."""
     health = Health()
     assert (health.mode, health.reason, health.reads, health.writes) == (Mode.SERVING, "", True, True)
@@ -204,7 +204,7 @@ def test_the_worst_alarm_decides_and_is_cleared_by_name() -> None:
     assert health.mode is Mode.SERVING
 
 
-def test_an_alarm_and_a_mode_travel() -> None:
+def test_alarm_and_mode_survive_encoding_and_gossip() -> None:
     """In the node's file, and in gossip; a malformed one is refused with a typed error."""
     alarm = WHERE[DAMAGED_TABLES]
     assert decode_alarm(encode_alarm(alarm)) == alarm
@@ -309,7 +309,7 @@ def test_slow_row_comparison_delays_the_vote_and_closing(in_time: bool) -> None:
         assert answers[0].reason == Reason.TOO_LATE
 
 
-def test_a_row_that_is_written_while_it_is_compared_is_a_conflict() -> None:
+def test_row_written_during_its_comparison_is_a_conflict() -> None:
     """The verdict is about the rows at the beginning of the comparison."""
     made, other = transaction("A", 1), transaction("C", 1)
     verdicts: list[str | None] = [None]
@@ -332,7 +332,7 @@ def test_a_row_that_is_written_while_it_is_compared_is_a_conflict() -> None:
     assert [(one.reason, one.other) for one in rejects] == [(Reason.FOR, other.txid)]
 
 
-def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> None:
+def test_leader_doubts_its_rows_after_a_reject_for_differing_rows() -> None:
     made = transaction("B", 1)
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
     assert node.state.doubts == 0
@@ -341,7 +341,7 @@ def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> N
     assert node.state.doubts == 1
 
 
-def test_request_that_waits_for_a_repair_is_told_of_the_voter_with_other_rows() -> None:
+def test_request_that_waits_for_a_repair_names_the_voter_with_other_rows() -> None:
     """The voter also holds the command's earlier attempt; an error that named that one would mislead the operator."""
     made, earlier = transaction("B", 2), transaction("B", 1).txid
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))

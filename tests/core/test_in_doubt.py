@@ -10,7 +10,7 @@ from tests.core.net import Net, add
 from tests.core.test_once import Trio, prepared
 
 
-def test_a_transaction_in_doubt_tells_how_many_commands_share_it_and_none_of_their_ids() -> None:
+def test_status_of_a_transaction_in_doubt_has_the_number_of_its_commands_and_no_ids() -> None:
     world = Trio()
     world.submit("B", prepared(world.base("B"), writes="x"), command="first")
     body = next(message.body for _, _, message in world.under_way if isinstance(message, Begin))
@@ -21,7 +21,7 @@ def test_a_transaction_in_doubt_tells_how_many_commands_share_it_and_none_of_the
     assert not {"first", "second", "third"} & {str(value) for value in doubt.values()}
 
 
-def test_a_begin_that_was_not_taken_is_said_again() -> None:
+def test_begin_that_a_voter_dropped_is_sent_again() -> None:
     """A link loses nothing, but a node that has too many messages in pieces drops some."""
     net = Net("AB")
     net.ask("A", add("first", "x"))
@@ -30,7 +30,7 @@ def test_a_begin_that_was_not_taken_is_said_again() -> None:
     assert net.told("A") == {"first": "A1"}
 
 
-def test_a_rollback_that_was_not_heard_is_said_again() -> None:
+def test_rollback_that_was_lost_is_sent_again() -> None:
     """A node that does not know yet that it is a voter ignores rollbacks; safe time must not stop for ever because of
     that.
     """

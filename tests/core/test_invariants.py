@@ -108,7 +108,7 @@ def test_each_invariant_check_detects_a_violation(damage: Callable[[Node], None]
         node.check()
 
 
-def test_a_request_goes_only_where_the_automaton_leads() -> None:
+def test_request_moves_only_between_stages_of_the_table() -> None:
     """Every stage has a row, each is reached from another, and a step that is not in the table is refused."""
     assert set(MOVES) == set(Stage)
     assert {stage for stages in MOVES.values() for stage in stages} == set(Stage) - {Stage.TOKEN}

@@ -486,7 +486,7 @@ def stuck(voters: int, quorum: int) -> bool:
     return False
 
 
-def test_two_orphans_never_wait_for_each_other() -> None:
+def test_recoveries_of_two_orphans_never_wait_for_each_other() -> None:
     """The size of the quorum prevents it; seven voters with a plain majority show that it can happen otherwise."""
     assert not any(stuck(voters, approvals_needed(voters)) for voters in range(1, 10))
     assert [voters for voters in range(1, 10) if stuck(voters, majority(voters))] == [7, 9]

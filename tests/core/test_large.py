@@ -134,7 +134,7 @@ def test_other_messages_go_on_while_one_is_assembled() -> None:
     assert not net.places["B"].core.state.pieces.assembling
 
 
-def test_message_that_came_in_time_counts_as_such_when_complete() -> None:
+def test_message_that_began_to_arrive_in_time_counts_as_in_time() -> None:
     """Closing waits for this message only, so a series of messages cannot stop it."""
     net = Net("ABC", settings=LARGE)
     net.slow = {"B", "C"}
@@ -383,7 +383,7 @@ def test_a_crashed_leaders_pieces_do_not_stay() -> None:
     assert not net.places["B"].disk.seen.pieces
 
 
-def test_a_peer_cannot_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_from_a_peer_are_bounded_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "OFFERED_BYTES_MAX", 1_000)
     net = Net("ABC", settings=LARGE)
     for number in range(5):
@@ -419,7 +419,7 @@ def test_malformed_reassembled_message_is_dropped() -> None:
     assert net.places["B"].core.state.counts["malformed"] == 2
 
 
-def test_a_client_is_told_when_its_bytes_did_not_arrive() -> None:
+def test_client_learns_that_its_pieces_did_not_reach_a_quorum() -> None:
     net = Net("ABC", settings=LARGE)
     net.kept = {Piece}
     net.ask("A", add("one", BIG, timeout_s=3.0))

@@ -86,7 +86,7 @@ def test_a_begin_of_an_older_release_is_read_and_one_with_nonsense_for_a_trace_t
     assert decode(encode(Begin(b"body", trace))) == Begin(b"body", trace)
 
 
-def test_nothing_leaves_that_the_cluster_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_of_a_higher_level_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The assertion stops a part of the core that does not check the level, here and in every test."""
     state = One(membership(0, "ABC")).node.state
     monkeypatch.setitem(SINCE, AskClock, LEVEL + 1)
@@ -101,7 +101,7 @@ def test_nothing_leaves_that_the_cluster_does_not_read(monkeypatch: pytest.Monke
 MEMBERS = Membership(3, {"A": Member("A", "h:1"), "B": Member("B", "h:2", store="s")}, "c0ffee", level=LEVEL)
 
 
-def test_nonsense_is_no_membership() -> None:
+def test_malformed_membership_is_refused() -> None:
     version, members, *_ = cbor2.loads(pack_membership(MEMBERS))
     assert (version, members) == (3, {"A": ["h:1", True, ""], "B": ["h:2", True, "s"]})
     assert read_membership(pack_membership(MEMBERS)) == MEMBERS
@@ -115,7 +115,7 @@ def facts(**levels: int) -> Facts:
     return Facts(frozenset("AB"), {"A": 0, "B": 0}, frozenset("AB"), {"A": "a"}, levels)
 
 
-def test_the_level_is_raised_when_all_have_it() -> None:
+def test_level_is_raised_when_all_members_support_it() -> None:
     """The raise also binds the members to their files, like every membership change."""
     raised = change_members(MEMBERS, MemberChange(RAISE, "A"), facts(A=LEVEL + 1, B=LEVEL + 2))
     assert (raised.level, raised.cluster_id, raised.version) == (LEVEL + 1, "c0ffee", 4)
@@ -137,14 +137,14 @@ def test_level_is_not_raised_above_that_of_a_member(levels: dict[str, int], why:
         change_members(MEMBERS, MemberChange(RAISE, "A"), facts(**levels))
 
 
-def test_a_node_of_an_older_release_is_not_taken_in() -> None:
+def test_node_of_an_older_release_is_not_added() -> None:
     told = facts(A=LEVEL, B=LEVEL)
     with pytest.raises(MembershipError, match="install the release of its members on C"):
         change_members(MEMBERS, MemberChange(ADD, "C", "h:3", level=LEVEL - 1), told)
     assert "C" in change_members(MEMBERS, MemberChange(ADD, "C", "h:3", level=LEVEL), told).members
 
 
-def test_levels_are_told_in_gossip() -> None:
+def test_members_report_their_levels_in_gossip() -> None:
     """The cluster's level is the lowest that any member has reported; a silent member keeps the level unchanged."""
     one = One(membership(0, "ABC"))
     for known in one.node.state.roster.peers.values():
@@ -157,7 +157,7 @@ def test_levels_are_told_in_gossip() -> None:
     assert one.node.state.roster.level_of_all == OLDEST
 
 
-def test_a_level_above_ours_stops_the_node_before_it_applies_anything() -> None:
+def test_level_above_the_programs_stops_the_node_before_it_applies_an_entry() -> None:
     state = One(membership(0, "ABC")).node.state
     before = state.roster.membership
     apply_queue = ApplyQueue(state)

@@ -196,7 +196,7 @@ def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_aske
     assert [effect for effect in effects if isinstance(effect, NewerTold)] == [NewerTold(1, may_be=True)]
 
 
-def test_amnesiac_voter_says_nothing_that_counts() -> None:
+def test_amnesiac_voter_sends_no_message_that_counts() -> None:
     """Its votes, read answers and clocks do not count; but its clock advances, and it reports known ends."""
     one = One(membership(0, "ABC"), lost="its file is an older one")
     before = transaction("A", 1)
@@ -246,7 +246,7 @@ def test_commits_of_a_removed_node_alone_are_not_waited_for() -> None:
     assert Fetch({"A": 1}, one.node.state.settings.fetch_bytes) in one.wait(3.0, "C")
 
 
-def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:
+def test_transaction_of_a_newer_membership_waits_for_that_membership() -> None:
     """A new voter that does not know its promotion yet must not refuse a transaction."""
     one = One(membership(0, "AC", "B"))
     promotion = transaction("A", 1, change=membership(1, "ABC"))
@@ -311,7 +311,7 @@ def test_times_of_a_gossip_count_though_its_reservation_cannot_be_read() -> None
     assert one.node.state.roster.peers["A"].closed == CLOCK - 5
 
 
-def test_a_learner_on_another_file_has_told_nothing_yet() -> None:
+def test_reports_of_a_learners_former_file_do_not_count() -> None:
     """With the vector of its old file, it would seem to have caught up."""
     before = Membership(0, {**membership(0, "AB").members, "L": Member("L", "L:1", False, "one")})
     one = One(before)
@@ -339,7 +339,7 @@ def test_node_with_an_older_file_never_votes_again() -> None:
         assert refused.message == "an older file"
 
 
-def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
+def test_node_that_lacks_commits_of_its_own_never_votes_again() -> None:
     """Only this node writes its timeline, and it does so before another node hears of a commit."""
     one = One(membership(0, "ABC"))
     effects = one.step(Received("C", Gossip({"B": 3}, 0, 0, CLOCK, "store of C", 1, WALL)))

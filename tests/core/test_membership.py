@@ -35,7 +35,7 @@ def changes() -> Iterator[MemberChange]:
         yield MemberChange(action, node, "new:1", successor="F", force=force)
 
 
-def test_every_change_of_every_membership_keeps_the_laws() -> None:
+def test_every_allowed_change_of_members_keeps_the_laws() -> None:
     """One voter at a time, never without a voter, and without force never without a quorum of living ones."""
     made = 0
     for (old, alive), change in product(worlds(), changes()):
@@ -170,7 +170,7 @@ def test_former_voter_votes_again_with_its_own_file() -> None:
     assert change_members(old, MemberChange("promote", "D"), facts).former == ()
 
 
-def test_the_files_that_are_known_are_written_down() -> None:
+def test_membership_change_records_the_known_files() -> None:
     """From the first change on the membership has the file of each member, and does not overwrite it."""
     old = Membership(0, {"A": Member("A", "h:1", True, "old"), "B": Member("B", "h:2")})
     facts = Facts(frozenset("AB"), {}, frozenset(), {"A": "other", "B": "of B"})

@@ -84,7 +84,7 @@ def test_a_begin_of_an_older_membership_is_over() -> None:
     assert [type(message) for message in said] == [Outcome]
 
 
-def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
+def test_approval_of_a_learner_does_not_count() -> None:
     """A learner's messages do not count as votes."""
     net = Net("ABC", "L")
     txid = begin(net, approvers="")
@@ -102,7 +102,7 @@ def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
     assert list(net.places["A"].core.coordinator.attempts.open) == [first]
 
 
-def test_a_clock_that_is_far_ahead_is_turned_down() -> None:
+def test_begin_with_a_clock_far_ahead_is_rejected() -> None:
     """The node does not follow it either, because the clock of the cluster never goes back."""
     one = One(ABC)
     made = transaction("A", 1)
@@ -234,7 +234,7 @@ def test_taking_a_commit_moves_the_clock() -> None:
     assert one.node.state.clock.value >= ahead.txid.clock
 
 
-def test_a_commit_that_comes_early_is_kept() -> None:
+def test_commit_ahead_of_a_gap_is_kept() -> None:
     """The node applies it right after the one before it, and does not request it again."""
     one = One(ABC)
     first, second = transaction("A", 1), transaction("A", 2)
@@ -256,7 +256,7 @@ def test_outcome_of_a_waiting_commit_is_not_forgotten() -> None:
     assert one.node.state.votes.outcomes[made.txid]
 
 
-def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
+def test_joining_node_becomes_a_member_when_it_has_caught_up() -> None:
     """Before that it answers no request: it has less than its sponsors."""
     one = One(ABC, joining=Joining(ABC, {"A": 1}))
     assert one.node.state.roster.joining is not None
@@ -331,7 +331,7 @@ def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
 
 
 @pytest.mark.parametrize("members", [ABC, membership(0, "A")])
-def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> None:
+def test_schema_change_with_a_delay_is_in_force_after_the_delay(members: Membership) -> None:
     """The delay is in addition to that of other changes: during it the index is built next to its table."""
     here = One(members).node.state
     change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
@@ -346,7 +346,7 @@ def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:
     assert one.node.state.clock.followed_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
 
 
-def test_a_learner_follows_its_wall_no_further_than_the_only_voter_is() -> None:
+def test_learner_follows_its_wall_clock_only_up_to_that_of_the_only_voter() -> None:
     """Otherwise its clients would wait for a clock that the voter reaches only later."""
     one = One(membership(0, "A", "B"))
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
@@ -373,7 +373,7 @@ def test_a_learner_that_is_far_behind_is_not_promoted() -> None:
     assert refused(MemberChange(PROMOTE, "L"), facts) == "behind"
 
 
-def test_a_name_that_has_led_does_not_come_back_on_another_file() -> None:
+def test_name_of_a_former_leader_is_refused_for_another_file() -> None:
     """A node on another file would give the places of its timeline a second time."""
     facts = Facts(timelines={"D"})
     change = MemberChange(ADD, "D", "D:1", store="another", level=LEVEL)

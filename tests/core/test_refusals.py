@@ -89,7 +89,7 @@ def test_a_node_knows_when_it_may_lag() -> None:
     assert may_lag("z")
 
 
-def test_own_earlier_run_is_not_called_the_writes_of_others() -> None:
+def test_conflict_with_an_earlier_run_of_the_command_gets_no_advice() -> None:
     """A change of members without a quorum was advised to run over a range of keys at a time."""
     read = SimpleNamespace(touched=frozenset(), has_ranges=True, write_points=(), write_ranges=())
     inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read)

@@ -48,7 +48,7 @@ def test_a_voter_asks_a_leader_about_all_its_transactions_at_once(level: int) ->
     ).votes.pending.transactions.keys()
 
 
-def test_a_leader_repeats_begin_seldom_and_not_before_its_voters_usually_answer() -> None:
+def test_leader_repeats_begin_only_after_the_usual_time_of_an_answer() -> None:
     net = Net("ABC")
     net.kept = {Approve}
     net.ask("A", add("one", "x", timeout_s=100.0))
@@ -119,7 +119,7 @@ def test_deadline_of_an_answered_request_is_dropped_from_the_timers() -> None:
     assert "late" in net.told("A")  # a request without an answer keeps its deadline
 
 
-def test_dropped_timer_does_not_come_and_the_others_do() -> None:
+def test_dropped_timer_does_not_fire_and_others_do() -> None:
     core = Net("A").places["A"].core
     timers = core.state.timers
     timers._timers.clear()

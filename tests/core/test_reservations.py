@@ -400,7 +400,7 @@ def test_gossip_of_an_older_release_has_no_reservation() -> None:
             heard("B", (5, 100, wrong_set))
 
 
-def test_overtaken_background_execution_is_repeated_and_its_client_told() -> None:
+def test_overtaken_execution_in_a_worker_is_repeated_and_counted_for_the_client() -> None:
     net = Busy(took_s=9.0)
     net.ask("A", total("all"))
     core, (number,) = net.places["A"].core, net.places["A"].requests
@@ -424,7 +424,7 @@ def test_overtaken_background_execution_is_repeated_and_its_client_told() -> Non
     net._finish("A", Overtaken(77, event.prepared))  # its request has ended
 
 
-def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None:
+def test_error_names_the_commit_that_the_request_lost_to() -> None:
     """The request writes a whole index, which two commits touch. Only one of them changed a row that it has read."""
     net = Busy(took_s=9.0)
     indexed(net)
@@ -442,7 +442,7 @@ def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None
     assert (lost.other.leader, lost.object) == ("C", "t:rows")
 
 
-def test_a_client_is_told_the_way_out() -> None:
+def test_error_of_a_large_statement_names_a_way_out() -> None:
     """The advice depends on whether the statement writes to the contested table."""
     state = Net("A").places["A"].core.state
     inflight = InFlight(1, total("all"), 1.0, attempts=7)

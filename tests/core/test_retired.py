@@ -105,7 +105,7 @@ def test_members_that_know_the_retirement_get_short_vectors() -> None:
     assert one.node.state.roster.peers["C"].applied == {"C": 1}
 
 
-def test_a_retired_timeline_takes_nothing_more() -> None:
+def test_retired_timeline_takes_no_further_entries() -> None:
     one = retired()
     one.hear("C", report({"A": 1, "C": 1, "D": 2}, 2))
     assert not one.node.apply_queue.gaps
@@ -214,7 +214,7 @@ def test_restarted_node_knows_retired_timelines() -> None:
     assert "D" not in again.commit_window.floor
 
 
-def test_a_newcomer_that_replays_takes_the_retired_timeline_first() -> None:
+def test_new_node_that_replays_takes_the_retired_timeline_first() -> None:
     """The base of the membership change includes all of the retired timeline, and so keeps the order."""
     one = One(membership(0, "ABCD"))
     change = transaction("A", 3, config=1, change=LATER, base={"C": 1, "D": 1})

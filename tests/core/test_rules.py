@@ -118,14 +118,14 @@ def test_outcome_of_a_commit_of_this_step_is_kept_though_it_is_settled(voter: Vo
     assert not votes.outcomes
 
 
-def test_rollback_that_came_before_its_begin_is_told_as_ended(voter: Voter) -> None:
+def test_promise_names_a_rollback_that_came_before_its_begin(voter: Voter) -> None:
     """The node does not know the transaction's keys, so it may conflict with anything (J6)."""
     given_up, other = make("A", 1), make("C", 2)
     assert voter.state.votes.accept_rollback(given_up.txid)
     assert voter.node.recovery._ended_against(other) == [given_up.txid]
 
 
-def test_abort_that_was_accepted_is_told_as_ended(voter: Voter) -> None:
+def test_promise_names_an_accepted_abort(voter: Voter) -> None:
     orphan, other = make("A", 1), make("C", 2)
     voter.hear("A", Begin(orphan.body))
     assert voter.node.recovery._ended_against(other) == []
@@ -202,7 +202,7 @@ def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
     assert voter.state.roster.join_if_caught_up({"A": 9}, 0.0)
 
 
-def test_level_is_the_highest_that_was_heard() -> None:
+def test_level_is_the_highest_heard_level() -> None:
     voter = Voter(Membership(1, ABC.members, level=LEVEL))
     assert voter.state.roster.level == LEVEL
     voter.state.roster.hear("A", LEVEL + 2)
@@ -292,7 +292,7 @@ def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: V
 # -- revalidation, offers and open transactions --------------------------------------------------------------------
 
 
-def test_reader_of_a_span_is_in_the_way_of_its_writer() -> None:
+def test_reader_in_a_span_conflicts_with_its_writer() -> None:
     span = (b"i:y\0", b"i:y\0\xff")
     window, reader = CommitWindow(), make("A", 1, b"i:y\0k")
     window.add(("A", 1), reader)
@@ -304,7 +304,7 @@ def test_reader_of_a_span_is_in_the_way_of_its_writer() -> None:
 
 
 @pytest.mark.parametrize(("clock", "base"), [(0, {"A": 4}), (CLOCK, {"A": 3})])
-def test_transaction_that_was_told_its_clock_keeps_its_base(clock: int, base: Vector) -> None:
+def test_transaction_whose_client_got_its_clock_keeps_its_base(clock: int, base: Vector) -> None:
     """A newer base would include commits that are younger than the clock."""
     voter = Voter(applied={"A": 4})
     prepared = Prepared({"A": 3}, 0, False, ROWS, AccessSet(), b"", b"", clock)
@@ -329,7 +329,7 @@ def test_change_of_the_members_does_not_move_over_another_one(kind: str, goes_on
 
 
 @pytest.mark.parametrize(("clock", "kept"), [(0, True), (CLOCK, False)])
-def test_execution_that_was_told_its_clock_is_not_kept(clock: int, kept: bool) -> None:
+def test_execution_whose_client_got_its_clock_is_not_kept(clock: int, kept: bool) -> None:
     inflight = InFlight(1, Request("c", ()), 10.0)
     inflight.keep(Prepared({}, 0, False, ROWS, AccessSet(), b"", b"", clock))
     assert (inflight.kept is not None) == kept
@@ -364,7 +364,7 @@ def test_change_of_the_members_does_not_hold_back(voter: Voter) -> None:
     assert reservations.blocks(inflight, made.access_set, MEMBERS) is None
 
 
-def test_word_of_a_learner_does_not_count_for_a_strict_read() -> None:
+def test_answer_of_a_learner_does_not_count_for_a_strict_read() -> None:
     members = {**ABC.members, "L": Member("L", "L:1", False)}
     reading = Voter(Membership(1, members)).node.reading
     prepared = Prepared({}, 0, True, ROWS, AccessSet(read_points=frozenset({b"t:x\0k"})), b"", b"")
@@ -408,7 +408,7 @@ def test_recovery_does_not_begin_below_safe_time(voter: Voter) -> None:
     assert not voter.node.recovery.rounds
 
 
-def test_begin_that_waits_for_its_base_is_told_its_end(voter: Voter) -> None:
+def test_leader_of_a_begin_that_waits_for_its_base_gets_the_outcome(voter: Voter) -> None:
     """The base may never arrive, and the leader must learn that the transaction has ended."""
     made = make("A", 1, base={"C": 9})
     assert not [one for one in voter.hear("A", Begin(made.body)) if isinstance(one, Approve)]

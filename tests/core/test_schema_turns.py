@@ -112,7 +112,7 @@ def test_change_that_waits_for_its_turn_waits_for_no_transaction_of_rows() -> No
     assert change.stage is Stage.WAITING
 
 
-def test_changes_and_rows_that_waited_for_one_transaction_go_on_apart() -> None:
+def test_schema_changes_and_rows_that_waited_together_continue_separately() -> None:
     """The requests that write rows have nothing in common with the schema changes, which go on one at a time."""
     coordinator = Net("ABC").places["A"].core.coordinator
     queue, in_flight = coordinator.contention.wait_queue, coordinator.replies.in_flight

@@ -44,7 +44,7 @@ def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
     assert {value(net, name, "x") for name in "ABC"} == {6}
 
 
-def test_a_command_that_fails_stands_alone() -> None:
+def test_failing_command_does_not_share_a_transaction() -> None:
     """The commands before it are committed together, it gets its own error, and the later ones go on."""
     net = Net("ABC")
     net.ask("A", Request("rich", (Statement("add", ["x", 3]),)))
@@ -98,7 +98,7 @@ def test_deadline_of_one_command_does_not_end_a_shared_transaction() -> None:
     assert not [message for _, _, message in net.said if isinstance(message, Rollback)]
 
 
-def test_the_last_one_s_time_ends_the_transaction() -> None:
+def test_deadline_of_the_last_command_ends_a_shared_transaction() -> None:
     """No command waits for the transaction any more, so it is given up, and both clients learn that."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x", timeout_s=0.5), add("two", "x", timeout_s=0.6))

@@ -140,7 +140,7 @@ def test_conflicts_keep_groups_from_growing() -> None:
     assert size(net) == 1
 
 
-def test_more_than_a_group_takes_are_several() -> None:
+def test_commands_beyond_the_size_of_a_group_make_several_groups() -> None:
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 2
     net.ask_together("A", *some(5))
@@ -199,7 +199,7 @@ def test_the_same_command_twice_in_one_moment_happens_once() -> None:
     assert set(net.told("A")) == {"twice", "once"}
 
 
-def test_other_isolation_is_another_transaction() -> None:
+def test_commands_of_other_isolation_get_another_transaction() -> None:
     net = Net("ABC")
     one, two, three = some(3)
     net.ask_together("A", one, replace(two, isolation=SNAPSHOT), three)

@@ -25,7 +25,7 @@ class SlowWay(Trio):
         super().deliver()
 
 
-def test_a_transaction_that_always_arrives_too_late_says_so() -> None:
+def test_error_names_a_transaction_that_always_arrives_too_late() -> None:
     """The client's error names the setting that prevents the commit; nothing was committed."""
     trio = SlowWay()
     trio.way_s = WAY_S

@@ -87,7 +87,7 @@ def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
     assert net.seconds - began < 0.5
 
 
-def test_few_transactions_are_rejected_although_one_leader_pauses() -> None:
+def test_pausing_leader_causes_few_rejects() -> None:
     """Random pauses after rejects once were too short for one of them to commit, and grew for the others."""
     net = Net("ABC")
     order = contend(net, 2_000, with_pauses=True)
@@ -132,7 +132,7 @@ def test_end_of_a_given_up_transaction_does_not_pause_a_request_that_is_in_fligh
     assert net.told("A").keys() == {"ours"}
 
 
-def test_leader_is_a_rival_though_its_reject_comes_after_the_quorum() -> None:
+def test_leader_is_a_rival_even_if_its_reject_comes_after_the_quorum() -> None:
     net = Net("ABC")
     net.kept = {Begin, Approve}
     net.ask("B", add("theirs", "x"))

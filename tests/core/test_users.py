@@ -40,7 +40,7 @@ def refused(old: Membership, *arguments: str, **more: str) -> str:
     return str(caught.value.details["reason"])
 
 
-def test_a_role_includes_those_below_it_and_goes_with_those_above_it() -> None:
+def test_role_includes_lower_roles_and_is_revoked_with_higher_roles() -> None:
     users = change(ONE, USER_ADD, "ann", secret=HASH)
     assert users.users["ann"] == UserSaid(HASH, 0, 8)
     steps = [
@@ -161,7 +161,7 @@ def test_roles_for_single_tables_are_granted_and_revoked() -> None:
         {"a": [b"x", 1, 1]},
     ],
 )
-def test_users_that_are_none_are_refused(users: object) -> None:
+def test_malformed_users_are_refused(users: object) -> None:
     fields = cbor2.loads(pack_membership(ONE))
     fields[5] = users
     with pytest.raises(EntryMalformedError):

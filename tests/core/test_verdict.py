@@ -53,7 +53,7 @@ def test_verdict_on_a_misfit_entry_follows_the_other_members(
         ({"B": LACKS, "C": GONE}, Ruling.SOUND),
     ],
 )
-def test_leader_does_not_take_its_own_entry_for_decided(words: dict[str, Word], ruling: Ruling) -> None:
+def test_leader_does_not_count_its_own_entry_as_decided(words: dict[str, Word], ruling: Ruling) -> None:
     assert judge("A7", UNKNOWN, words, (), True, "as compared", leads=True).ruling is ruling
 
 

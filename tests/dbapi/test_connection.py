@@ -29,7 +29,9 @@ def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -
             use()
 
 
-def test_rows_are_seen_by_others_after_commit_only(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_other_connections_see_rows_after_commit_only(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
     """Autocommit is off at first: nothing is seen by others before commit, and rollback rolls it back."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     assert count(other, table) == 0

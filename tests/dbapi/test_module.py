@@ -15,7 +15,7 @@ from tests.dbapi.conftest import BY_URL
 pytestmark = pytest.mark.cluster
 
 
-def test_globals_say_level_safety_and_style() -> None:
+def test_module_globals_name_level_thread_safety_and_paramstyle() -> None:
     """Three variables of the module give the standard, the thread safety and the style of parameters."""
     assert db.apilevel == "2.0"
     assert db.threadsafety == 2
@@ -93,7 +93,7 @@ def test_declared_types_are_converted_as_in_sqlite3(url: str) -> None:
     ours.close()
 
 
-def test_type_codes_are_those_declared_if_they_are_asked_for(url: str, table: str) -> None:
+def test_type_codes_are_the_declared_types_on_request(url: str, table: str) -> None:
     connection = db.connect(url, detect_types=db.PARSE_DECLTYPES)
     description = connection.execute(f"SELECT id, name, amount, data, 1 FROM {table}").description
     assert description is not None

@@ -48,7 +48,7 @@ def session(*failures: BedrockishError | None) -> tuple[Session, Link]:
     return Session(cast(Any, link), "session", 5.0, lambda sql: None), link
 
 
-def test_a_first_statement_whose_node_is_gone_begins_again_elsewhere() -> None:
+def test_first_statement_is_repeated_at_another_node_after_its_node_is_lost() -> None:
     one, link = session(UnavailableError("gone"), UnavailableError("gone"), None)
     assert one.run("INSERT INTO t VALUES (1)", None, WRITE).rowcount == 1
     assert [held.rolled_back for held in link.begun] == [True, True, False]
@@ -70,7 +70,7 @@ def test_definite_failures_are_not_retried(failure: BedrockishError) -> None:
     assert len(link.begun) == 1
 
 
-def test_a_later_statement_is_never_done_again() -> None:
+def test_later_statement_is_never_repeated() -> None:
     one, link = session(None, None)
     one.run("INSERT INTO t VALUES (1)", None, WRITE)
     link.begun[0].failure = UnavailableError("gone")

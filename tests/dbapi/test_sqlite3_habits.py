@@ -153,7 +153,7 @@ def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> Non
 
 
 @pytest.mark.parametrize("sql", ["BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT p", "RELEASE p", "ROLLBACK TO p", "-- no"])
-def test_values_without_a_place_are_refused_before_anything_happens(made: db.Connection, sql: str) -> None:
+def test_surplus_values_are_refused_before_the_statement_runs(made: db.Connection, sql: str) -> None:
     made.isolation_level = None
     made.execute("BEGIN")
     made.execute("SAVEPOINT p")
@@ -166,14 +166,14 @@ def test_values_without_a_place_are_refused_before_anything_happens(made: db.Con
     made.rollback()
 
 
-def test_names_without_a_place_are_ignored(made: db.Connection) -> None:
+def test_surplus_named_values_are_ignored(made: db.Connection) -> None:
     made.isolation_level = None
     for sql in ("BEGIN", "SAVEPOINT p", "ROLLBACK TO p", "RELEASE p", "COMMIT"):
         made.execute(sql, {"name": 1})
     assert not made.in_transaction
 
 
-def test_definitions_change_no_rows_beside_temporary_objects(made: db.Connection) -> None:
+def test_rowcount_of_a_definition_is_undefined_with_temporary_objects(made: db.Connection) -> None:
     made.execute("CREATE TEMP TABLE own(a)")
     assert made.execute("INSERT INTO own VALUES (1), (2)").rowcount == 2
     for sql in ("DROP INDEX IF EXISTS none", "CREATE TEMP TABLE copy AS SELECT a FROM own", "DROP TABLE copy"):
@@ -240,7 +240,7 @@ def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
         _ = db.SQLITE_NO_SUCH_THING
 
 
-def test_there_is_nothing_to_fetch_where_there_is_no_result(made: db.Connection) -> None:
+def test_fetch_without_a_result_returns_no_rows(made: db.Connection) -> None:
     """An empty statement has no result."""
     cursor = made.cursor()
     assert (cursor.fetchone(), cursor.fetchall()) == (None, [])
@@ -443,7 +443,7 @@ def test_none_removes_a_callback(connection: db.Connection) -> None:
         connection.blobopen("t", "x", 1, name="temp")
 
 
-def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connection: db.Connection) -> None:
+def test_or_rollback_does_not_count_as_a_lost_transaction(connection: db.Connection) -> None:
     """``OR ROLLBACK`` ends the transaction, and the next statement begins another."""
     connection.execute("CREATE TABLE IF NOT EXISTS rolled(x UNIQUE)")
     connection.execute("DELETE FROM rolled")
@@ -457,7 +457,7 @@ def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connectio
     assert connection.execute("SELECT count(*) FROM rolled WHERE x = 2").fetchone() == (0,)
 
 
-def test_a_trace_tells_begin_and_commit(connection: db.Connection) -> None:
+def test_trace_callback_gets_begin_and_commit(connection: db.Connection) -> None:
     """The callback gets them in order, and its exceptions are ignored."""
     connection.execute("CREATE TABLE IF NOT EXISTS traced(x)")
     told: list[str] = []
@@ -546,7 +546,7 @@ def test_parameters_come_from_the_missing_method_of_a_map(connection: db.Connect
 
 
 @pytest.mark.parametrize("name", ["notthere", '"'])
-def test_a_blob_of_no_column_is_an_error(connection: db.Connection, name: str) -> None:
+def test_blob_of_a_missing_column_is_an_error(connection: db.Connection, name: str) -> None:
     """SQLite takes the name of an unknown column for a string; that string is not opened as a blob."""
     connection.execute("CREATE TABLE IF NOT EXISTS blobs(x)")
     connection.execute("INSERT INTO blobs(rowid, x) VALUES (1, x'00')")
@@ -682,7 +682,7 @@ def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
                 connection.execute(sql)
 
 
-def test_replay_runs_a_lost_transaction_again_if_it_is_told_the_same(url: str) -> None:
+def test_replay_continues_a_lost_transaction_if_its_results_are_the_same(url: str) -> None:
     setup = db.connect(url)
     setup.executescript(
         "CREATE TABLE replayed(id INTEGER PRIMARY KEY, n INT); INSERT INTO replayed VALUES (1, 0), (2, 0)"

@@ -20,7 +20,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-def test_a_transaction_dies_with_its_node_and_nothing_else_does(cluster: LocalCluster) -> None:
+def test_lost_node_ends_only_the_transaction_that_was_open_there(cluster: LocalCluster) -> None:
     connection = db.connect(cluster.url(0), timeout=20)
     connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)")
     connection.execute("INSERT INTO t VALUES (1, 'kept')")
@@ -54,7 +54,7 @@ def test_autocommitted_statements_go_on_when_their_node_dies(cluster: LocalClust
     connection.close()
 
 
-def test_a_transaction_that_has_done_nothing_yet_does_not_notice(cluster: LocalCluster) -> None:
+def test_transaction_without_statements_survives_its_node(cluster: LocalCluster) -> None:
     connection = db.connect(cluster.url(0), timeout=20)
     connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     cluster.nodes[0].kill()

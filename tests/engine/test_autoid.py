@@ -189,13 +189,13 @@ def test_texts_that_sqlite_would_refuse_are_not_rewritten(full: TestNode) -> Non
 
 
 @pytest.mark.parametrize("statement", ALIKE, ids=str)
-def test_ids_are_given_where_that_is_said(full: TestNode, statement: Sql) -> None:
+def test_rewriter_assigns_ids_in_the_documented_statements(full: TestNode, statement: Sql) -> None:
     sql = statement if isinstance(statement, str) else statement[0]
     left_alone = ("INTO w ", "INTO again", "INTO moved", "INTO seen", "INTO t SELECT id + 5")
     assert (rewritten(full, sql) is None) is any(part in sql for part in left_alone)
 
 
-def test_ids_follow_the_order_in_which_rows_were_asked_for(full: TestNode) -> None:
+def test_ids_rise_in_the_order_of_the_rows(full: TestNode) -> None:
     full.run(
         "INSERT INTO t(name, n) SELECT value, value % 7 FROM json_each('[3, 1, 2, 5, 4, 9, 8]') ORDER BY value % 7"
     )
@@ -225,7 +225,7 @@ def test_too_many_columns_are_left_to_sqlite(node: TestNode) -> None:
 # -- who gives what ----------------------------------------------------------------------------------------------------
 
 
-def test_stripes_are_apart_and_room_is_left() -> None:
+def test_stripes_of_nodes_are_disjoint_with_room_for_more_nodes() -> None:
     for count in (1, 3, 16, 17, 40):
         nodes = [f"n{number}" for number in range(count)]
         found = [stripe(node, nodes) for node in nodes]
@@ -239,7 +239,7 @@ def ids_of(node: TestNode, *statements: Sql) -> list[int]:
     return [change.rowid for change in decode_changes(prepared.changes) if change.rowid is not None]
 
 
-def test_nodes_and_transactions_in_flight_take_different_ids(make_node: MakeNode) -> None:
+def test_nodes_and_transactions_in_flight_use_different_ids(make_node: MakeNode) -> None:
     first, second = make_node("A"), make_node("B")
     first.run(*SCHEMA)
     second.apply(first.entries[-1])
@@ -260,7 +260,7 @@ def test_ids_are_above_those_in_the_table_and_of_other_nodes(full: TestNode) -> 
     assert ids_of(full, "INSERT INTO t VALUES (2000, 'x', 1)", "INSERT INTO t(name) VALUES ('y')") == [2000, 2001]
 
 
-def test_a_statement_that_brings_ids_and_asks_for_some_does_not_meet_itself(full: TestNode) -> None:
+def test_statement_with_given_and_missing_ids_assigns_no_id_twice(full: TestNode) -> None:
     ids = ids_of(full, "INSERT INTO t SELECT NULL, 'x', 1 UNION ALL SELECT 33, 'y', 1 UNION ALL SELECT NULL, 'z', 1")
     assert ids == [17, 33, 49]
 
@@ -339,7 +339,7 @@ def test_id_after_the_highest_one_is_drawn_or_refused(full: TestNode) -> None:
         ],
     ],
 )
-def test_the_function_is_not_for_clients(full: TestNode, texts: list[str]) -> None:
+def test_clients_cannot_call_the_id_function(full: TestNode, texts: list[str]) -> None:
     def run() -> None:
         for text in texts:
             full.run(text)

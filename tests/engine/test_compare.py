@@ -123,7 +123,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Three]:
     three.close()
 
 
-async def test_equal_nodes_differ_in_nothing(three: Three) -> None:
+async def test_equal_nodes_have_no_differences(three: Three) -> None:
     report = await three.compare()
     assert (report.differences, report.skipped, report.open, report.gone) == ([], [], 0, {})
     assert (report.tables, report.rows, report.nodes) == (3, 90, ["A", "B", "C"])
@@ -151,7 +151,7 @@ async def test_row_that_no_commit_wrote_is_found(three: Three, sql: str, table: 
     assert (report.skipped, report.open) == ([], 0)
 
 
-async def test_a_majority_is_one_of_all_members(three: Three) -> None:
+async def test_rows_are_judged_by_a_majority_of_all_members(three: Three) -> None:
     """Of two nodes that differ, neither is right; nor is any of three that all differ."""
     three.damage("B", "UPDATE t SET v = 'b' WHERE id = 3")
     (one,) = (await three.compare("AB")).differences
@@ -182,7 +182,7 @@ async def test_commits_applied_by_some_nodes_are_not_differences(three: Three) -
     assert [one.key for one in (await three.compare()).differences] == ["7"]
 
 
-async def test_rows_that_are_written_meanwhile_are_compared_when_they_rest(three: Three) -> None:
+async def test_rows_written_during_the_comparison_are_compared_again(three: Three) -> None:
     """Each question finds another cut; a row that was open the first time can be compared later."""
     three.leader.run("UPDATE t SET v = 'new' WHERE id = 5")
     three.save()
@@ -262,7 +262,7 @@ async def test_a_page_that_cannot_be_read_names_its_node(three: Three) -> None:
     assert report.tables == 3
 
 
-def test_a_question_that_is_none_is_refused() -> None:
+def test_malformed_question_for_a_digest_is_refused() -> None:
     keys: list[Any] = [[], [[1]], [{}], [None], [1 << 63], [True], [1] * 2_001]
     questions: list[dict[str, Any]] = [
         {},
@@ -293,7 +293,7 @@ def test_a_question_that_is_none_is_refused() -> None:
         {"incomparable": 1},
     ],
 )
-def test_an_answer_that_is_no_digest_is_refused(wrong: dict[str, Any]) -> None:
+def test_answer_that_is_not_a_digest_is_refused(wrong: dict[str, Any]) -> None:
     packed = pack_digest(RangeDigest({"A": 1}, 1, b"digest", 1, (1,), {b"key": b"one"}, {b"other"}))
     assert pack_digest(unpack_digest(packed)) == packed
     with pytest.raises(ValueError, match=r"something else|should be a list"):
@@ -335,7 +335,7 @@ def test_long_values_are_read_one_row_at_a_time(three: Three) -> None:
 
 
 @pytest.mark.parametrize("node", "ABC")
-async def test_a_node_with_a_page_that_cannot_be_read_is_told_and_the_others_are_compared_to_the_end(
+async def test_comparison_reports_an_unreadable_page_and_continues_with_the_other_nodes(
     three: Three, node: str
 ) -> None:
     """This holds also for the node that makes the ranges; without it no node would get the following ranges."""

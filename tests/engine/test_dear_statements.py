@@ -104,7 +104,7 @@ def test_an_open_transaction_leaves_the_loop_in_time(tmp_path: Path, sql: str) -
 
 
 @pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
-def test_a_statement_in_a_worker_has_its_time_however_dear_its_steps_are(make_node: MakeNode, sql: str) -> None:
+def test_statement_of_expensive_steps_is_interrupted_in_a_worker(make_node: MakeNode, sql: str) -> None:
     node = make_node(limits=Limits(statement_s=0.3))
     fill(node)
     node.save()
@@ -116,7 +116,7 @@ def test_a_statement_in_a_worker_has_its_time_however_dear_its_steps_are(make_no
     workspace.close()
 
 
-def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
+def test_time_limit_holds_for_each_row_of_a_stream(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "A.db", statement_s=0.3)
     fill(desk.node)
     desk.node.engine.flush()
@@ -352,7 +352,7 @@ def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql
     workspace.close()
 
 
-def test_statements_of_every_day_take_values_of_many_megabytes(make_node: MakeNode) -> None:
+def test_ordinary_statements_accept_values_of_many_megabytes(make_node: MakeNode) -> None:
     node = make_node()
     columns = ", ".join(f"c{number}" for number in range(20))
     node.run(f"CREATE TABLE doc(id INTEGER PRIMARY KEY, {columns})", "CREATE INDEX by_c3 ON doc(c3, c4)")
@@ -379,7 +379,7 @@ def test_statements_of_every_day_take_values_of_many_megabytes(make_node: MakeNo
         node.save()
 
 
-def test_searches_of_every_day_are_not_bounded_by_long_documents(make_node: MakeNode) -> None:
+def test_ordinary_searches_are_not_limited_by_long_documents(make_node: MakeNode) -> None:
     node = make_node()
     node.run("CREATE VIRTUAL TABLE found USING fts5(title, body)")
     body = "a word and another " * 30_000

@@ -172,7 +172,7 @@ def test_connections_share_table_facts(tmp_path: Path) -> None:
     other.close()
 
 
-def test_roots_of_pages_that_are_used_again_and_moved_are_told(tmp_path: Path) -> None:
+def test_reused_and_moved_root_pages_are_reported(tmp_path: Path) -> None:
     for vacuum in (0, 1):
         db = apsw.Connection(str(tmp_path / f"{vacuum}.db"))
         db.pragma("auto_vacuum", vacuum)
@@ -184,7 +184,7 @@ def test_roots_of_pages_that_are_used_again_and_moved_are_told(tmp_path: Path) -
         db.close()
 
 
-def test_a_virtual_table_may_make_another_one_its_own(db: apsw.Connection) -> None:
+def test_virtual_table_may_become_the_shadow_table_of_another(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE g_content(id INTEGER PRIMARY KEY, c0); CREATE TABLE t(x)")
     known, schema = Tables(db), read_schema(db)
     db.execute("CREATE VIRTUAL TABLE g USING fts5(x, content='')")
@@ -195,7 +195,7 @@ def test_a_virtual_table_may_make_another_one_its_own(db: apsw.Connection) -> No
     assert known.definitions.virtual == set()
 
 
-def test_letters_beyond_ascii_are_not_small_and_capital_of_one_another(db: apsw.Connection) -> None:
+def test_only_ascii_letters_are_folded(db: apsw.Connection) -> None:
     assert folded("ÜniT") == "Ünit"
     db.execute("CREATE TABLE Ü(x); CREATE TABLE ü(x)")
     known, schema = Tables(db), read_schema(db)
@@ -204,7 +204,7 @@ def test_letters_beyond_ascii_are_not_small_and_capital_of_one_another(db: apsw.
     assert [known.by_name[name].active for name in ("Ü", "ü", "c")] == [True, False, True]
 
 
-def test_a_parent_that_comes_and_goes_changes_its_children(db: apsw.Connection) -> None:
+def test_creating_or_dropping_a_parent_changes_the_facts_of_its_children(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE c(p REFERENCES P)")
     known, schema = Tables(db), read_schema(db)
     db.execute("CREATE TABLE p(x, id INTEGER PRIMARY KEY)")
@@ -269,7 +269,7 @@ def test_a_workspace_describes_nothing_that_the_writer_knows(node: TestNode, des
     workspace.close()
 
 
-def test_a_change_that_was_rolled_back_leaves_nothing_known_of_it(node: TestNode) -> None:
+def test_rolled_back_schema_change_leaves_no_facts(node: TestNode) -> None:
     node.prepare("CREATE TABLE gone(id INTEGER PRIMARY KEY)")
     assert "gone" not in node.engine.tables.by_name
     node.run("CREATE TABLE kept(id INTEGER PRIMARY KEY, gone)")
@@ -291,9 +291,7 @@ def test_change_among_many_tables_is_tried_in_a_worker(node: TestNode, monkeypat
     assert node.engine.execute(create, in_loop).changes
 
 
-def test_until_a_changed_schema_is_committed_it_is_read_again_after_each_request(
-    node: TestNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncommitted_schema_is_read_again_after_each_request(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, look = node.engine, request("SELECT 1 FROM t")
     assert not engine.is_slow_to_roll_back
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")

@@ -67,12 +67,12 @@ def product(code: str) -> bytes:
     return b"t:products\0" + encode(code)
 
 
-def test_the_inner_side_of_a_join_is_read_where_the_outer_rows_point(db: apsw.Connection) -> None:
+def test_join_reads_the_inner_table_at_the_keys_of_the_outer_rows(db: apsw.Connection) -> None:
     sql = "SELECT o.id, i.product FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
     assert reads(db, sql, 1) == (set(), entries("by_customer", 1) | entries("by_order", 10, 11))
 
 
-def test_a_row_that_is_missed_was_looked_for(db: apsw.Connection) -> None:
+def test_missing_row_of_a_join_counts_as_read(db: apsw.Connection) -> None:
     sql = "SELECT o.id, i.product FROM orders o LEFT JOIN items i ON i.order_id = o.id WHERE o.id = ?"
     assert reads(db, sql, 30) == ({row_key("orders", 30)}, entries("by_order", 30))
 
@@ -87,7 +87,7 @@ def test_a_row_that_is_missed_was_looked_for(db: apsw.Connection) -> None:
         "UPDATE items SET qty = 0 FROM orders o WHERE o.id = order_id AND o.customer = ?",
     ],
 )
-def test_subqueries_are_read_where_they_look(db: apsw.Connection, sql: str) -> None:
+def test_subqueries_read_only_the_keys_that_they_look_up(db: apsw.Connection, sql: str) -> None:
     points, ranges = reads(db, sql, 1)
     assert ranges == entries("by_customer", 1) | entries("by_order", 10, 11)
     assert all(point.startswith(b"t:items\0") for point in points)
@@ -107,7 +107,7 @@ def test_rows_that_an_update_collects_first_are_known(db: apsw.Connection) -> No
     assert points <= {b"t:items\0" + encode(None)}
 
 
-def test_levels_follow_each_other(db: apsw.Connection) -> None:
+def test_joins_of_several_levels_are_followed(db: apsw.Connection) -> None:
     sql = (
         "SELECT * FROM customers c JOIN orders o ON o.customer = c.id JOIN items i ON i.order_id = o.id "
         "JOIN products p ON p.code = i.product WHERE c.id = ?"
@@ -117,7 +117,7 @@ def test_levels_follow_each_other(db: apsw.Connection) -> None:
     assert ranges == entries("by_customer", 1) | entries("by_order", 10, 11)
 
 
-def test_a_query_that_goes_round_is_followed_to_its_end(db: apsw.Connection) -> None:
+def test_recursive_query_is_followed_to_its_end(db: apsw.Connection) -> None:
     sql = (
         "WITH RECURSIVE below(id) AS (SELECT ? UNION SELECT f.id FROM folders f JOIN below b ON f.parent = b.id) TABLE"
     )
@@ -125,7 +125,7 @@ def test_a_query_that_goes_round_is_followed_to_its_end(db: apsw.Connection) -> 
     assert reads(db, sql, 1) == (set(), entries("by_parent", 1, 2, 3))
 
 
-def test_a_trigger_reads_where_the_new_row_points(db: apsw.Connection) -> None:
+def test_trigger_reads_at_the_keys_of_the_new_row(db: apsw.Connection) -> None:
     points, ranges = reads(db, "INSERT INTO items(id, order_id, qty) VALUES (?, ?, 1)", 300, 11)
     assert (points, ranges) == ({table_key("orders", 11)}, set())
     points, ranges = reads(db, "INSERT INTO items SELECT id + 1000, order_id, 'x', 1 FROM items WHERE order_id = ?", 10)
@@ -133,7 +133,7 @@ def test_a_trigger_reads_where_the_new_row_points(db: apsw.Connection) -> None:
     assert not any(low.startswith(b"t:orders\0") for low, _ in ranges)
 
 
-def test_a_number_and_a_text_of_it_are_looked_for_as_sqlite_would(db: apsw.Connection) -> None:
+def test_lookup_of_a_number_in_texts_follows_the_affinity_of_sqlite(db: apsw.Connection) -> None:
     """As numbers, 1 and 1.0 are equal; as texts, they are not."""
     db.execute("INSERT INTO loose VALUES (1), (1.0)")
     _, ranges = reads(db, "SELECT * FROM loose l CROSS JOIN texts t ON t.k = +l.k")
@@ -233,7 +233,7 @@ def test_a_loop_reads_up_to_the_row_with_which_it_ends(
     assert points <= {b"t:jobs\0" + encode(None)}  # the result of the subquery when no row matches
 
 
-def test_a_loop_without_an_index_reads_up_to_there_too(queue: apsw.Connection) -> None:
+def test_loop_without_an_index_reads_up_to_its_last_row(queue: apsw.Connection) -> None:
     _, ranges = reads(queue, "SELECT id FROM plain WHERE state = 'new' ORDER BY id LIMIT 1")
     assert ranges == {(b"t:plain\0", table_key("plain", 2) + HIGH)}
     _, ranges = reads(queue, "SELECT max(id) FROM plain")
@@ -242,7 +242,7 @@ def test_a_loop_without_an_index_reads_up_to_there_too(queue: apsw.Connection) -
     assert ranges == {(b"i:new_ones\0", index_prefix("new_ones", [2, 2], NEW) + HIGH)}
 
 
-def test_a_loop_that_goes_backward_reads_down_to_there(queue: apsw.Connection) -> None:
+def test_descending_loop_reads_down_to_its_last_row(queue: apsw.Connection) -> None:
     _, ranges = reads(queue, "SELECT id FROM jobs WHERE state = 'new' ORDER BY id DESC LIMIT 2")
     assert ranges == {(job(4), FIRST_NEW + HIGH)}
 
@@ -258,12 +258,12 @@ def test_a_loop_that_goes_backward_reads_down_to_there(queue: apsw.Connection) -
         "UPDATE jobs SET due = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) WHERE state = 'new'",
     ],
 )
-def test_a_loop_whose_end_is_not_known_reads_its_whole_range(queue: apsw.Connection, sql: str) -> None:
+def test_loop_with_unknown_end_reads_its_whole_range(queue: apsw.Connection, sql: str) -> None:
     _, ranges = reads(queue, sql)
     assert (FIRST_NEW, FIRST_NEW + HIGH) in ranges
 
 
-def test_the_number_of_a_register_is_no_address_to_which_a_program_jumps() -> None:
+def test_register_number_is_not_taken_for_a_jump_address() -> None:
     """In this statement BeginSubrtn clears a register whose number is the address of an instruction in the loop."""
     db = apsw.Connection(":memory:")
     db.execute("CREATE TABLE jobs(id INTEGER PRIMARY KEY, state TEXT NOT NULL, worker INTEGER)")
@@ -329,7 +329,7 @@ def test_join_with_indexed_conditions_reads_up_to_the_last_match(db: apsw.Connec
     assert {high for _, high in reads(db, sql + " LIMIT 1")[1]} == {end}
 
 
-def test_conditions_on_the_second_looked_up_row_count(db: apsw.Connection) -> None:
+def test_conditions_on_a_second_joined_row_are_part_of_the_end(db: apsw.Connection) -> None:
     """The auxiliary query renames a table; a table that already has that name has no effect."""
     db.execute("ALTER TABLE customers RENAME TO rp0")
     db.execute("ALTER TABLE orders RENAME TO r")
@@ -362,7 +362,7 @@ def test_many_terms_of_an_or_are_looked_at_one_after_the_other(db: apsw.Connecti
     assert plan.fallbacks == ()
 
 
-def test_the_highest_of_a_columns_values_is_one_of_them(db: apsw.Connection) -> None:
+def test_maximum_of_a_column_reads_only_the_highest_entry(db: apsw.Connection) -> None:
     sql = "SELECT * FROM items WHERE order_id = (SELECT max(id) FROM orders WHERE customer = ?)"
     _, ranges = reads(db, sql, 1)
     assert ranges >= entries("by_order", 11)
@@ -389,14 +389,14 @@ def test_trigger_on_a_view_reads_rows_by_the_views_values(db: apsw.Connection) -
         "SELECT total FROM orders WHERE total < 1e300 ORDER BY id LIMIT 2",
     ],
 )
-def test_a_constant_of_64_bits_is_not_taken_for_many_registers(db: apsw.Connection, sql: str) -> None:
+def test_constant_of_64_bits_is_not_read_as_register_numbers(db: apsw.Connection, sql: str) -> None:
     """One half of the constant is in the field where other instructions have the number of a register."""
     for op in program_of(db, sql, 0):
         assert len(list(islice(_written(op), 100))) < 100
     assert object_range("t:orders") not in reads(db, sql)[1]
 
 
-def test_a_trigger_looks_things_up_by_the_id_that_its_row_was_given(db: apsw.Connection) -> None:
+def test_trigger_looks_up_by_the_assigned_id_of_its_row(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE notes(item INTEGER PRIMARY KEY, n INTEGER)")
     db.execute("CREATE TRIGGER noted AFTER INSERT ON items BEGIN UPDATE notes SET n = n + 1 WHERE item = new.id; END")
     plan = analyse(db, read_schema(db), "INSERT INTO items(order_id, qty) VALUES (10, 1)", 0)
@@ -407,7 +407,7 @@ def test_a_trigger_looks_things_up_by_the_id_that_its_row_was_given(db: apsw.Con
     assert not ranges
 
 
-def test_two_workers_meet_at_the_job_and_not_at_the_queue(node: TestNode) -> None:
+def test_workers_of_a_queue_conflict_on_the_job_only(node: TestNode) -> None:
     node.run(QUEUE)
     take = (
         "UPDATE jobs SET state = 'taken' WHERE id = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) "

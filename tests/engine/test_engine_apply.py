@@ -177,7 +177,7 @@ def test_an_update_names_only_the_columns_that_changed(node: TestNode) -> None:
     assert any(text.startswith('UPDATE OR ABORT "t" SET "b" = ? WHERE "id" = ? AND ') for text in texts)
 
 
-def test_values_swap_in_one_transaction(make_node: MakeNode) -> None:
+def test_transaction_may_swap_unique_values(make_node: MakeNode) -> None:
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE, v AS (u))", "CREATE TABLE w(k PRIMARY KEY, u UNIQUE)")
     leader.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO w VALUES (1, 'a'), (2, 'b')")
@@ -195,7 +195,7 @@ def test_values_swap_in_one_transaction(make_node: MakeNode) -> None:
     assert follower.rows("SELECT k, u FROM w ORDER BY k") == [(1, "b"), (2, "a")]
 
 
-def test_row_that_is_inserted_and_deleted_leaves_nothing(node: TestNode) -> None:
+def test_row_inserted_and_deleted_is_not_a_change(node: TestNode) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY AUTOINCREMENT, v AS (id))", "CREATE TABLE u(x)")
     node.run("INSERT INTO u VALUES (1)", "DELETE FROM u")
 
@@ -366,7 +366,7 @@ def test_rows_of_several_tables_are_applied_table_by_table(
 
 
 @pytest.mark.parametrize("rows", [2, 30])
-def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_node: MakeNode, rows: int) -> None:
+def test_misfit_entry_of_few_rows_is_taken_out_of_the_batch(make_node: MakeNode, rows: int) -> None:
     """Without a savepoint: the batch is written again, and the earlier and later entries stay as they were."""
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")

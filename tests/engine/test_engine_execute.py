@@ -69,7 +69,7 @@ def test_reading_is_readonly(table: TestNode) -> None:
     assert prepared.changes == b""
 
 
-def test_a_failed_statement_takes_the_whole_request_back(table: TestNode) -> None:
+def test_failed_statement_rolls_the_whole_request_back(table: TestNode) -> None:
     before = table.tables()
 
     with pytest.raises(ConstraintError, match=r"UNIQUE constraint failed: t\.name"):
@@ -193,7 +193,7 @@ def test_looking_at_the_schema_is_allowed(table: TestNode, sql: str) -> None:
     assert table.run(sql)[0].rows
 
 
-def test_limits_are_held_before_memory_is_eaten(make_node: Any) -> None:
+def test_limits_apply_before_memory_is_allocated(make_node: Any) -> None:
     node = make_node(limits=Limits(result_bytes=50_000, changes_bytes=50_000))
     node.run(SCHEMA)
     node.run("INSERT INTO t VALUES (1, 'kept', 0)")

@@ -60,7 +60,7 @@ def batches_in(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
+def test_power_cut_leaves_a_prefix_with_every_synced_batch(
     make_node: MakeNode, tmp_path: Path, checkpointed: bool
 ) -> None:
     luck = Random(5)

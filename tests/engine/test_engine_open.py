@@ -107,7 +107,7 @@ def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
             Engine.open(path, founding=founding)
 
 
-def test_an_ordinary_database_can_be_taken_over(tmp_path: Path) -> None:
+def test_ordinary_database_can_become_a_nodes_file(tmp_path: Path) -> None:
     path = tmp_path / "ordinary.db"
     apsw.Connection(str(path)).execute("CREATE TABLE x(y); INSERT INTO x VALUES (5)")
     node = TestNode(path)
@@ -230,7 +230,7 @@ def test_foreign_write_between_two_batches_stops_the_node(node: TestNode) -> Non
         node.engine.flush()
 
 
-def test_a_program_that_recovers_the_file_at_that_moment_is_waited_for(tmp_path: Path) -> None:
+def test_node_waits_for_a_program_that_recovers_its_file(tmp_path: Path) -> None:
     TestNode(tmp_path / "a.db").engine.close()
     other = apsw.Connection(str(tmp_path / "a.db"), flags=apsw.SQLITE_OPEN_READWRITE)
     other.execute("BEGIN EXCLUSIVE")
@@ -242,7 +242,7 @@ def test_a_program_that_recovers_the_file_at_that_moment_is_waited_for(tmp_path:
     other.close()
 
 
-def test_closing_gives_the_file_back(tmp_path: Path) -> None:
+def test_closing_releases_the_file(tmp_path: Path) -> None:
     for _ in range(2):
         node = TestNode(tmp_path / "a.db")
         assert isinstance(node.engine._wal, Wal)

@@ -71,7 +71,7 @@ DAMAGES = (  # the damage of the follower's row, the led statement, and the tabl
 
 
 @pytest.mark.parametrize(("damaged", "led", "table", "key", "columns"), DAMAGES)
-def test_a_row_that_is_not_as_the_entry_says_is_named_and_nothing_is_applied(
+def test_row_that_differs_from_the_entry_is_named_and_no_row_applied(
     pair: Pair, damaged: str, led: str, table: str, key: str, columns: set[str]
 ) -> None:
     leader, follower = pair

@@ -95,12 +95,12 @@ TAKEN: list[Sequence[str]] = [
 
 
 @pytest.mark.parametrize("statements", TAKEN)
-def test_ordinary_definitions_are_taken(node: TestNode, statements: Sequence[str]) -> None:
+def test_ordinary_definitions_are_accepted(node: TestNode, statements: Sequence[str]) -> None:
     for sql in statements:
         node.run(sql)
 
 
-def test_text_that_is_written_out_at_length_leaves_the_loop(make_node: MakeNode) -> None:
+def test_text_that_expands_much_is_compiled_in_a_worker(make_node: MakeNode) -> None:
     node = make_node()
     for sql in views(11):
         node.run(sql)

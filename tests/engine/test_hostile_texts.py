@@ -78,7 +78,7 @@ def test_analysis_in_the_loop_ends_with_the_budget(node: TestNode, sql: str) -> 
         node.engine.execute(request(sql), 0.01)
 
 
-def test_long_list_is_told_as_the_whole_table(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_list_counts_as_the_whole_table(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)", "CREATE INDEX ta ON t(a)", "CREATE TABLE u(id INTEGER)")
     node.run("CREATE TRIGGER r AFTER DELETE ON t BEGIN UPDATE u SET id = old.id WHERE id = 7; END")
     executor = node.engine._executor
@@ -97,7 +97,7 @@ def test_long_list_is_told_as_the_whole_table(node: TestNode, monkeypatch: pytes
     assert len(exact.read_points) == 5_000
 
 
-def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_plans_are_dropped_by_size(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
     monkeypatch.setattr(analysis_module, "PLANS_BYTES", 3_000_000)
     analysis: Analysis = node.engine._executor.analysis
@@ -110,7 +110,7 @@ def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["recursive_triggers", "foreign_keys", "query_only"])
-def test_blanks_in_a_pragma_are_read_once(name: str) -> None:
+def test_blanks_in_a_pragma_are_parsed_once(name: str) -> None:
     """A pattern whose parts could all match blanks took 20 seconds in the node's loop for 1,600 blanks; here are
     100,000.
     """
@@ -121,7 +121,7 @@ def test_blanks_in_a_pragma_are_read_once(name: str) -> None:
         assert query_only_of(sql) is None
 
 
-def test_comments_behind_as_are_read_once(node: TestNode) -> None:
+def test_comments_after_as_are_parsed_once(node: TestNode) -> None:
     """Each of forty comments could end at its own end or at a later one's, which gave 2 to the 40th ways to match."""
     with pytest.raises(SqlError, match="syntax error"):
         node.prepare(f"SELECT 1 AS {'/**/' * 40} ?x ?")

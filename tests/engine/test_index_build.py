@@ -231,7 +231,7 @@ def test_late_build_is_finished_or_given_up(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_duplicate_that_comes_meanwhile_fails_the_change_alone(node: TestNode, late: bool) -> None:
+def test_duplicate_during_the_build_fails_only_the_schema_change(node: TestNode, late: bool) -> None:
     """SQLite reports the duplicate when the change comes into force, also if the index is built before."""
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3), (4, NULL), (5, NULL)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
@@ -252,7 +252,7 @@ def test_a_duplicate_that_comes_meanwhile_fails_the_change_alone(node: TestNode,
     sound(node)
 
 
-def test_a_duplicate_that_goes_again_is_no_failure_of_the_change(node: TestNode) -> None:
+def test_duplicate_removed_before_the_activation_does_not_fail_the_change(node: TestNode) -> None:
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     build = begin(node, entry)
@@ -285,7 +285,7 @@ def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
     sound(node)
 
 
-def test_an_index_of_another_table_than_it_was_is_built_anew(node: TestNode) -> None:
+def test_index_of_a_replaced_table_is_rebuilt(node: TestNode) -> None:
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3)")
     entry = decide(node, "CREATE INDEX made ON t(n)")
     build = begin(node, entry)
@@ -445,7 +445,7 @@ def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statemen
     assert node.engine.activate(entry.txid) == ""
 
 
-def test_other_changes_are_tried_meanwhile(node: TestNode) -> None:
+def test_other_schema_changes_are_tried_during_a_build(node: TestNode) -> None:
     """The hidden index does not count: another schema change that is tried during the build does not see it."""
     node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
     build = begin(node, decide(node, "CREATE INDEX made ON t(n)"))

@@ -470,7 +470,7 @@ def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: 
     desk.interactive.end(work)
 
 
-def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
+def test_statements_unsuited_to_a_batch_run_one_by_one(desk: Desk) -> None:
     """These are statements that read, loop, return rows, fire triggers or run for the first time, and rows that the
     hook cannot show.
     """
@@ -668,7 +668,7 @@ def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_rollback_to_leaves_the_writes_of_the_changes_that_are_left(desk: Desk, seed: int) -> None:
+def test_rollback_to_keeps_the_write_set_of_the_remaining_changes(desk: Desk, seed: int) -> None:
     """A key that is no longer written still counts as read."""
     luck = Random(seed)
     desk.node.run(SCHEMA)

@@ -50,7 +50,7 @@ def test_keys_sort_as_sqlite_sorts(collation: str) -> None:
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(VALUES, VALUES)
-def test_no_key_is_the_beginning_of_another(left: object, right: object) -> None:
+def test_no_key_is_a_prefix_of_another(left: object, right: object) -> None:
     one, other = encode(left), encode(right)
     assert one == other or not other.startswith(one)
 
@@ -91,7 +91,7 @@ def test_value_that_sqlite_cannot_store_is_refused() -> None:
         encode(2**63)
 
 
-def test_a_table_key_is_the_object_and_the_rowid() -> None:
+def test_table_key_consists_of_object_and_rowid() -> None:
     assert table_key("accounts", 7) == b"t:accounts\0" + encode(7)
     keys = [table_key("a", rowid) for rowid in (-(2**63), -1, 0, 1, 2**63 - 1)]
     assert keys == sorted(keys)

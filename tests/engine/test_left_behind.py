@@ -103,7 +103,7 @@ def test_a_pragma_is_set_for_its_own_request_only(make_node: MakeNode, how: str)
     transactions.close()
 
 
-def test_within_a_request_another_pragma_takes_nothing_back(make_node: MakeNode) -> None:
+def test_later_pragma_in_a_request_keeps_deferred_keys(make_node: MakeNode) -> None:
     node = make_node()
     node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)", "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id))")
     statements = ("PRAGMA defer_foreign_keys = ON", "PRAGMA foreign_keys = ON", "PRAGMA defer_foreign_keys")
@@ -114,9 +114,7 @@ class StoppedError(BaseException):
     """Raised in a thread between any two steps."""
 
 
-def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_function_releases_its_memory_account(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worst place is the cleanup after a statement."""
     memory = Memory()
     node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))

@@ -119,7 +119,7 @@ def test_overtaken_transactions_go_alone() -> None:
     assert merged(*parts, move_up=lambda name, one: None if name in lost else one) is parts[0]
 
 
-def test_base_of_all_is_the_present() -> None:
+def test_merged_transaction_has_the_present_base() -> None:
     parts = replace(part(writes="a"), base={"A": 1}), replace(part(writes="b"), base={"A": 5})
     found = merged(*parts, move_up=lambda _, one: replace(one, base={"A": 8}))
     assert (names(found), found.base) == (["c1"], {"A": 8})
@@ -138,7 +138,7 @@ def test_merged_transaction_has_each_command_once() -> None:
     assert names(merge((asked("c0"), part(writes="a")), others, lambda _, one: one, join)) == ["c2"]
 
 
-def test_size_of_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_a_merged_transaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     one = part(writes="a")
     monkeypatch.setattr(merging, "MERGED_BYTES", 2 * (len(one.changes) + len(one.result)))
     assert names(merged(one, part(writes="b"), part(writes="c"))) == ["c1"]

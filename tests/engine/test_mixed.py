@@ -51,7 +51,7 @@ def same_in_replays(node: TestNode, directory: Path) -> None:
         assert made.digest == digest(node.path)
 
 
-def test_a_table_is_made_anew_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
+def test_table_is_rebuilt_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
     """Rows committed between the decision and the activation are copied, too; children keep their rows."""
     entry = decide(shop, *REMAKE)
     assert decode_statements(entry.transaction.changes) == [
@@ -123,7 +123,7 @@ def test_change_whose_constraint_the_data_breaks_meanwhile_fails(shop: TestNode,
     same_in_replays(shop, tmp_path)
 
 
-def test_a_row_that_does_not_fit_is_the_datas_fault_not_the_nodes(shop: TestNode) -> None:
+def test_row_that_breaks_a_new_constraint_fails_the_change_not_the_node(shop: TestNode) -> None:
     entry = decide(shop, "CREATE TABLE number(id INTEGER PRIMARY KEY)", "INSERT INTO number SELECT n FROM part")
     shop.run("INSERT INTO part VALUES (1, 'no number')")
     assert force(shop, entry).endswith("fails: datatype mismatch")
@@ -197,7 +197,7 @@ def test_too_many_statements_are_refused(tmp_path: Path) -> None:
     node.engine.close()
 
 
-def test_text_that_is_no_sql_is_refused(shop: TestNode) -> None:
+def test_schema_transaction_with_invalid_sql_is_refused(shop: TestNode) -> None:
     with pytest.raises(SqlError):
         shop.prepare("ALTER TABLE migration ADD COLUMN more", "INSERT INTO nowhere VALUES (1)")
     assert shop.rows("SELECT count(*) FROM item") == [(2,)]

@@ -50,7 +50,7 @@ def reopened(node: TestNode) -> Engine:
 
 
 @pytest.mark.parametrize("error", [apsw.CantOpenError, apsw.IOError, apsw.NoMemError])
-def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: Path, error: type[apsw.Error]) -> None:
+def test_entry_without_temporary_files_is_applied_whole_or_not_at_all(tmp_path: Path, error: type[apsw.Error]) -> None:
     """The node stops, its file is unchanged, and after a start the same commit is applied."""
     source = TestNode(tmp_path / "source.db")
     source.run(*SCHEMA)

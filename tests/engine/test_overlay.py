@@ -86,7 +86,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     os.close(bench.wal)
 
 
-def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
+def test_restarted_wal_is_not_read(bench: Bench) -> None:
     """All frames were in the database file when the snapshot was taken, so the snapshot does not pin the WAL."""
     for late in (False, True):
         bench.write("UPDATE t SET n = n + 1")
@@ -205,9 +205,7 @@ def test_overlay_writes_are_gone_at_the_next_moment(bench: Bench) -> None:
     bench.end()
 
 
-def test_much_that_is_written_is_not_kept_in_memory(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_overlay_is_spilled_to_disk(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither new nor old pages stay in memory; the folder has no extra file, and rows equal those of SQLite."""
     room = 40_000
     monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", room)

@@ -104,7 +104,7 @@ def test_a_file_with_packs_is_opened_again(make_node: MakeNode) -> None:
     assert [row[2] for row in again.rows(ALL)] == list(range(1, COUNT + 3))
 
 
-def test_packing_is_done_again_when_a_request_takes_the_batch_with_it(old: TestNode) -> None:
+def test_packing_is_repeated_after_a_request_rolled_back_the_batch(old: TestNode) -> None:
     """SQLite may roll back the open batch; the engine then writes it again."""
     old.save()
     before = old.rows(ALL)

@@ -20,7 +20,7 @@ def test_the_version_of_a_migration_is_set_on_every_node(make_node: MakeNode) ->
     assert second.engine.schema_version == 1
 
 
-def test_a_version_alone_is_a_schema_change_unless_it_is_so_already(node: TestNode) -> None:
+def test_setting_user_version_is_a_schema_change_unless_it_is_unchanged(node: TestNode) -> None:
     assert node.prepare("PRAGMA user_version = 3").kind == SCHEMA
     assert node.rows("PRAGMA user_version") == [(0,)]
     node.run("PRAGMA user_version = 3")
@@ -43,7 +43,7 @@ def family(node: TestNode) -> TestNode:
 CHILD, PARENT = "INSERT INTO child VALUES (1)", "INSERT INTO parent VALUES (1)"
 
 
-def test_checks_may_be_put_off_for_one_request(family: TestNode) -> None:
+def test_foreign_keys_may_be_deferred_for_one_request(family: TestNode) -> None:
     defer = "PRAGMA defer_foreign_keys = ON"
     with pytest.raises(ConstraintError):
         family.run(CHILD, PARENT)

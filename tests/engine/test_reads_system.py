@@ -37,14 +37,14 @@ def filled(node: TestNode) -> TestNode:
 
 
 @pytest.mark.parametrize("sql", READS)
-def test_execution_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
+def test_execution_is_marked_if_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
     for texts in ((sql,), ("SELECT v FROM t", sql), (sql, "SELECT v FROM t")):
         prepared = filled.engine.execute(Request("c", tuple(map(Statement, texts))))
         assert prepared.readonly
         assert prepared.reads_system == READS[sql]
 
 
-def test_refusal_that_rests_on_the_journal_tells_so(filled: TestNode) -> None:
+def test_refusal_that_rests_on_the_journal_is_marked(filled: TestNode) -> None:
     filled.run("CREATE TABLE u(x CHECK (x < 0))")
     insert = "INSERT INTO u SELECT count(*) FROM {}"
     for table, expected in (("bedrockish_journal", True), ("t", False)):
@@ -55,7 +55,7 @@ def test_refusal_that_rests_on_the_journal_tells_so(filled: TestNode) -> None:
 
 
 @pytest.mark.parametrize("sql", READS)
-def test_open_transaction_tells_whether_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
+def test_open_transaction_is_marked_if_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
     workspace = Workspace(filled.engine.beside())
     filled.save()
     engine = filled.engine

@@ -59,7 +59,7 @@ def row_key(rowid: int) -> bytes:
     return b"u:accounts\0" + encode(rowid)
 
 
-def test_a_row_of_which_some_columns_are_needed_is_read_by_them(db: apsw.Connection) -> None:
+def test_row_is_read_by_its_needed_columns(db: apsw.Connection) -> None:
     points, ranges = reads(db, "SELECT (SELECT balance FROM accounts WHERE id = ?)", 5)
     assert (set(points), ranges) == ({row_key(5), column_key(row_key(5), "balance")}, [])
     counted = "WITH one AS (SELECT * FROM accounts WHERE id = ?) SELECT count(*) FROM one"
@@ -72,7 +72,7 @@ def test_a_rowid_given_as_text_is_the_same_point(db: apsw.Connection) -> None:
     assert ranges == []
 
 
-def test_a_whole_primary_key_is_one_point_and_half_of_it_a_range(db: apsw.Connection) -> None:
+def test_whole_primary_key_is_a_point_and_a_part_of_it_a_range(db: apsw.Connection) -> None:
     key = b"t:entries\0" + encode("mon") + encode(3)
     assert reads(db, "SELECT * FROM entries WHERE day = ? AND number = ?", "mon", 3) == ([key], [])
     half = prefix_range(b"t:entries\0" + encode("mon"))
@@ -198,7 +198,7 @@ def test_foreign_keys_and_their_actions_are_left_to_the_rows(db: apsw.Connection
     assert object_range("t:children") in plan.bind_failed((4,))[1]
 
 
-def test_reading_and_writing_are_told_apart(db: apsw.Connection) -> None:
+def test_plan_distinguishes_reading_from_writing(db: apsw.Connection) -> None:
     schema = read_schema(db)
     assert analyse(db, schema, "SELECT 1", 0).readonly
     assert analyse(db, schema, "SELECT * FROM accounts", 0).readonly
@@ -213,7 +213,7 @@ def test_unknown_statements_read_everything(db: apsw.Connection) -> None:
         assert plan.fallbacks
 
 
-def test_functions_that_are_tables_read_nothing(db: apsw.Connection) -> None:
+def test_table_valued_functions_read_no_keys(db: apsw.Connection) -> None:
     assert reads(db, "SELECT value FROM json_each(?)", "[1]") == ([], [])
 
 
@@ -232,7 +232,7 @@ def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: py
     assert set(reads(db, "SELECT * FROM accounts WHERE id = 1")[1]) == set(EVERYTHING)
 
 
-def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) -> None:
+def test_blob_literal_that_is_not_text_hides_no_reads(db: apsw.Connection) -> None:
     """SQLite prints such a blob as malformed text. In a statement that is harmless; in a definition it would break the
     schema.
     """

@@ -73,7 +73,7 @@ def rebuild(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["by_b", "by_made", "by_a", "bedrockish_journal_command"])
-def test_an_index_that_cannot_be_read_is_made_anew(path: Path, name: str) -> None:
+def test_unreadable_index_is_rebuilt(path: Path, name: str) -> None:
     before = facts(path)
     spoil(path, name)
     rebuild(path)
@@ -96,7 +96,7 @@ def test_damage_beyond_an_index_is_left_unchanged(path: Path, name: str) -> None
     assert not [one for one in path.parent.iterdir() if one.name.startswith("a.db.refill")]
 
 
-def test_rows_that_no_index_would_take_are_no_whole_table(path: Path) -> None:
+def test_rows_that_break_a_unique_index_are_damage(path: Path) -> None:
     with closing(apsw.Connection(str(path))) as db:
         db.pragma("writable_schema", 1)
         db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'UNIQUE INDEX', 'INDEX') WHERE name = 'by_a'")

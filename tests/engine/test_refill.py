@@ -83,7 +83,7 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> None:
+def test_refill_takes_the_data_of_the_copy_and_keeps_the_promises_of_the_node(pair: Pair) -> None:
     """Name, id, votes, ceiling, cut, starts and its memory of other nodes stay; the alarm goes, other alarms stay."""
     pair.fetch()
     batches = pair.engine.batch.number
@@ -173,7 +173,7 @@ def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
     engine.close()
 
 
-def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
+def test_damaged_own_journal_is_not_replayed(pair: Pair) -> None:
     pair.engine._db.execute("UPDATE main.bedrockish_journal SET body = substr(body, 1, 20) WHERE tick = 2")
     pair.engine.batch._actions.append((lambda: None, ()))
     pair.engine.flush()
@@ -184,7 +184,7 @@ def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
     pair.engine.close()
 
 
-def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_with_the_journal_ignores_later_commits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit between reading the journal and reading the tables is not damage."""
     node = pair.source
 
@@ -199,9 +199,7 @@ def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, mon
     assert sorted(path.name for path in node.path.parent.glob("*.moment*")) == []
 
 
-def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_comparison_without_disk_space_does_not_report_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is not damage, and an interruption ends the comparison."""
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1), (2), (3)")

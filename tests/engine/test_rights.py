@@ -134,7 +134,7 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
         shop.engine.execute(replace(insert, user=""))
 
 
-def test_the_command_that_would_help_can_be_typed() -> None:
+def test_error_names_a_valid_command_that_grants_the_right() -> None:
     """The command in the error is valid also for a certificate's user, with a colon in the name, and any table."""
     access = Access()
     access.learn({"app": UserSaid("", READER, 1), "una": UserSaid("", 0, 1, {"item": READER})}, [])
@@ -246,7 +246,7 @@ def test_roles_for_single_tables_limit_every_access(ledger: TestNode, sql: str, 
             list(ledger.engine._executor.texts.pieces(Statement(sql), "ann"))
 
 
-def test_a_role_for_all_and_one_for_a_table_add_up(ledger: TestNode) -> None:
+def test_role_for_all_tables_and_role_for_one_table_add_up(ledger: TestNode) -> None:
     pieces = ledger.engine._executor.texts.pieces
     for sql in ("SELECT * FROM secret", "INSERT INTO note(x) SELECT x FROM secret"):
         list(pieces(Statement(sql), "rita"))

@@ -114,7 +114,7 @@ def test_rows_that_others_write_are_skipped(desk: Desk) -> None:
     assert desk.node.rows(TAKE) == [(4,)]
 
 
-def test_nodes_that_meet_divide_the_rows_for_a_while(desk: Desk) -> None:
+def test_nodes_that_conflicted_divide_the_rows(desk: Desk) -> None:
     locks = desk.node.engine.locks
     shares = []
     for place in range(3):
@@ -130,7 +130,7 @@ def test_nodes_that_meet_divide_the_rows_for_a_while(desk: Desk) -> None:
     assert [row for (row,) in desk.node.rows(NEXT.replace("LIMIT 1", "LIMIT 99"))] == list(range(1, 41))
 
 
-def test_other_tables_are_read_as_ever_and_so_is_the_table_in_triggers(desk: Desk) -> None:
+def test_skip_locked_leaves_reads_of_other_tables_and_triggers_unchanged(desk: Desk) -> None:
     node = desk.node
     mixed = node.prepare(NEXT.replace("FROM jobs", "FROM counts, jobs")).access_set
     assert conflict(node.prepare("UPDATE counts SET n = 1").access_set, mixed) is not None
@@ -138,7 +138,7 @@ def test_other_tables_are_read_as_ever_and_so_is_the_table_in_triggers(desk: Des
     assert conflict(node.prepare("INSERT INTO jobs VALUES (99, 'new', 1)").access_set, node.prepare(TAKE).access_set)
 
 
-def test_a_table_that_is_not_named_in_the_text_is_read_as_ever(desk: Desk) -> None:
+def test_skip_locked_leaves_reads_of_unnamed_tables_unchanged(desk: Desk) -> None:
     named = desk.node.prepare((TAKE.replace("'jobs'", "?"), ["jobs"])).access_set
     assert conflict(desk.node.prepare("INSERT INTO jobs VALUES (0, 'new', 1)").access_set, named) is not None
 

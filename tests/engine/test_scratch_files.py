@@ -68,7 +68,7 @@ def test_nothing_is_removed_while_another_process_has_the_file(tmp_path: Path) -
     node.engine.close()
 
 
-def test_a_copy_that_would_take_the_last_room_is_not_made(
+def test_copy_that_would_use_the_last_disk_space_is_refused(
     node: TestNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large(node)
@@ -83,7 +83,7 @@ def test_a_copy_that_would_take_the_last_room_is_not_made(
         node.engine.background.snapshot_to(tmp_path / "copy.db")
 
 
-def test_a_comparison_ends_before_it_has_taken_the_last_room(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_ends_before_it_uses_the_last_disk_space(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of the tables that the journal rebuilds is not known beforehand."""
     large(node)
     monkeypatch.setattr(refill, "GO_ON_STEPS", 10)
@@ -141,7 +141,7 @@ def test_a_copy_is_of_one_moment_and_can_be_ended(
     source.close()
 
 
-def test_room_on_disk_matches_the_system(tmp_path: Path) -> None:
+def test_reported_disk_space_matches_the_system(tmp_path: Path) -> None:
     room = room_on_disk(tmp_path / "a.db")
     assert room is not None
     assert 0 < room["free_bytes"] <= room["total_bytes"]

@@ -132,7 +132,7 @@ def only_nothing(_keeper: IndexKeeper, names: Iterable[str]) -> None:
     assert not list(names)
 
 
-def test_a_change_whose_rest_fails_leaves_nothing_of_the_index(
+def test_schema_change_whose_later_statement_fails_leaves_no_index(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, inline = make_node("A"), make_node("B")

@@ -67,7 +67,7 @@ def like_statement(luck: random.Random) -> tuple[str, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_like_tells_the_case_as_in_sqlite(node: TestNode, plain: apsw.Connection, seed: int) -> None:
+def test_case_sensitive_like_works_as_in_sqlite(node: TestNode, plain: apsw.Connection, seed: int) -> None:
     """The result is the same with and without an index, by a view and in a trigger, in turn with sessions without the
     setting.
     """
@@ -237,7 +237,7 @@ def test_a_trigger_that_only_the_setting_fires_may_be_broken(node: TestNode) -> 
         node.run(with_settings("REPLACE INTO t VALUES (1)", RECURSIVE))
 
 
-def test_like_and_triggers_are_the_statements_alone(node: TestNode) -> None:
+def test_settings_affect_their_statement_only(node: TestNode) -> None:
     """Other statements of the request run without the setting, also a text that SQLite compiled before."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "CREATE TABLE said(x)")
     node.run("CREATE TRIGGER gone AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.id); END")

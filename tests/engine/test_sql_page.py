@@ -235,7 +235,7 @@ def test_the_system_tables_can_be_read(pair: tuple[TestNode, TestNode]) -> None:
     assert pair[0].rows("SELECT count(*) FROM bedrockish_journal") == [(2,)]
 
 
-def test_strict_and_without_rowid_tables_refuse_null_keys(pair: tuple[TestNode, TestNode]) -> None:
+def test_strict_and_without_rowid_tables_refuse_null_primary_keys(pair: tuple[TestNode, TestNode]) -> None:
     first, _ = pair
     first.run("CREATE TABLE u(x TEXT PRIMARY KEY) STRICT; CREATE TABLE v(x TEXT PRIMARY KEY) WITHOUT ROWID")
     for table in ("u", "v"):

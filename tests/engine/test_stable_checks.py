@@ -88,7 +88,7 @@ def test_sqlite_refuses_the_same_in_indexes_generated_columns_and_rows_that_are_
         plugged.prepare(sql)
 
 
-def test_a_table_that_has_such_a_check_already_disturbs_no_other_change(
+def test_existing_unstable_check_does_not_block_other_changes(
     plugged: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of an earlier version may have one; it can be replaced."""
@@ -109,7 +109,7 @@ def test_a_table_that_has_such_a_check_already_disturbs_no_other_change(
 @pytest.mark.parametrize(
     ("check", "why"), [("x > random()", r"calls random\(\)"), ("x > cluster_clock()", "unknown function")]
 )
-def test_an_existing_file_with_such_a_check_is_not_taken_in(
+def test_existing_file_with_an_unstable_check_is_refused(
     make_node: MakeNode, tmp_path: Path, check: str, why: str
 ) -> None:
     path = tmp_path / "old.db"

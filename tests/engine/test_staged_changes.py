@@ -263,7 +263,7 @@ def test_few_staged_changes_are_kept_and_those_of_the_open_batch_stay(pair: tupl
     assert len(second.engine.entries.staged) == 0
 
 
-def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestNode, TestNode]) -> None:
+def test_open_cursor_on_staged_rows_only_delays_their_removal(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     first.run("UPDATE item SET v = 'one'")
     staged = apply_unpacked(second, first.entries[-1])
@@ -279,7 +279,7 @@ def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestN
     assert len(second.engine.entries.staged) == 0
 
 
-def test_a_comparison_by_one_query_says_the_same(pair: tuple[TestNode, TestNode]) -> None:
+def test_comparison_by_one_query_equals_the_comparison_row_by_row(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     readers = Readers(second.engine.background.open_reader, second.engine._limits)
     for sql in ("UPDATE item SET v = 'one'", "DELETE FROM bare", COUNT + "INSERT INTO bare SELECT 'c', i + 99 FROM k"):
@@ -366,7 +366,7 @@ RANGES = (  # the deleted rows, additional rows in the other node's table, and w
 
 
 @pytest.mark.parametrize(("sql", "besides", "is_range"), RANGES)
-def test_rows_with_no_other_ones_between_them_are_deleted_as_a_range(
+def test_adjacent_rows_are_deleted_as_a_range(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, sql: str, besides: str, is_range: bool
 ) -> None:
     first, second = pair
@@ -554,7 +554,7 @@ def end_amid(place: Path, entry: Entry, error: type[DamagedError], why: str) -> 
     return again
 
 
-def test_a_disk_that_is_full_in_the_middle_ends_the_node_and_leaves_nothing_of_it(
+def test_full_disk_during_staged_rows_ends_the_node_without_a_part_of_the_entry(
     tmp_path: Path, limited: Callable[[int], None]
 ) -> None:
     place, entry, _ = large(tmp_path)
@@ -568,7 +568,7 @@ def test_a_disk_that_is_full_in_the_middle_ends_the_node_and_leaves_nothing_of_i
     again.engine.close()
 
 
-def test_a_page_that_is_damaged_ends_the_node_in_the_middle_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_damaged_page_during_staged_rows_ends_the_node_without_a_part_of_the_entry(tmp_path: Path) -> None:
     place, entry, pages = large(tmp_path)
     with open(place, "r+b") as file:
         file.seek((pages[len(pages) // 2] - 1) * 4096)
@@ -604,7 +604,7 @@ node.engine.flush()
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_process_that_is_killed_amid_it_has_applied_nothing_of_it(tmp_path: Path, at: int) -> None:
+def test_process_killed_during_staged_rows_has_applied_no_row(tmp_path: Path, at: int) -> None:
     place = tmp_path / "A.db"
     node = TestNode(place)
     node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x)")

@@ -53,7 +53,7 @@ def test_stream_fails_at_a_row_that_cannot_be_computed(desk: Desk) -> None:
         batches(hurried, f"SELECT max(i) FROM ({ENDLESS})").take()
 
 
-def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
+def test_stream_is_stopped_from_another_thread(desk: Desk) -> None:
     """The stop comes before the first row, or during the search for one."""
     stopped = batches(desk, ENDLESS)
     stopped.stop()

@@ -74,7 +74,7 @@ def test_documented_system_tables_can_be_read(node: TestNode, sql: str) -> None:
     node.run(sql)
 
 
-def test_a_file_that_refers_to_system_tables_is_not_taken_in(tmp_path: Path) -> None:
+def test_file_that_refers_to_system_tables_is_refused(tmp_path: Path) -> None:
     for number, sql in enumerate(ATTACKS.strip().splitlines()[:11]):
         path = tmp_path / f"{number}.db"
         db = apsw.Connection(str(path))
@@ -97,7 +97,7 @@ def test_a_file_that_refers_to_system_tables_is_not_taken_in(tmp_path: Path) -> 
     assert [one.split(":")[0] for one in found] == ["a table", "a view"]
 
 
-def test_the_files_are_their_owners_alone(node: TestNode, tmp_path: Path) -> None:
+def test_files_of_a_node_are_private_to_their_owner(node: TestNode, tmp_path: Path) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     node.engine.flush()
     node.engine.background.snapshot_to(tmp_path / "copy.db")

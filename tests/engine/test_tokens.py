@@ -129,7 +129,7 @@ PARTS = st.sampled_from([*WORDS.split(), "\n"])
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(PARTS, st.sampled_from(["", " ", "\n"])), max_size=7))
 @example([("1", ""), ("/*", ""), ("*/", ""), ("+", ""), ("1", "")])
-def test_tokens_set_apart_mean_the_same_to_sqlite(parts: list[tuple[str, str]]) -> None:
+def test_tokens_separated_by_comments_mean_the_same_to_sqlite(parts: list[tuple[str, str]]) -> None:
     sql = "SELECT n, " + "".join(part + gap for part, gap in parts) + "\nFROM (SELECT 5 AS n)"
     db = apsw.Connection(":memory:")
     try:

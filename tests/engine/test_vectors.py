@@ -145,7 +145,7 @@ def test_model_is_a_value_and_no_query(pair: Pair) -> None:
             pair.run(0, query)
 
 
-def test_training_takes_few_vectors(pair: Pair) -> None:
+def test_training_accepts_a_bounded_number_of_vectors(pair: Pair) -> None:
     """Its time grows with the square of their number, and nothing can interrupt it."""
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT vec1_train({}) FROM n"
     assert pair.query(many.format(vector_modules.TRAINING_VECTORS, "zeroblob(16)"))
@@ -172,7 +172,7 @@ def test_training_takes_few_vectors(pair: Pair) -> None:
         ("[" * 5_000, "options of 1000 characters"),
     ],
 )
-def test_training_takes_no_options_that_take_long(pair: Pair, options: str, text: str) -> None:
+def test_training_refuses_slow_options(pair: Pair, options: str, text: str) -> None:
     with pytest.raises(apsw.SQLError, match=text):
         pair.query(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "

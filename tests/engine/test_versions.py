@@ -88,7 +88,7 @@ def test_scheduled_change_survives_a_restart(shop: TestNode) -> None:
     assert shop.engine.recover().schema == 2
 
 
-def test_an_activation_is_done_again_with_its_batch(shop: TestNode) -> None:
+def test_activation_is_repeated_with_its_batch(shop: TestNode) -> None:
     """A request that makes SQLite roll back everything takes nothing of the open batch away."""
     entry = decide(shop, "ALTER TABLE item ADD COLUMN n")
     shop.engine.versions.activate(entry.txid)

@@ -91,7 +91,9 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(triggers=st.booleans(), steps=STEPS)
-def test_indexes_answer_as_ones_made_anew(triggers: bool, steps: list[tuple[int, tuple[str, ...], bool]]) -> None:
+def test_maintained_indexes_answer_like_rebuilt_ones(
+    triggers: bool, steps: list[tuple[int, tuple[str, ...], bool]]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(Path(folder))
         try:

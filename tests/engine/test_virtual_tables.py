@@ -92,7 +92,7 @@ def test_index_on_generated_columns_follows_them(pair: Pair) -> None:
     assert pair.query(MATCH, ("body : alpha",)) == [(1,)]
 
 
-def test_index_is_made_anew_where_its_table_is_another_one(pair: Pair) -> None:
+def test_index_is_rebuilt_after_its_table_was_replaced(pair: Pair) -> None:
     pair.run(0, DOCS, INDEX)
     pair.run(0, "INSERT INTO docs VALUES (1, 'alpha', 'beta', 0)")
     pair.run(
@@ -220,7 +220,7 @@ def test_command_that_configures_an_index_reaches_every_node(pair: Pair) -> None
     assert len(pair.query(MATCH, ("alpha",))) == 1
 
 
-def test_upkeep_of_an_index_that_is_in_step_does_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_commands_leave_a_current_index_unchanged(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebuild of a million rows takes a minute. One that follows a write indexes the rows of its own transaction."""
     pair.run(0, DOCS, INDEX, "CREATE VIRTUAL TABLE notes USING fts5(body)")
     request = ("INSERT INTO docs(title) VALUES ('alpha')", "INSERT INTO found(found) VALUES ('rebuild')")
@@ -237,7 +237,7 @@ def test_upkeep_of_an_index_that_is_in_step_does_nothing(pair: Pair, monkeypatch
     monkeypatch.undo()
 
 
-def test_corrupt_index_is_made_anew_where_a_row_changes(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_index_is_rebuilt_when_a_row_changes(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.run(0, DOCS, INDEX)
     pair.run(0, "INSERT INTO docs VALUES (1, 'alpha', 'beta', 0)")
     second = pair.nodes[1]
@@ -267,7 +267,7 @@ def test_replay_makes_the_same_rows_and_indexes(pair: Pair, tmp_path: Path) -> N
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_digest_tells_another_row_of_a_virtual_table(pair: Pair) -> None:
+def test_digest_detects_a_changed_row_of_a_virtual_table(pair: Pair) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE notes USING fts5(title)")
     pair.run(0, "INSERT INTO notes VALUES ('alpha')")
     before = digest(pair.nodes[0].engine._db)

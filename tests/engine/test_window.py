@@ -80,7 +80,7 @@ def test_dropped_commits_are_still_compared(node: TestNode, row: int, base: Vect
     assert start(node, COUNT).state.conflicts_outside(asked(node, row, base)) is conflicts
 
 
-def test_commit_with_two_labels_is_covered_by_either(node: TestNode) -> None:
+def test_base_with_either_label_covers_a_commit_with_two_labels(node: TestNode) -> None:
     """B had adopted the transaction, and applied its own label first; the original label comes later."""
     entry = node.entries[14]
     places = node.engine.journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15})

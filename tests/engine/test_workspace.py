@@ -350,7 +350,7 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
     assert len(node.tables()["pet"]) == 3
 
 
-def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, workspace: Workspace) -> None:
+def test_workspace_refuses_writes_of_read_only_work_and_schema_changes(node: TestNode, workspace: Workspace) -> None:
     def action(desk: OverlayTransaction) -> Any:
         with pytest.raises(UnsupportedError, match="may only read"):
             run(desk, "DELETE FROM person", read_only=True)
@@ -378,7 +378,7 @@ def test_read_set_of_a_command_is_that_of_its_statements(node: TestNode, workspa
     assert prepared.changes == node.prepare(*texts).changes
 
 
-def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
+def test_rows_of_each_statement_in_a_workspace_are_bounded(tmp_path: Path) -> None:
     """The limit holds for each statement, not for their sum: a command that reads much reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
     workspace = Workspace(node.engine.beside())

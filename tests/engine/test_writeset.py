@@ -53,12 +53,12 @@ def test_update_writes_old_new_and_unchanged_index_entries() -> None:
     }
 
 
-def test_a_row_that_moves_writes_both_places() -> None:
+def test_row_with_a_new_rowid_writes_both_rowids() -> None:
     points, _ = keys_of(PEOPLE).keys("people", 1, 2, ANN, (2, *ANN[1:]))
     assert {table_key("people", 1), table_key("people", 2)} <= set(points)
 
 
-def test_equal_unique_values_meet_and_nulls_do_not() -> None:
+def test_equal_unique_values_conflict_and_nulls_do_not() -> None:
     keys = keys_of(PEOPLE)
     one = set(keys.keys("people", 1, 1, None, ANN)[0])
     same = set(keys.keys("people", 2, 2, None, (2, "Bob", "a@b", 1))[0])
@@ -89,7 +89,7 @@ def test_without_rowid_the_primary_key_is_the_place() -> None:
         ("v", encode("textx")),
     ],
 )
-def test_an_index_is_keyed_by_value_as_far_as_rows_tell_it_and_then_by_row(index: str, told: bytes) -> None:
+def test_index_key_has_the_known_values_and_then_the_rowid(index: str, told: bytes) -> None:
     keys = keys_of(f"CREATE TABLE x(a, v AS (a || 'x')); CREATE INDEX i ON x({index})")
     points, ranges = keys.keys("x", 4, 4, None, ("text",))
     assert (set(points), ranges) == ({table_key("x", 4), b"i:i\0" + told + encode(4)}, [])
@@ -110,7 +110,7 @@ COMPUTED = (  # an index on x(id, a, b, v AS (lower(a))), and its entry for the 
 
 @pytest.mark.parametrize("unique", ["CREATE UNIQUE INDEX i ON x({})", 'CREATE UNIQUE INDEX IF NOT EXISTS "i" ON x({})'])
 @pytest.mark.parametrize(("index", "entry"), COMPUTED)
-def test_a_unique_value_that_is_computed_is_a_key(unique: str, index: str, entry: tuple[Any, ...]) -> None:
+def test_computed_unique_value_is_a_key(unique: str, index: str, entry: tuple[Any, ...]) -> None:
     keys = keys_of("CREATE TABLE x(id INTEGER PRIMARY KEY, a TEXT, b INT, v AS (lower(a)));" + unique.format(index))
     specs = tuple(
         Spec("NOCASE" if "NOCASE" in index and part == "text" else "BINARY", "DESC" in index and part in (7, "Text),"))
@@ -134,7 +134,7 @@ def test_a_value_that_depends_on_the_encoding_of_texts_is_computed_in_it() -> No
         assert index_prefix("i", [length], (Spec(),)) in points
 
 
-def test_a_computed_value_that_is_taken_and_one_that_is_left_are_written() -> None:
+def test_update_writes_the_old_and_the_new_computed_value() -> None:
     keys = keys_of("CREATE TABLE x(a TEXT, b); CREATE UNIQUE INDEX i ON x(lower(a))")
     points, _ = keys.keys("x", 4, 4, ("One", 1), ("TWO", 1))
     assert {index_prefix("i", [one], (Spec(),)) for one in ("one", "two")} < set(points)
@@ -143,7 +143,7 @@ def test_a_computed_value_that_is_taken_and_one_that_is_left_are_written() -> No
     assert set(null) == {table_key("x", 4), index_prefix("i", [None, 4], (Spec(), Spec())), place}
 
 
-def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:
+def test_value_that_cannot_be_computed_writes_the_whole_table() -> None:
     """A partial index computes the value only for its own rows."""
     keys = keys_of("CREATE TABLE x(a); CREATE UNIQUE INDEX i ON x(a ->> '$.k') WHERE json_valid(a)")
     points, ranges = keys.keys("x", 4, 4, None, ('{"k": 5}',))
@@ -154,7 +154,7 @@ def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:
     assert object_range("i:i") in ranges
 
 
-def test_a_unique_value_under_a_foreign_collation_is_the_whole_index() -> None:
+def test_unique_value_with_a_users_collation_writes_the_whole_index() -> None:
     """Bytes do not show which values the collation holds equal."""
     keys = keys_of("CREATE TABLE x(a TEXT COLLATE odd UNIQUE, b)")
     name = "sqlite_autoindex_x_1"
@@ -171,7 +171,7 @@ def test_a_unique_value_under_a_foreign_collation_is_the_whole_index() -> None:
         assert ranges == ([object_range("i:" + name)] if whole else []), (old, new)
 
 
-def test_a_primary_key_under_a_foreign_collation_is_the_whole_table() -> None:
+def test_primary_key_with_a_users_collation_writes_the_whole_table() -> None:
     keys = keys_of("CREATE TABLE x(a COLLATE odd PRIMARY KEY, b) WITHOUT ROWID")
     assert keys.keys("x", None, None, None, ("p", 1)) == ([], [object_range("t:x")])
 
@@ -190,7 +190,7 @@ def parent(keys: WriteKeys, before: tuple[Any, ...] | None, after: tuple[Any, ..
     return set(keys.keys("parents", 5, 5, before, after)[0])
 
 
-def test_a_new_child_meets_the_removal_of_its_parent() -> None:
+def test_new_child_conflicts_with_the_removal_of_its_parent() -> None:
     keys = keys_of(FAMILY)
     gone = parent(keys, (5, "X", 0), None)
     assert child(keys, None, (1, "5", None, 0)) <= gone  # the parent's affinity decides what "5" is
@@ -205,7 +205,7 @@ def test_a_child_is_not_disturbed_by_its_parents_other_columns() -> None:
     assert child(keys, None, (1, 5, "x", 0)) & parent(keys, (5, "X", 0), (5, "Y", 0))
 
 
-def test_only_a_child_that_starts_to_point_somewhere_reads() -> None:
+def test_only_a_child_with_a_new_reference_reads_its_parent() -> None:
     keys = keys_of(FAMILY)
     assert child(keys, None, (1, None, None, 0)) == set()
     assert child(keys, (1, 5, "x", 0), (1, 5, "x", 1)) == set()
@@ -217,7 +217,7 @@ def test_only_a_child_that_starts_to_point_somewhere_reads() -> None:
     [("INT", "INTEGER", True), ("", "INT", True), ("TEXT", "INT", True), ("", "TEXT", False), ("VARCHAR", "TEXT", True),
      ("INT", "TEXT", False), ("TEXT", "", False), ("REAL", "BLOB", False)],
 )  # fmt: skip
-def test_a_child_reads_every_parent_where_sqlites_two_ways_to_match_them_differ(
+def test_child_reads_all_parents_if_sqlite_matches_them_in_two_ways(
     child_type: str, parent_type: str, agree: bool
 ) -> None:
     """SQLite lets a parent '2' become '2.0' under a child 2, which then violates the key at its next write."""

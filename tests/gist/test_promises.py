@@ -170,7 +170,7 @@ def test_the_node_that_two_quorums_share_sees_both() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_two_that_conflict_never_both_commit_unseen(seed: int) -> None:
+def test_two_conflicting_transactions_never_both_commit(seed: int) -> None:
     """Why: no quorum for two conflicting transactions in overlapping windows, in any order of arrival."""
     draw = Random(seed).random
     play = Play("quiet", "A0: BEGIN Andrew writes x", "B0: BEGIN Betty writes x")
@@ -190,7 +190,7 @@ def test_two_that_conflict_never_both_commit_unseen(seed: int) -> None:
 # -- Examples 2 and 3 --------------------------------------------------------------------------------------------------
 
 
-def test_two_that_do_not_conflict_both_commit() -> None:
+def test_two_transactions_without_conflict_both_commit() -> None:
     """Example 2: two leaders begin at the same moment and neither waits for the other."""
     play = Play("A0: BEGIN Alice writes foo", "B0: BEGIN Bob writes hello")
     play("deliver A -> B C D E", "deliver B -> A C D E BEGIN", "deliver B D -> A", "deliver A C -> B APPROVE")
@@ -221,7 +221,7 @@ def duel() -> Play:
     return play
 
 
-def test_a_reject_names_whom_it_is_for() -> None:
+def test_reject_names_the_conflicting_transaction() -> None:
     """Example 4: the reject notes which transaction it conflicts with."""
     assert {
         "A0: REJECT Betty FOR Andrew",
@@ -246,14 +246,14 @@ def test_the_third_reject_rolls_back() -> None:
     assert play("deliver E -> B REJECT") == ["B0: ROLLBACK Betty"]
 
 
-def test_a_node_that_rejected_commits_all_the_same() -> None:
+def test_node_that_rejected_a_transaction_applies_its_commit() -> None:
     """Example 4: D rejected Andrew and must commit it, as the others can. (Here D need not wait for Betty's end.)"""
     play = duel()
     play("deliver C E -> A")
     assert "D0: applies A1 Andrew" in play("deliver A -> D COMMIT")
 
 
-def test_the_loser_may_be_run_again_and_sees_the_winner() -> None:
+def test_rejected_transaction_runs_again_and_sees_the_winner() -> None:
     """Example 4, and the sentence on Bedrock's commands: a rejected command is simply run again."""
     play = duel()
     play("settle", "wait 1s")
@@ -293,7 +293,7 @@ def test_test_conflict_compares_two_open_transactions() -> None:
 # -- haikuginger's comment ---------------------------------------------------------------------------------------------
 
 
-def test_a_commit_says_everything_that_it_comes_after() -> None:
+def test_commit_carries_the_vector_of_its_base() -> None:
     """Comment: a commit has the whole vector, so the order is known even after the loss of a node that saw both."""
     play = Play("A0: BEGIN Alice writes x", "settle", "C0: BEGIN Camilla reads x writes y", "settle")
     play("crash A", "D0: BEGIN Diana reads y writes z", "settle")

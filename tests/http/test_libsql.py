@@ -118,7 +118,7 @@ def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> N
     assert rows(pipeline(node, execute("SELECT x FROM batched"))["results"][0]) == [["1"]]
 
 
-def test_a_cursor_is_lines(node: Asker) -> None:
+def test_cursor_endpoint_returns_lines(node: Asker) -> None:
     """Rows come one to a line, and steps begin and end."""
     sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) SELECT i FROM n"
     asked = {"baton": None, "batch": {"steps": [{"stmt": {"sql": sql}}, {"stmt": {"sql": "SELECT nothing"}}]}}
@@ -132,7 +132,7 @@ def test_a_cursor_is_lines(node: Asker) -> None:
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
-def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, version: str) -> None:
+def test_cursor_for_http_1_0_ends_with_its_connection(node: Asker, version: str) -> None:
     """HTTP/1.0 has no chunks: the body ends with the connection, as ``Connection: close`` announces."""
     steps = {"steps": [{"stmt": {"sql": "SELECT 7"}}]}
     body = json.dumps({"baton": None, "batch": steps}).encode()
@@ -232,7 +232,7 @@ def test_broken_constraint_has_sqlites_code(node: Asker, definition: str, values
     assert told["error"]["code"] == f"SQLITE_CONSTRAINT_{code}"
 
 
-def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
+def test_write_whose_result_json_cannot_express_has_happened(node: Asker) -> None:
     """Its error code does not claim that the statement was not executed."""
     made, done, found = pipeline(
         node,
@@ -254,7 +254,7 @@ def test_malformed_bodies_are_refused(node: Asker) -> None:
     assert node("/livez").status == 200
 
 
-def test_a_page_from_elsewhere_may_not_ask(node: Asker) -> None:
+def test_page_of_another_site_is_refused(node: Asker) -> None:
     """A browser names the origin of a request; a program does not."""
     assert node("/v2/pipeline", {"requests": []}, Origin="https://elsewhere.example").status == 400
     assert node("/v2/pipeline", {"requests": []}).status == 200
@@ -382,7 +382,7 @@ def test_prisma_works_with_its_adapter(node: Asker, tmp_path: Path) -> None:
     assert javascript.run(place, "prisma.mjs", f"http://127.0.0.1:{node.port}") == (0, "done\n")
 
 
-def test_a_javascript_client_that_fails_is_told(node: Asker, modules: Path) -> None:
+def test_error_of_a_javascript_client_is_reported(node: Asker, modules: Path) -> None:
     """The error shows the line with the exception."""
     status, said = javascript.run(modules, "client.mjs", f"http://127.0.0.1:{node.cluster.nodes[0].port}")
     assert status != 0
@@ -410,7 +410,7 @@ def test_sqlalchemy_libsql_works(node: Asker) -> None:
     engine.dispose()
 
 
-def test_a_stream_that_is_left_is_rolled_back(node: Asker, left: str) -> None:
+def test_abandoned_stream_is_rolled_back(node: Asker, left: str) -> None:
     """HTTP does not show that a client has gone, so its open stream ends after a while.
 
     This test comes last, when most of that time has passed.

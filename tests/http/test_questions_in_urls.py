@@ -36,7 +36,7 @@ def raw(node: Asker, request: bytes) -> bytes:
     return said
 
 
-def test_a_question_in_a_url_is_answered_as_in_a_body(node: Asker) -> None:
+def test_query_in_a_url_is_answered_as_in_a_body(node: Asker) -> None:
     reply = ask(node, "SELECT name FROM pet WHERE id = ?", 1)
     assert reply.status == 200, reply.body
     assert reply.headers["cache-control"] == "no-store"
@@ -53,7 +53,7 @@ def test_a_question_in_a_url_is_answered_as_in_a_body(node: Asker) -> None:
 @pytest.mark.parametrize(
     "sql", ["DELETE FROM pet", "CREATE TABLE no(a)", "INSERT INTO pet VALUES (9, 'x') RETURNING 1"]
 )
-def test_a_url_writes_nothing(node: Asker, sql: str) -> None:
+def test_query_in_a_url_cannot_write(node: Asker, sql: str) -> None:
     """The compiled program decides, not the beginning of the text."""
     before = node("/status").json["applied"]
     for text in (sql, f"/* SELECT */ {sql}", f"WITH a AS (SELECT 1) {sql}" if "CREATE" not in sql else sql):
@@ -90,7 +90,7 @@ def test_malformed_url_queries_name_the_mistake(node: Asker, query: str, says: s
         assert says in reply.json["message"]
 
 
-def test_two_ids_that_are_no_text_do_not_become_one(node: Asker) -> None:
+def test_command_ids_that_are_not_utf_8_are_refused(node: Asker) -> None:
     """Both ids would become the replacement character, and the second statement would get the first one's answer."""
     for name in ("%ff", "%fe"):
         reply = node(f"/db/execute?command={name}", ["SELECT 1"])
@@ -118,7 +118,7 @@ def test_names_of_objects_are_all_different() -> None:
     assert len(set(unique_names(["c"] * 2000))) == 2000
 
 
-def test_a_million_rows_are_not_held(node: Asker) -> None:
+def test_million_rows_are_not_kept_in_memory(node: Asker) -> None:
     """The rows arrive in order and complete, and the node's memory does not grow with their size."""
     process = node.cluster.nodes[0].process
     assert process is not None
@@ -164,7 +164,7 @@ def high_water(pid: int) -> int:
         ({}, 200),
     ],
 )
-def test_a_page_from_elsewhere_gets_nothing(node: Asker, headers: dict[str, str], status: int) -> None:
+def test_page_of_another_site_cannot_read_answers(node: Asker, headers: dict[str, str], status: int) -> None:
     """A browser names the origin of a request; the node answers typed URLs and programs."""
     assert ask(node, "SELECT 1").headers["cross-origin-resource-policy"] == "same-origin"
     for path in ("/db/query?sql=SELECT+1", "/db/stream?sql=SELECT+1", "/status", "/changes", "/metrics"):
@@ -219,7 +219,7 @@ def test_old_and_broken_requests_are_answered(node: Asker) -> None:
     assert "Traceback" not in log, log[-2000:]
 
 
-def test_nothing_of_a_request_gets_into_a_header_or_a_page(node: Asker) -> None:
+def test_request_cannot_inject_headers_or_markup(node: Asker) -> None:
     evil = "x\r\nSet-Cookie: a=b\r\n\r\n<script>alert(1)</script>"
     for path in (f"/{quote(evil)}", f"/db/query?sql={quote(evil)}", f"/db/query?{quote(evil)}=1"):
         reply = node(path, Accept="text/html")
@@ -238,7 +238,7 @@ def test_answer_is_json_for_any_accept_header(node: Asker, accept: str) -> None:
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
 
 
-def test_a_stream_that_fails_says_so_and_one_that_is_cut_cannot_be_taken_for_whole(node: Asker) -> None:
+def test_failed_stream_ends_with_an_error_and_a_cut_one_without_its_last_line(node: Asker) -> None:
     late = "SELECT abs(CASE WHEN i = 3000 THEN -9223372036854775808 ELSE i END) FROM (" + MANY + ")"
     *_, last = map(json.loads, ask(node, late, 5000, to="stream").body.splitlines())
     assert last["error"]["code"] == "sql"

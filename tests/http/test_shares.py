@@ -208,7 +208,7 @@ def test_caller_is_a_user_or_else_an_address() -> None:
     assert caller_of(owner, "client:ann") == caller_of(object(), "ann") != caller_of(owner, "bob")
 
 
-def test_bodies_that_end_are_given_back() -> None:
+def test_memory_of_finished_bodies_is_released() -> None:
     memory = Memory(max_bytes=400, used=lambda: 0)
     unfinished = Unfinished(memory)
     purses = [Purse(memory, 100, unfinished) for _ in range(2)]

@@ -84,7 +84,7 @@ def test_query_writes_nothing(node: Asker) -> None:
     assert value(node, "SELECT count(*) FROM u") == before
 
 
-def test_the_header_names_the_command(node: Asker) -> None:
+def test_header_idempotency_key_is_the_command_id(node: Asker) -> None:
     first = node("/db/execute", ["INSERT INTO t(v) VALUES ('key')"], Idempotency_Key='"abc"')
     again = node("/db/execute", ["INSERT INTO t(v) VALUES ('key')"], Idempotency_Key="abc")
     assert first.json["command"] == "abc"
@@ -93,7 +93,7 @@ def test_the_header_names_the_command(node: Asker) -> None:
     assert (both.status, both.json["code"]) == (400, "usage")
 
 
-def test_a_token_is_taken_again(node: Asker) -> None:
+def test_token_of_an_answer_is_accepted(node: Asker) -> None:
     token = node.sql("INSERT INTO t(v) VALUES (1)").json["token"]
     assert node.sql("SELECT 1", to="query", token=token, read="session").status == 200
     assert node.sql("SELECT 1", to="query", read="strict", isolation="snapshot", timeout="2.5").status == 200
@@ -197,7 +197,7 @@ def test_a_result_over_the_limit_is_an_error(node: Asker) -> None:
     assert (reply.status, reply.json["code"]) == (413, "too_large")
 
 
-def test_text_that_is_no_unicode_is_still_json(node: Asker) -> None:
+def test_text_that_is_not_unicode_is_encoded_as_json(node: Asker) -> None:
     reply = node.sql("SELECT CAST(x'ff41' AS TEXT)")
     assert reply.status in (200, 400)
     json.loads(reply.body)

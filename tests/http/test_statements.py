@@ -44,7 +44,7 @@ PIECES = ("'s3cret'", "(", ")", ",", "?", "a", "SELECT", " ", "--s3cret\n", "12"
 
 
 @given(st.lists(st.sampled_from(PIECES)))
-def test_no_value_is_told(parts: list[str]) -> None:
+def test_normalised_statement_has_no_value(parts: list[str]) -> None:
     """A quoted name is shown; a text in single quotes, a number and a comment are not."""
     shown = normalised(" ".join(parts))
     assert "s3cret" not in shown
@@ -52,14 +52,14 @@ def test_no_value_is_told(parts: list[str]) -> None:
     assert len(shown) <= CHARACTERS_MAX + 10
 
 
-def test_a_long_list_takes_no_long_time() -> None:
+def test_long_list_is_normalised_quickly() -> None:
     with at_most(1.0):
         shown = normalised(f"SELECT a FROM t WHERE id IN ({', '.join(map(str, range(300_000)))}) AND b = 1")
     assert shown.startswith("SELECT a FROM t WHERE id IN (?, …")
     assert normalised("SELECT " + "a, " * TOKENS_MAX + "a").endswith("…")
 
 
-def test_memory_is_bounded_and_the_seldom_ones_go() -> None:
+def test_statistics_are_bounded_and_drop_the_oldest_texts() -> None:
     now = [100.0]
     kept = StatementStatistics(0, lambda: now[0])
     for number in range(3 * TEXTS_MAX):

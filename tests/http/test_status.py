@@ -23,7 +23,7 @@ def test_members_and_doubts_are_tables() -> None:
     assert ["1", "B-1f", "B", "4100", "A"] in lines
 
 
-def test_another_version_s_status_is_printed_all_the_same() -> None:
+def test_status_of_another_release_is_printed() -> None:
     out = io.StringIO()
     print_status({"node": "A", "nodes": "many", "in_doubt": []}, out)
     assert "many" in out.getvalue()

@@ -64,7 +64,7 @@ def test_keys_that_come_out_of_order_are_put_in_order() -> None:
 
 
 @given(access_sets, access_sets)
-def test_the_key_named_is_touched_by_both(left: AccessSet, right: AccessSet) -> None:
+def test_conflict_names_a_key_that_both_transactions_touch(left: AccessSet, right: AccessSet) -> None:
     key = conflict(left, right)
     if key is not None:
         for one in (left, right):

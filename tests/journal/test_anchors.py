@@ -103,7 +103,7 @@ def test_voters_of_an_anchor_are_those_of_the_journal(sound: list[Path]) -> None
     assert {one.node for one in hold(sound, [Anchor(said.text(), said)]).findings} == {path.stem for path in sound}
 
 
-def test_lagging_node_passes_and_a_lost_end_is_found(sound: list[Path]) -> None:
+def test_anchor_accepts_a_lagging_node_and_detects_a_lost_end(sound: list[Path]) -> None:
     [true] = anchored(sound)
     tick, digest = true.statement.heads["A"]
     said = replace(true.statement, heads={**true.statement.heads, "A": (tick + 1, digest), "X": (1, digest)})

@@ -49,7 +49,7 @@ def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_c
     assert left == {**before, ids[0]: None, ids[1]: None}
 
 
-def test_ids_that_only_look_like_it_are_not_in_the_way() -> None:
+def test_ids_that_only_resemble_uuid7_do_not_affect_others() -> None:
     """Such ids are remembered, without effect on other ids."""
     db = apsw.Connection(":memory:")
     store.create(db)
@@ -88,5 +88,5 @@ OTHERS |= {"zeros": "0" * 32, "no digits": "x" + "0" * 31}
 
 
 @pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)  # drawn ids in names would be others in each process
-def test_other_ids_tell_no_time(command: str) -> None:
+def test_ids_other_than_uuid7_have_no_time(command: str) -> None:
     assert time_ms(command) is None

@@ -99,7 +99,7 @@ def test_cron_hears_of_a_backup_that_is_too_old(lived: Lived) -> None:
     assert "is not a duration" in run(lived.backup, "--younger-than", "soon").output
 
 
-def test_a_file_that_is_written_meanwhile_is_none(lived: Lived) -> None:
+def test_file_written_during_the_drill_is_refused(lived: Lived) -> None:
     def say(what: str) -> None:
         if what == "restoring":
             spoil(lived.backup, "DELETE FROM bedrockish_journal WHERE seq = (SELECT max(seq) FROM bedrockish_journal)")

@@ -88,7 +88,7 @@ def test_a_flipped_byte_is_refused_or_changes_the_hash(entry: Entry, place: int,
 
 
 @given(st.binary(max_size=60))
-def test_nonsense_is_refused_by_type(data: bytes) -> None:
+def test_malformed_entry_raises_a_typed_error(data: bytes) -> None:
     for decode in (decode_transaction, decode_changes, decode_statements, decode_label):
         with contextlib.suppress(EntryMalformedError):
             decode(data)
@@ -104,20 +104,20 @@ json_like: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.lists(json_like, min_size=13, max_size=14))
-def test_well_formed_cbor_that_is_no_transaction_is_refused_by_type(packed: list[Any]) -> None:
+def test_cbor_that_is_not_a_transaction_raises_a_typed_error(packed: list[Any]) -> None:
     with contextlib.suppress(EntryMalformedError):
         decode_transaction(cbor2.dumps(packed))
 
 
 @given(json_like)
-def test_well_formed_cbor_that_is_no_list_of_changes_is_refused_by_type(packed: Any) -> None:
+def test_cbor_that_is_not_a_list_of_changes_raises_a_typed_error(packed: Any) -> None:
     for decode in (decode_changes, decode_statements, decode_label):
         with contextlib.suppress(EntryMalformedError):
             decode(cbor2.dumps(packed))
 
 
 @given(st.integers(0), st.integers(1, 255))
-def test_flipped_bytes_of_changes_are_refused_by_type(place: int, mask: int) -> None:
+def test_flipped_bytes_of_changes_raise_a_typed_error(place: int, mask: int) -> None:
     data = bytearray(encode_changes([Change("t", ("a", "b"), "UPDATE", 1, 2, (1, "x"), (2.5, b"y"))]))
     data[place % len(data)] ^= mask
     with contextlib.suppress(EntryMalformedError):

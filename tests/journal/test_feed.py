@@ -66,7 +66,7 @@ def test_each_transaction_comes_once_in_order_of_clock_and_leader_up_to_safe_tim
     assert read(journal, Feed()) == ["10.A", "20.A", "20.B", "30.B"]
 
 
-def test_a_schema_change_stands_where_it_came_into_force(journal: sqlite3.Connection) -> None:
+def test_feed_has_a_schema_change_where_it_came_into_force(journal: sqlite3.Connection) -> None:
     for clock, activates, failure in ((12, 25, ""), (26, 28, "UNIQUE constraint failed"), (29, 35, "")):
         change = Transaction(
             *(Txid(clock, "C"), {}, 0, 0, 0, f"c{clock}", "serializable", "schema", AccessSet()),
@@ -170,7 +170,7 @@ def test_a_filter_leaves_changes_out_and_moves_on_past_them(journal: sqlite3.Con
     assert str(feed.cursor) == "30.B"
 
 
-def test_reader_behind_pruned_entries_is_told_and_one_at_the_edge_misses_nothing(journal: sqlite3.Connection) -> None:
+def test_reader_behind_pruned_entries_gets_an_error_and_one_at_the_mark_does_not(journal: sqlite3.Connection) -> None:
     journal.execute("DELETE FROM bedrockish_journal WHERE clock <= 20")
     journal.execute("INSERT INTO bedrockish_pruned VALUES ('A', 2, x'', 20, 'A'), ('B', 1, x'', 20, 'B')")
     assert read(journal, Feed("20.B")) == ["30.B"]
@@ -181,7 +181,7 @@ def test_reader_behind_pruned_entries_is_told_and_one_at_the_edge_misses_nothing
         assert feed.cursor == parse_cursor(cursor)
 
 
-def test_the_last_page_is_known_as_the_last(journal: sqlite3.Connection) -> None:
+def test_last_page_of_the_feed_is_marked(journal: sqlite3.Connection) -> None:
     feed = Feed()
     assert len(read(journal, feed, 4)) == 4
     assert not feed.is_last

@@ -112,7 +112,7 @@ def test_readers_of_files_read_packs(world: World, tmp_path: Path) -> None:
             assert list(feed.scan([(leader, 1, tick)], Wanted())) == wanted
 
 
-def test_the_documented_query_finds_no_gap_without_our_help(world: World) -> None:
+def test_documented_query_finds_no_gap_on_plain_sqlite(world: World) -> None:
     """A tool that does not know packs sees empty bytes, and the hashes at the ends of packs."""
     made = pack(world.nodes["C"].db)
     with closing(sqlite3.connect(world.paths[2])) as db:
@@ -180,7 +180,7 @@ def test_only_old_small_row_entries_are_packed(world: World, monkeypatch: pytest
     assert {("members", False), ("rows", True), ("schema", False)} <= left
 
 
-def test_a_broken_chain_is_not_made_good_by_packing(world: World) -> None:
+def test_packing_does_not_hide_a_broken_chain(world: World) -> None:
     """Damage before the packing is still there afterwards, unchanged for an investigation."""
     db = world.nodes["A"].db
     with db:
@@ -235,7 +235,7 @@ def spoiled(made: Pack) -> dict[str, tuple[str, tuple[Any, ...]]]:
 @pytest.mark.parametrize(
     "how", ["a bit", "cut off", "forged", "nonsense", "no CBOR", "a text", "unfolds", "gone", "elsewhere"]
 )
-def test_a_damaged_pack_gives_nothing_and_is_found(world: World, how: str) -> None:
+def test_damaged_pack_returns_no_entries_and_is_reported(world: World, how: str) -> None:
     db = world.nodes["B"].db
     made = pack(db)[1]
     before = everything(db)
@@ -287,7 +287,7 @@ def test_a_file_without_packs_is_read_as_before(world: World) -> None:
     assert everything(db) == before
 
 
-def test_a_pack_is_found_by_every_place_in_it(world: World) -> None:
+def test_pack_is_found_by_each_of_its_places(world: World) -> None:
     db = world.nodes["A"].db
     made = pack(db)[2]
     for tick in range(made.first, made.last + 1):

@@ -116,7 +116,7 @@ def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
             assert [each.cursor for each in feed.take(rows)] == [each.cursor for each in everything[place + 1 :]]
 
 
-def test_a_reader_between_a_schema_change_and_its_coming_into_force_is_told(world: World) -> None:
+def test_reader_behind_a_pruned_scheduled_change_gets_an_error(world: World) -> None:
     """In the feed the change comes at its activation, so a reader before that point has not seen it."""
     db = world.nodes["A"].db
     plain = world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE later(a)"]))
@@ -184,7 +184,7 @@ def test_a_file_of_an_earlier_version_has_no_marks() -> None:
     db.close()
 
 
-def test_counted_clocks_are_as_old_as_the_next_wall_clock(world: World) -> None:
+def test_entries_with_counted_clocks_have_the_age_of_the_next_wall_clock(world: World) -> None:
     db, now = world.nodes["A"].db, COUNTED + (1 << 60)
     assert aged(db, now) == 0, "nothing tells how old any of it is"
     with db:

@@ -48,7 +48,7 @@ def test_every_node_and_every_replay_has_the_same_digest(tmp_path: Path, seed: i
     world.close()
 
 
-def test_two_nodes_that_each_lack_something_are_enough_together(world: World, tmp_path: Path) -> None:
+def test_two_journals_with_different_gaps_suffice_together(world: World, tmp_path: Path) -> None:
     inserts = {"A": "INSERT INTO note VALUES ('mine', 1)", "B": "INSERT INTO pair VALUES ('p', 1, 2.5)"}
     made = [world.transaction(name, "rows", world.nodes[name].execute([sql])) for name, sql in inserts.items()]
     for name, transaction in zip("AB", made, strict=True):
@@ -73,7 +73,7 @@ def test_journals_of_two_clusters_are_not_replayed_together(world: World, tmp_pa
     other.close()
 
 
-def test_a_journal_that_misses_something_is_blocked_and_leaves_no_file(world: World, tmp_path: Path) -> None:
+def test_replay_of_incomplete_journals_is_blocked_and_leaves_no_file(world: World, tmp_path: Path) -> None:
     world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute([])))
     world.nodes["A"].db.execute("DELETE FROM bedrockish_journal WHERE tick = 1")
     with pytest.raises(ReplayBlockedError, match="missing: A1"):
@@ -123,7 +123,7 @@ def test_a_broken_chain_is_not_replayed(world: World, tmp_path: Path) -> None:
         replay([world.nodes["A"].path], tmp_path / "x.db")
 
 
-def test_a_target_that_exists_is_not_touched(world: World, tmp_path: Path) -> None:
+def test_replay_does_not_overwrite_an_existing_file(world: World, tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("mine")
     with pytest.raises(TargetExistsError):
         replay(world.paths, tmp_path / "x.db")
@@ -140,7 +140,7 @@ def database(*statements: str, page_size: int = 4096) -> apsw.Connection:
     return db
 
 
-def test_a_digest_does_not_depend_on_how_the_rows_lie() -> None:
+def test_digest_does_not_depend_on_the_physical_order_of_rows() -> None:
     make = "CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)"
     one = database(make, "INSERT INTO t(id, a, b) VALUES (1, 2, 3), (5, 6, 7)")
     two = database(
@@ -157,7 +157,7 @@ def test_a_digest_does_not_depend_on_how_the_rows_lie() -> None:
     assert not one.in_transaction
 
 
-def test_a_digest_tells_values_apart_that_print_alike() -> None:
+def test_digest_distinguishes_values_that_print_alike() -> None:
     values = ["1", "1.0", "'1'", "x'31'", "NULL", "''", "x''", "9e999", "-9e999", "9223372036854775807", "0", "0.5"]
     digests = {digest(database("CREATE TABLE t(a)", f"INSERT INTO t VALUES ({value})")) for value in values}
     assert len(digests) == len(values)
@@ -174,13 +174,13 @@ def test_a_digest_tells_values_apart_that_print_alike() -> None:
         "ALTER TABLE t ADD COLUMN c",
     ],
 )
-def test_a_digest_sees_rows_and_definitions(more: str) -> None:
+def test_digest_covers_rows_and_definitions(more: str) -> None:
     make = ("CREATE TABLE t(a)", "CREATE TABLE w(k TEXT PRIMARY KEY, v) WITHOUT ROWID")
     assert digest(database(*make)) != digest(database(*make, more))
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
-def test_a_digest_sees_text_that_no_node_would_have_written(encoding: str) -> None:
+def test_digest_covers_text_that_is_not_utf_8(encoding: str) -> None:
     """An editor of a file can put any bytes into a text: the digest differs, but only for that row."""
     digests = set()
     for text in ("x'41ff'", "x'41fe'", "x'00d8'", "x'4142'", "NULL"):
@@ -194,7 +194,7 @@ def test_a_digest_sees_text_that_no_node_would_have_written(encoding: str) -> No
     assert len(digests) == 10
 
 
-def test_values_cannot_slip_from_one_column_or_row_into_another() -> None:
+def test_digest_changes_if_values_move_between_columns_or_rows() -> None:
     one = database("CREATE TABLE t(a, b)", "INSERT INTO t VALUES ('x', 'yz')")
     two = database("CREATE TABLE t(a, b)", "INSERT INTO t VALUES ('xy', 'z')")
     assert digest(one) != digest(two)

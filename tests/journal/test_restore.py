@@ -128,7 +128,7 @@ def test_restore_to_a_clock_equals_its_commits(lived: Lived, tmp_path: Path) -> 
     assert first < middle < lived.last
 
 
-def test_a_restored_file_has_nothing_of_the_node_and_no_room_to_spare(lived: Lived, tmp_path: Path) -> None:
+def test_restored_file_has_no_state_of_the_node_and_no_free_pages(lived: Lived, tmp_path: Path) -> None:
     target = tmp_path / "new.db"
     restore(lived.backup, target, journals=[lived.path("B")])
     db = apsw.Connection(str(target))
@@ -201,7 +201,7 @@ def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: 
     assert not list(tmp_path.glob("no.db*"))
 
 
-def test_why_nothing_can_be_written_is_said_in_words(
+def test_reason_why_the_target_cannot_be_written_is_printed(
     lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite reports "not an error" if the disk is full during a VACUUM, and does not mention permissions."""
@@ -235,7 +235,7 @@ def test_journals_that_do_not_continue_the_backup_are_refused(lived: Lived, tmp_
     fork.close()
 
 
-def test_a_commit_that_came_late_into_its_timeline_is_in_its_moment_all_the_same(tmp_path: Path) -> None:
+def test_adopted_commit_is_restored_by_its_clock(tmp_path: Path) -> None:
     """A timeline has the order of decisions, and of two concurrent commits either may be first."""
     world = World(tmp_path, 3)
     world.begin()

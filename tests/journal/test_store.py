@@ -47,7 +47,7 @@ def fill(db: apsw.Connection, entries: list[Entry], repeats: tuple[int, ...] = (
         store.append(db, entry, repeat=place in repeats, applied_ms=7)
 
 
-def test_an_empty_journal_has_no_heads(db: apsw.Connection) -> None:
+def test_empty_journal_has_no_heads(db: apsw.Connection) -> None:
     assert store.heads(db) == {}
     assert store.applied(db) == {}
     assert list(store.scan(db)) == []
@@ -94,7 +94,7 @@ def test_each_of_several_commands_is_found(db: apsw.Connection) -> None:
 
 
 @pytest.mark.parametrize("shares", [1, [1], [1, 2, 3], [1, -1], [1, "1"], [1, True], [1, 1.0], [0, 1 << 63]])
-def test_shares_that_are_no_counts_of_its_commands_are_refused(shares: object) -> None:
+def test_malformed_counts_of_changes_for_each_command_are_refused(shares: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), shares=(3, 0), body=b"")
     assert decode_transaction(whole.body) == whole
     fields = cbor2.loads(whole.body)
@@ -116,7 +116,7 @@ def test_author_is_the_last_optional_field_of_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("users", [1, [], [1, 2], ["ann"], ["ann", 1], ["", ""], ["ann", "bob", "eve"]])
-def test_users_that_are_not_whose_its_commands_are_are_refused(users: object) -> None:
+def test_malformed_list_of_users_is_refused(users: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), users=("ann", "bob"), body=b"")
     assert decode_transaction(whole.body) == whole
     fields = cbor2.loads(whole.body)
@@ -204,7 +204,7 @@ def refused(path: Path, error: type[JournalFileError], words: str) -> None:
     assert caught.value.path == str(path)
 
 
-def test_files_that_are_no_journal_are_refused_each_with_its_reason(tmp_path: Path) -> None:
+def test_files_without_a_journal_are_refused_with_the_reason(tmp_path: Path) -> None:
     refused(tmp_path / "none.db", FileMissingError, "no such file")
     refused(tmp_path, FileUnreadableError, "not a file")
     (tmp_path / "empty.db").touch()

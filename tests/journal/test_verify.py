@@ -52,7 +52,7 @@ def rewrite(world: World, node: str, leader: str, tick: int, change: Callable[[E
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_honest_journals_hold(tmp_path: Path, seed: int, size: int) -> None:
+def test_unaltered_journals_keep_all_laws(tmp_path: Path, seed: int, size: int) -> None:
     world = World(tmp_path, seed, NODES[:size])
     world.begin()
     for _ in range(40):
@@ -67,7 +67,7 @@ def test_honest_journals_hold(tmp_path: Path, seed: int, size: int) -> None:
     world.close()
 
 
-def test_being_behind_is_told_and_is_no_fault(world: World) -> None:
+def test_lagging_journal_is_reported_without_a_fault(world: World) -> None:
     for _ in range(3):
         world.nodes["A"].settle(world.draw)
         world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute([])))
@@ -188,12 +188,12 @@ def test_commits_swapped_between_timelines_are_found(world: World) -> None:
         ("label", b""),
     ],
 )
-def test_a_column_that_says_something_else_than_the_bytes_is_found(world: World, column: str, value: Value) -> None:
+def test_column_that_differs_from_the_hashed_bytes_is_found(world: World, column: str, value: Value) -> None:
     tamper(world, "A", f"UPDATE bedrockish_journal SET {column} = ? WHERE leader = 'B' AND tick = 5", value)
     assert checks(world, "A") & {"columns", "bytes"}
 
 
-def test_a_text_that_is_none_is_an_error_that_names_the_file(world: World) -> None:
+def test_text_that_is_not_utf_8_is_an_error_that_names_the_file(world: World) -> None:
     """SQLite keeps any bytes as a text; reading it as one fails."""
     tamper(world, "A", "UPDATE bedrockish_journal SET body = CAST(x'fffe80' AS TEXT) WHERE leader = 'B' AND tick = 5")
     with pytest.raises(JournalFileError, match=r"A\.db is not UTF-8 .*damaged or was altered"):
@@ -234,7 +234,7 @@ def texts(world: World, node: str = "A") -> list[tuple[str, str]]:
     return [(finding.check, finding.text) for finding in verify([world.nodes[node].path]).findings]
 
 
-def test_the_world_has_shared_transactions_and_an_adopted_one(world: World) -> None:
+def test_test_journals_have_shared_and_adopted_transactions(world: World) -> None:
     entries = list(store.scan(world.nodes["A"].db))
     assert any(entry.transaction.joined for entry in entries)
     assert checks(world) == set()
@@ -264,7 +264,7 @@ def test_the_world_has_shared_transactions_and_an_adopted_one(world: World) -> N
         ("UPDATE bedrockish_joined SET seq = 1 WHERE command = 'third'", "{table} has the command 'third' in row 1 of"),
     ],
 )
-def test_joined_commands_that_are_not_those_of_the_bytes_are_found(world: World, sql: str, said: str) -> None:
+def test_joined_commands_that_differ_from_the_hashed_bytes_are_found(world: World, sql: str, said: str) -> None:
     entry = joined_to(world, "first", "second", "third")
     assert texts(world) == []
     db = world.nodes["A"].db
@@ -284,7 +284,7 @@ def test_joined_commands_that_are_not_those_of_the_bytes_are_found(world: World,
         (("y", "z", "a"), ("a",), "a"),
     ],
 )
-def test_a_command_applied_twice_is_found_where_it_joined(
+def test_command_applied_twice_is_found_as_a_joined_command(
     world: World, one: tuple[str, ...], other: tuple[str, ...], twice: str
 ) -> None:
     """The bytes and chains show it, with any content of the index table."""

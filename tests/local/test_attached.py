@@ -95,7 +95,7 @@ def test_rows_are_copied_through_the_dbapi(other: Path) -> None:
         assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1, "one"), (2, "two")]
 
 
-def test_temp_objects_and_attached_files_are_both_here(other: Path) -> None:
+def test_temp_objects_and_attached_files_work_in_the_program(other: Path) -> None:
     with bedrockish.node() as node, node.connect() as db:
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
         db.execute("ATTACH ? AS other", [str(other)])

@@ -19,7 +19,7 @@ from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 
-def test_path_is_told_from_a_url() -> None:
+def test_path_is_distinguished_from_a_url() -> None:
     assert target_of("/var/lib/A.sqlite").local == "/var/lib/A.sqlite"
     assert target_of(Path("/var/lib/A")).addresses == (Address("/var/lib/A-sock", 0),)
     assert str(target_of("/var/lib/A.sqlite")) == "/var/lib/A.sqlite"

@@ -60,7 +60,7 @@ def test_functions_run_in_reads_and_in_open_transactions(db: Any, table: str) ->
     assert db.execute(f"SELECT a FROM {table} WHERE id = 16").fetchone() == ("yy",)
 
 
-def test_function_that_raises_is_told_as_by_sqlite3(db: Any, table: str) -> None:
+def test_function_that_raises_gives_the_error_of_sqlite3(db: Any, table: str) -> None:
     db.create_function("broken", 0, lambda: 1 // 0)
     for begin in (False, True):
         if begin:
@@ -118,7 +118,7 @@ def test_regexp_match_of_sqlalchemy_runs_in_the_program(db: Any, node: LocalNode
     engine.dispose()
 
 
-def test_function_is_only_noted_by_url(alone: LocalCluster) -> None:
+def test_function_registered_by_url_is_not_called(alone: LocalCluster) -> None:
     with dbapi.connect(alone.url()) as db:
         db.create_function("mine", 0, lambda: 1)
         with pytest.raises(dbapi.NotSupportedError, match="the function mine"):

@@ -69,7 +69,7 @@ def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str,
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_failure_of_sql_of_the_engine_has_a_type(
+def test_failing_sql_of_the_engine_raises_a_typed_error(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
 ) -> None:
     """An interrupt met the EXPLAIN that derives a read set, and the program got APSW's error."""
@@ -165,7 +165,7 @@ def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_e
 
 
 @pytest.mark.parametrize("is_temporary", [False, True])
-def test_begin_of_a_transaction_on_a_closed_page_is_told_as_closed(
+def test_begin_on_a_closed_page_raises_client_closed_error(
     node: LocalNode, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
     """The program was told to start the node of the file."""

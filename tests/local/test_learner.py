@@ -58,7 +58,9 @@ def is_here(db: Connection) -> bool:
     return steps._is_here()
 
 
-def test_transaction_runs_here_and_a_voter_commits_it(db: Connection, cluster: LocalCluster, table: str) -> None:
+def test_transaction_runs_in_the_program_and_a_voter_commits_it(
+    db: Connection, cluster: LocalCluster, table: str
+) -> None:
     steps: Any = db._client.local_steps
     for number in range(20):
         opened = db.begin()
@@ -77,7 +79,7 @@ def test_transaction_runs_here_and_a_voter_commits_it(db: Connection, cluster: L
         assert far.execute(f"SELECT a FROM {table} WHERE id = 1", read="strict").value() == 30
 
 
-def test_rows_get_ids_of_a_voter(db: Connection, cluster: LocalCluster, table: str) -> None:
+def test_rows_at_a_learner_get_ids_of_a_voter(db: Connection, cluster: LocalCluster, table: str) -> None:
     with bedrockish.connect(cluster.url()) as far:
         for _ in range(3):
             with db.transaction() as tx:
@@ -89,7 +91,7 @@ def test_rows_get_ids_of_a_voter(db: Connection, cluster: LocalCluster, table: s
     assert is_here(db)
 
 
-def test_single_writes_are_executed_here(db: Connection, cluster: LocalCluster, table: str) -> None:
+def test_single_writes_at_a_learner_run_in_the_program(db: Connection, cluster: LocalCluster, table: str) -> None:
     assert db.execute(f"INSERT INTO {table} VALUES (3, 30)").rowcount == 1
     rows = db.transact([f"UPDATE {table} SET a = a + 1 WHERE id > 1", f"DELETE FROM {table} WHERE id = 1"])
     assert [one.rowcount for one in rows] == [2, 1]
@@ -103,7 +105,7 @@ def test_single_writes_are_executed_here(db: Connection, cluster: LocalCluster, 
     assert is_here(db)
 
 
-def test_conflict_with_a_commit_that_the_learner_lacks_is_told(
+def test_conflict_with_a_commit_that_the_learner_lacks_is_raised(
     db: Connection, cluster: LocalCluster, table: str
 ) -> None:
     with bedrockish.connect(cluster.url(2, only=True)) as far:

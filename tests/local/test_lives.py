@@ -80,7 +80,7 @@ def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, 
         assert db.status()["open_transactions"] == 0
 
 
-def test_programs_that_are_killed_anywhere_leave_nothing_at_the_node(node: LocalNode, alone: LocalCluster) -> None:
+def test_programs_killed_at_any_point_leave_no_state_at_the_node(node: LocalNode, alone: LocalCluster) -> None:
     """In the midst of statements, of COMMIT and of its answer: all of a transaction is there, or nothing."""
     luck = random.Random(34)
     with bedrockish.connect(alone.url()) as db:
@@ -195,7 +195,7 @@ def test_restored_file_is_read_as_a_whole_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
-def test_program_that_cannot_make_the_missing_shm_is_told() -> None:
+def test_program_that_cannot_create_the_shm_file_gets_an_error() -> None:
     """The program runs as another user, who can read the file of a killed node but not create files next to it."""
     nobody = pwd.getpwnam("nobody").pw_uid
     with tempfile.TemporaryDirectory() as folder, local_cluster(Path(folder, "one"), ("A",)) as cluster:

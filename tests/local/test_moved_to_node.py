@@ -62,7 +62,7 @@ def test_moved_transaction_keeps_the_ids_of_its_rows(db: Connection, other: Conn
     assert len(ids) == len(set(ids)) == 2 + 3 * 4
 
 
-def test_moved_transaction_that_would_do_something_else_has_lost(db: Connection, other: Connection, table: str) -> None:
+def test_moved_transaction_with_another_result_is_lost(db: Connection, other: Connection, table: str) -> None:
     opened = db.begin()
     assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
     other.execute(f"UPDATE {table} SET b = 99 WHERE id = 1")

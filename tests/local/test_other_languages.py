@@ -73,14 +73,14 @@ def test_example_refuses_a_node_that_has_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the shell of SQLite is not installed")
-def test_shell_of_sqlite_tells_the_moment(db: Connection, node: LocalNode) -> None:
+def test_shell_of_sqlite_prints_the_vector(db: Connection, node: LocalNode) -> None:
     (command,) = re.findall(r"^(sqlite3 .*)$", PAGE, flags=re.MULTILINE)
     command = command.replace("/var/lib/app/A.sqlite", str(node.database))
     told = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=30)
     assert re.fullmatch(r'\{"A":\d+\}\n', told.stdout), (told.stdout, told.stderr)
 
 
-def test_immutable_reader_misses_rows(db: Connection, node: LocalNode) -> None:
+def test_reader_with_immutable_misses_rows(db: Connection, node: LocalNode) -> None:
     """Such a reader ignores the WAL, so docs/local.md forbids it."""
     assert run(IMMUTABLE, str(node.database)).stdout != "1\n"
     plain = run(IMMUTABLE.replace("immutable=1", "mode=ro"), str(node.database))

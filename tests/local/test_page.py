@@ -48,7 +48,7 @@ def test_durable_batch_never_goes_back(database: str, page: Page) -> None:
     assert Published(database).facts().durable == 9
 
 
-def test_page_that_is_being_written_is_not_believed(database: str, page: Page) -> None:
+def test_half_written_page_is_ignored(database: str, page: Page) -> None:
     reader = Published(database, pause=lambda _: None)
     with open(page_path(database), "r+b") as file:
         file.seek(8)
@@ -63,7 +63,7 @@ def test_page_that_is_being_written_is_not_believed(database: str, page: Page) -
 
 
 @pytest.mark.parametrize("place", [16, 20, 40, 72, 80, 88])
-def test_changed_byte_is_not_believed(database: str, page: Page, place: int) -> None:
+def test_page_with_a_changed_byte_is_ignored(database: str, page: Page, place: int) -> None:
     reader = Published(database, pause=lambda _: None)
     with open(page_path(database), "r+b") as file:
         file.seek(place)
@@ -74,7 +74,7 @@ def test_changed_byte_is_not_believed(database: str, page: Page, place: int) -> 
         reader.facts()
 
 
-def test_batch_that_is_being_written_is_not_believed(database: str, page: Page) -> None:
+def test_half_written_batch_number_is_ignored(database: str, page: Page) -> None:
     page.wrote(7, 120, b"saltsalt", 3)
     with open(page_path(database), "r+b") as file:
         file.seek(128 + 7 * 32 + 8)

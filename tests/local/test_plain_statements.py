@@ -24,7 +24,7 @@ def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_statement_that_has_run_takes_the_short_way(db: Connection, table: str, long_way: list[str]) -> None:
+def test_known_statement_runs_by_its_recipe(db: Connection, table: str, long_way: list[str]) -> None:
     read, add = f"SELECT b FROM {table} WHERE id = ?", ADD.format(table)
     with db.transaction() as tx:
         told = []
@@ -82,7 +82,9 @@ def test_statement_that_ends_the_transaction_says_so(db: Connection, table: str)
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
 
 
-def test_settings_and_values_of_the_session_take_the_long_way(db: Connection, table: str, long_way: list[str]) -> None:
+def test_statements_with_settings_or_session_values_run_without_a_recipe(
+    db: Connection, table: str, long_way: list[str]
+) -> None:
     with db.transaction() as tx:
         tx.execute(ADD.format(table), (1,))
         assert [tx.execute("SELECT changes()").value() for _ in range(2)] == [1, 1]

@@ -250,7 +250,7 @@ def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
     again.engine.close()
 
 
-def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_exchanged_while_it_is_opened_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite opens the -wal by its name at the first read; the file may be replaced after the page's check."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
@@ -309,7 +309,7 @@ def test_file_of_the_program_is_found_while_a_thread_runs_a_statement_on_another
 # -- a real node -----------------------------------------------------------------------------------------------------
 
 
-def test_program_reads_its_own_writes_here(db: Connection, table: str) -> None:
+def test_program_reads_its_own_writes_in_its_process(db: Connection, table: str) -> None:
     for number in range(200, 260):
         db.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
         assert was_read_here(db, f"SELECT max(id) FROM {table}"), "its own commit is durable when it is answered"
@@ -325,7 +325,7 @@ def test_token_of_another_session_counts(db: Connection, node: LocalNode, alone:
             other.token = mine.token
 
 
-def test_node_has_nothing_to_do_with_a_read(db: Connection, node: LocalNode, table: str) -> None:
+def test_read_in_the_program_sends_nothing_to_the_node(db: Connection, node: LocalNode, table: str) -> None:
     db.execute(f"SELECT a FROM {table} WHERE id = ?", (1,))
     before, began = node.processor_s(), time.monotonic()
     for number in range(20_000):
@@ -387,7 +387,7 @@ def test_errors_by_path_equal_those_by_url(db: Connection, alone: LocalCluster, 
     assert told[0] == told[1]
 
 
-def test_settings_of_the_session_hold_for_reads_here(db: Connection, alone: LocalCluster, table: str) -> None:
+def test_settings_of_the_session_hold_for_reads_in_the_program(db: Connection, alone: LocalCluster, table: str) -> None:
     """Each read runs in the program, and the next session of the file has its own settings."""
     with closing(dbapi.connect(db._client.target.local)) as cursor:
         cursor.execute(f"UPDATE {table} SET a = 'Ab' WHERE id = 1")
@@ -430,7 +430,7 @@ def test_snapshot_needs_a_file(alone: LocalCluster) -> None:
         db.snapshot()
 
 
-def test_dbapi_reads_here(db: Connection, node: LocalNode, table: str) -> None:
+def test_dbapi_reads_in_the_program(db: Connection, node: LocalNode, table: str) -> None:
     with dbapi.connect(str(node.database)) as mine:
         traced: list[str] = []
         mine.set_trace_callback(traced.append)
@@ -543,7 +543,7 @@ def test_read_that_waits_for_another_task_does_not_block_the_loop(node: LocalNod
     trio.run(work)
 
 
-def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> None:
+def test_trio_client_reads_in_the_program(db: Connection, node: LocalNode, table: str) -> None:
     async def work() -> None:
         async with bedrockish.open_client(str(node.database)) as client:
             assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
@@ -588,7 +588,7 @@ def test_failed_connect_leaves_no_file_open(node: LocalNode, monkeypatch: pytest
     assert connections._open == opened
 
 
-def test_boot_that_cannot_be_identified_is_a_reason(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_boot_id_is_reported_as_the_reason(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def unread() -> bytes:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -151,7 +151,7 @@ def test_long_path_fits(tmp_path: Path) -> None:
         assert trio.run(ask)
 
 
-def test_name_too_long_for_a_socket_is_told_with_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_for_a_too_long_socket_name_has_a_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fits = open_socket(str(tmp_path / ("x" * 75)))
     assert fits is not None
     fits.close()

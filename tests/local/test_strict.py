@@ -127,7 +127,7 @@ def test_function_of_the_program_runs_in_a_strict_read(node: LocalNode, db: Conn
             mine.execute(f"SELECT bad() FROM {table}").fetchall()
 
 
-def test_tables_of_the_node_are_read_by_the_node(db: Connection, calls: list[Any], table: str) -> None:
+def test_strict_read_of_the_nodes_own_tables_runs_at_the_node(db: Connection, calls: list[Any], table: str) -> None:
     assert db.execute("SELECT count(*) FROM bedrockish_users").value() == 0
     assert db.execute("SELECT cluster_clock() > 0").value() == 1
     with pytest.raises(SqlError, match="no such column: b"):
@@ -138,7 +138,7 @@ def test_tables_of_the_node_are_read_by_the_node(db: Connection, calls: list[Any
     assert [type(one) for one in calls] == [Request]
 
 
-def test_lost_node_leaves_no_entry_for_a_read(db: Connection, calls: list[Any], table: str) -> None:
+def test_read_whose_node_is_lost_leaves_no_entry(db: Connection, calls: list[Any], table: str) -> None:
     """A COMMIT whose answer is lost is settled by an empty entry. A read has nothing to settle."""
     places = [db.execute(f"INSERT INTO {table} VALUES ({number}, 0)").place for number in (7, 8)]
     before = places[-1]

@@ -43,7 +43,7 @@ def calls_of(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def test_temporary_objects_are_in_this_process(
+def test_temporary_objects_are_in_the_programs_process(
     db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = calls_of(db, monkeypatch)
@@ -85,7 +85,7 @@ def test_rollback_and_savepoints_restore_temporary_rows(db: Connection, table: s
     assert db.execute("SELECT a FROM mine").rows == [(1,)]
 
 
-def test_lost_transaction_takes_its_temporary_rows_back(db: Connection, alone: LocalCluster, table: str) -> None:
+def test_lost_transaction_rolls_its_temporary_rows_back(db: Connection, alone: LocalCluster, table: str) -> None:
     db.execute("CREATE TEMP TABLE mine(a)")
     with bedrockish.connect(alone.url()) as other:
         opened = db.begin()
@@ -198,7 +198,7 @@ def test_temporary_objects_end_with_the_node_process() -> None:
 
 
 @pytest.mark.parametrize("way", ["path", "URL"])
-def test_used_up_ids_of_a_temporary_table_are_told(node: LocalNode, alone: LocalCluster, way: str) -> None:
+def test_exhausted_ids_of_a_temporary_table_raise_an_error(node: LocalNode, alone: LocalCluster, way: str) -> None:
     """SQLite reports them as a full disk, and the TEMP tables seemed too large."""
     with bedrockish.connect(node.database if way == "path" else alone.url()) as db:
         db.execute("CREATE TEMP TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT, a)")

@@ -39,7 +39,7 @@ from tests.local.conftest import here
 from tools.cluster import LocalNode, local_cluster
 
 
-def test_node_hears_of_a_transaction_at_commit(db: Connection, other: Connection, node: LocalNode, table: str) -> None:
+def test_node_learns_of_a_transaction_at_commit(db: Connection, other: Connection, node: LocalNode, table: str) -> None:
     with db.transaction() as tx:
         assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
         before, began = node.processor_s(), time.monotonic()
@@ -79,7 +79,7 @@ def test_program_gives_its_snapshot_back_while_the_node_commits(
     assert under_way == [1, 0], "the COMMIT is sent before, and answered after"
 
 
-def test_rollback_leaves_nothing(db: Connection, table: str) -> None:
+def test_rollback_leaves_no_state_at_the_node(db: Connection, table: str) -> None:
     with pytest.raises(ZeroDivisionError), db.transaction() as tx:
         assert tx.execute(f"DELETE FROM {table}").rowcount / 0
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
@@ -90,7 +90,7 @@ def test_rollback_leaves_nothing(db: Connection, table: str) -> None:
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
 
 
-def test_reader_needs_no_message(db: Connection, table: str) -> None:
+def test_reading_transaction_sends_no_message(db: Connection, table: str) -> None:
     with db.transaction() as tx:
         assert tx.execute(f"SELECT count(*) FROM {table}").value() == 2
         command = tx.command
@@ -391,7 +391,9 @@ def test_transaction_that_is_open_for_too_long_is_rolled_back(
     opened.rollback()
 
 
-def test_dbapi_runs_its_transactions_here(node: LocalNode, db: Connection, other: Connection, table: str) -> None:
+def test_dbapi_runs_its_transactions_in_the_program(
+    node: LocalNode, db: Connection, other: Connection, table: str
+) -> None:
     with dbapi.connect(node.database, autocommit=False) as mine:
         assert mine.execute(f"SELECT b FROM {table} WHERE id = 1").fetchone() == (10,)
         mine.execute(f"UPDATE {table} SET b = 12 WHERE id = 1")
@@ -406,7 +408,7 @@ def test_dbapi_runs_its_transactions_here(node: LocalNode, db: Connection, other
     mine.close()
 
 
-def test_trio_client_runs_its_transactions_here(node: LocalNode, db: Connection, table: str) -> None:
+def test_trio_client_runs_its_transactions_in_the_program(node: LocalNode, db: Connection, table: str) -> None:
     async def work() -> None:
         async with bedrockish.open_client(node.database) as client:
             client.token = db.token
@@ -466,7 +468,7 @@ def send(db: Connection, data: bytes) -> Any:
         encode_prepared(prepared(readonly=True)),
     ],
 )
-def test_commit_of_another_form_is_refused(db: Connection, data: bytes) -> None:
+def test_malformed_commit_is_refused(db: Connection, data: bytes) -> None:
     with pytest.raises(UsageError):
         send(db, data)
 
@@ -503,7 +505,9 @@ def test_prepared_transaction_keeps_its_form() -> None:
     assert decode_prepared(encode_prepared(one)) == one
 
 
-def test_killed_program_leaves_nothing(node: LocalNode, db: Connection, other: Connection, table: str) -> None:
+def test_killed_program_leaves_no_state_at_the_node(
+    node: LocalNode, db: Connection, other: Connection, table: str
+) -> None:
     code = f"""
 import bedrockish, sys, time
 db = bedrockish.connect({str(node.database)!r})

@@ -18,7 +18,7 @@ def facts(node: str, *commits: tuple[str, ...], told: tuple[tuple[str, str], ...
     return Facts(node, tuple(journal), frozenset(), told, 0)
 
 
-def test_a_command_happens_once_also_where_it_joined() -> None:
+def test_joined_command_happens_once() -> None:
     one = facts("A", ("p", "q"), ("r",))
     assert quarrel(one, one) is None
     for others in (("q",), ("s", "q"), ("s", "p")):
@@ -28,7 +28,7 @@ def test_a_command_happens_once_also_where_it_joined() -> None:
         assert found[0] == "a command happens once"
 
 
-def test_a_command_that_joined_is_told_the_place_of_its_transaction() -> None:
+def test_joined_command_gets_the_place_of_its_transaction() -> None:
     truly = facts("A", ("p", "q"), told=(("p", "A1"), ("q", "A1")))
     assert quarrel(truly, truly) is None
     for lie in (("r", "A1"), ("q", "A2")):

@@ -37,7 +37,7 @@ def finals(explorer: Explorer) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_no_law_breaks_in_all_that_can_happen(name: str) -> None:
+def test_no_law_breaks_in_any_history(name: str) -> None:
     """All states are searched, and some get a fair ending."""
     scope = SMALL[name]
     report, way = search(scope, NO_END)
@@ -55,7 +55,7 @@ def test_no_law_breaks_in_the_published_scopes(name: str) -> None:
     assert not report.law, (report.story, way)
 
 
-def test_a_body_that_travels_ahead_in_pieces() -> None:
+def test_no_law_breaks_with_a_body_sent_ahead_in_pieces() -> None:
     """This scope, whose states are all searched, has the body offered, fetched, and only then begun."""
     scope = ALL["ahead-3"]
     net = Net("ABC", settings=scope.settings)
@@ -157,7 +157,7 @@ def test_thawed_node_equals_the_frozen_one_and_shares_no_state() -> None:
         ("accepted rollbacks are volatile", "partial-rollback-3", "one outcome"),
     ],
 )
-def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
+def test_removed_rule_breaks_a_law(fault: str, scope: str, law: str) -> None:
     """The report has the shortest way to the broken law, event by event."""
     found = Hunter(NO_END, 0).in_scope(fault, scope)
     assert found.law == law
@@ -184,7 +184,7 @@ def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
     assert report.exhausted
 
 
-def test_a_prefix_is_how_it_begins() -> None:
+def test_guided_scope_begins_with_its_prefix() -> None:
     """The submitted, given-up and suspected transactions of the prefix have happened, a broken link is new, and the
     dead are dead.
     """
@@ -212,13 +212,13 @@ def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
 
 
 @pytest.mark.parametrize("words", ["A hears B", "A gives up P", "B tries again", "A sings"])
-def test_a_prefix_that_cannot_be_says_so(words: str) -> None:
+def test_impossible_prefix_raises_an_error(words: str) -> None:
     """A script fails at a step that is not possible."""
     with pytest.raises(ScriptError):
         Explorer(Scope("", 2, ALONE, Limits(), prefix=(words,))).search(NO_END)
 
 
-def test_a_law_that_breaks_in_the_prefix_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_law_broken_in_the_prefix_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reported way is the script up to that step."""
     prefix = ("A submits", "B submits", "C hears A", "C hears B", "A hears C", "B hears C", "C hears A")
     monkeypatch.setitem(ALL, "small", Scope("", 3, MEET, Limits(), prefix=prefix))

@@ -93,7 +93,7 @@ def test_both_ends_follow_a_whole_conversation() -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_every_local_move(state: State) -> None:
+def test_table_of_states_covers_every_local_event(state: State) -> None:
     """Moves in the table lead to their state; all others raise LocalProtocolError and change nothing."""
     for event_type in EVENTS:
         connection = in_state(state)
@@ -109,7 +109,7 @@ def test_every_local_move(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_every_remote_move(state: State) -> None:
+def test_table_of_states_covers_every_remote_event(state: State) -> None:
     """The same table holds for the other end, whose illegal moves are RemoteProtocolErrors with an answer."""
     for event_type in set(EVENTS) - {Closed}:
         connection = in_state(state, Side.ACCEPTER)
@@ -133,7 +133,7 @@ def test_every_remote_move(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", [State.HELLO, State.OPEN, State.CLOSING])
-def test_the_end_of_the_stream_in_every_state(state: State) -> None:
+def test_stream_end_is_handled_in_every_state(state: State) -> None:
     connection = in_state(state)
     connection.receive_data(b"")
     assert drain(connection) == [Closed()]
@@ -141,7 +141,7 @@ def test_the_end_of_the_stream_in_every_state(state: State) -> None:
 
 
 @pytest.mark.parametrize("length", range(1, 8))
-def test_the_end_inside_a_frame_is_the_other_ends_mistake(length: int) -> None:
+def test_stream_end_inside_a_frame_is_a_remote_error(length: int) -> None:
     pair = Pair().open()
     pair.a.receive_data(encode_frame(Kind.DATA, b"abc")[:length])
     pair.a.receive_data(b"")
@@ -205,7 +205,7 @@ def test_random_bytes_raise_nothing_but_remote_errors(noise: bytes, is_open: boo
 
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=400), st.binary(max_size=40), st.booleans())
-def test_random_bytes_are_the_same_mistake_where_messages_are_taken(noise: bytes, more: bytes, is_open: bool) -> None:
+def test_random_bytes_raise_the_same_error_by_receive_messages(noise: bytes, more: bytes, is_open: bool) -> None:
     told = []
     for as_messages in (False, True):
         pair, seen = Pair(limits=SMALL), list[Event]()
@@ -254,7 +254,7 @@ def _feed_and_check(connection: Connection, noise: bytes) -> None:
     assert frame is None or (frame[0] is Kind.GOODBYE and cbor2.loads(frame[1])["code"] == code)
 
 
-def test_a_huge_number_where_a_version_should_be_is_refused() -> None:
+def test_huge_version_number_is_refused() -> None:
     """Python refuses to print very long numbers, so an error text must not try."""
     for key in ("protocol", "version", "role", "node"):
         packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", key: 10**5000}
@@ -272,7 +272,7 @@ def test_a_huge_number_where_a_version_should_be_is_refused() -> None:
         (replace(A, to="C"), B, Code.WRONG_NODE, "'A' wanted 'C', but this is 'B'"),
     ],
 )
-def test_wiring_mistakes_are_told_to_both_ends(dialler: Hello, accepter: Hello, code: Code, text: str) -> None:
+def test_wrong_addresses_are_reported_at_both_ends(dialler: Hello, accepter: Hello, code: Code, text: str) -> None:
     pair = Pair(dialler, accepter)
     pair.b.receive_data(pair.a.send(dialler))
     with pytest.raises(RemoteProtocolError, match=text) as caught:
@@ -343,7 +343,7 @@ def test_limits_hold_from_the_first_four_bytes() -> None:
 
 
 @pytest.mark.parametrize(("start", "hint"), [(b"\x16\x03\x01\x00", "TLS"), (b"GET ", "HTTP")])
-def test_well_known_strangers_are_named(start: bytes, hint: str) -> None:
+def test_bytes_of_other_protocols_are_named(start: bytes, hint: str) -> None:
     reader = FrameReader(100)
     reader.feed(start)
     with pytest.raises(RemoteProtocolError, match=hint):

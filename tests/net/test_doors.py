@@ -6,7 +6,7 @@ from bedrockish_net.doors import SPEAKERS_MAX, Doors
 from bedrockish_net.errors import RefusedError
 
 
-def test_the_oldest_of_the_address_with_most_strangers_makes_room() -> None:
+def test_oldest_stranger_of_the_busiest_address_is_disconnected() -> None:
     doors = Doors(strangers_max=4)
     gone: list[object] = []
     doors.come("honest", lambda: gone.append("honest"))
@@ -17,7 +17,7 @@ def test_the_oldest_of_the_address_with_most_strangers_makes_room() -> None:
     assert said == "more than 4 connections without HELLO; closed the oldest of crowd"
 
 
-def test_speaker_is_not_evicted_from_the_door() -> None:
+def test_connection_that_has_sent_hello_is_not_evicted() -> None:
     doors, gone = Doors(strangers_max=4), []
     number, _ = doors.come("honest", lambda: gone.append("honest"))
     doors.speak(number)

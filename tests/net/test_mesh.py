@@ -155,7 +155,7 @@ async def test_members_can_be_changed() -> None:
         await b.until(lambda: "A" not in b.up)
 
 
-async def test_a_wrong_address_is_told_at_both_ends() -> None:
+async def test_wrong_address_is_reported_at_both_ends() -> None:
     ports = {"A": free_port(), "B": free_port()}
     b = Node("B", {"B": ports["B"], "A": ports["A"]})
     a = Node("A", {"A": ports["A"], "C": ports["B"]})  # A has B's address for C
@@ -165,7 +165,7 @@ async def test_a_wrong_address_is_told_at_both_ends() -> None:
         assert not a.up
 
 
-async def test_a_port_that_is_taken_is_said_clearly() -> None:
+async def test_used_port_is_reported() -> None:
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         sock.listen()
@@ -272,7 +272,7 @@ async def test_mesh_listens_on_ipv6() -> None:
         await link.aclose()
 
 
-async def test_a_peer_that_repeats_nonsense_is_left_alone_for_a_growing_while(autojump_clock: MockClock) -> None:
+async def test_peer_that_repeats_malformed_messages_is_redialled_ever_later(autojump_clock: MockClock) -> None:
     mesh = Mesh(Hello("A", "shop"), {"B": (HOST, 1)}, on_event=lambda _: None, draw=lambda: 0.5)
     waits = []
     for _ in range(9):
@@ -318,7 +318,7 @@ async def test_unexpected_exception_ends_one_link_and_not_the_mesh() -> None:
     assert [what.split()[0] for what, _ in faults] == ["serving", "serving"]
 
 
-async def test_the_client_that_reads_slowest_is_the_one_to_go() -> None:
+async def test_slowest_reading_client_is_disconnected() -> None:
     mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5)
     links = [cast(Any, StubLink(waiting)) for waiting in (10, 500, 20)]
     mesh._clients.update(links)

@@ -18,7 +18,7 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
             end.close()
 
 
-async def test_all_that_has_come_is_read_before_it_is_acted_on(
+async def test_all_available_bytes_are_read_before_they_are_handled(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     seen: list[str] = []

@@ -104,7 +104,7 @@ async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: t
             await a.receive()
 
 
-async def test_one_message_larger_than_the_outbox_still_goes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_single_message_larger_than_the_outbox_is_sent(autojump_clock: trio.testing.MockClock) -> None:
     async with links(Limits(outbox_bytes_max=100)) as (a, b):
         a.send_nowait(bytes(5000))
         assert await b.receive() == bytes(5000)
@@ -168,7 +168,7 @@ async def test_full_inbox_stops_reading_without_ending_the_link(autojump_clock: 
             await a.receive()  # reading goes on once there is room
 
 
-async def test_a_stream_that_ends_without_goodbye_is_told(autojump_clock: trio.testing.MockClock) -> None:
+async def test_stream_end_without_goodbye_is_reported(autojump_clock: trio.testing.MockClock) -> None:
     async with half_link(Limits()) as (a, stream):
         await stream.send_all(encode_frame(Kind.DATA, b"last"))
         await stream.aclose()
@@ -203,7 +203,7 @@ async def test_cancelling_a_receive_loses_nothing(autojump_clock: trio.testing.M
         assert await b.receive() == b"two"
 
 
-async def test_a_drop_tells_the_other_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_drop_sends_the_reason_to_the_other_end(autojump_clock: trio.testing.MockClock) -> None:
     async with links() as (a, b):
         await trio.testing.wait_all_tasks_blocked()
         a.drop(Code.REFUSED, "enough of this")
@@ -256,7 +256,7 @@ async def test_outbox_limit_counts_waiting_bytes_only(autojump_clock: trio.testi
             assert await b.receive() == bytes(5000)
 
 
-async def test_bulk_lets_everything_else_go_first() -> None:
+async def test_bulk_messages_are_sent_after_all_others() -> None:
     async with half_link(Limits()) as (link, other):
         reader = FrameReader(1 << 20)
         link.send_many_nowait([b"bulk %d" % number for number in range(4)], bulk=True)
@@ -323,7 +323,7 @@ async def test_read_long_message_is_not_kept(autojump_clock: trio.testing.MockCl
     assert inflow.total == 0
 
 
-async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: trio.testing.MockClock) -> None:
+async def test_only_the_longest_of_many_long_messages_is_read(autojump_clock: trio.testing.MockClock) -> None:
     """The others wait until the longest is complete or given up; short ones do not wait."""
     inflow, limits = Inflow(2_000_000, trio.current_time), Limits(ping_seconds=50, silence_seconds=99)
     message, got = encode_frame(Kind.DATA, bytes(1_500_000)), Counter[str]()

@@ -140,7 +140,7 @@ async def test_a_certificate_of_another_authority_is_refused(authority: trustme.
             )
 
 
-async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_plain_dialler_at_a_tls_port_gets_a_hint(authority: trustme.CA, tmp_path: Path) -> None:
     b = issue(authority, tmp_path, "node-b")
     async with listening(b) as (port, told):
         hello, link_of = Hello("shell", None, "client"), functools.partial(dial, HOST, port)
@@ -161,7 +161,7 @@ async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) 
             await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), bare))
 
 
-def test_handshake_that_is_cut_off_is_no_refusal(authority: trustme.CA, tmp_path: Path) -> None:
+def test_broken_handshake_does_not_count_as_a_refusal(authority: trustme.CA, tmp_path: Path) -> None:
     """A node that begins again cuts its links, and takes new ones a moment later: a client dials again."""
     b = issue(authority, tmp_path, "node-b")
     with socket.create_server((HOST, 0)) as server:
@@ -197,7 +197,7 @@ def test_missing_and_wrong_files_are_named(authority: trustme.CA, tmp_path: Path
         listen_context(a.ca, a.cert, b.key)
 
 
-def test_names_come_from_both_places() -> None:
+def test_names_of_a_certificate_come_from_subject_and_alternatives() -> None:
     certificate = {
         "subject": ((("organizationName", "x"),), (("commonName", "A"),)),
         "subjectAltName": (("DNS", "a.shop"), ("IP Address", "10.0.0.1")),
@@ -373,7 +373,7 @@ class _Far:
         pass
 
 
-async def test_nothing_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_plain_text_goes_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a HELLO, in which a password may be: the stream here could not send anything."""
 
     async def connect(_host: str, _port: int) -> _Far:

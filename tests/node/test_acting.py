@@ -16,7 +16,7 @@ from bedrockish.node.scheduling import durability, durability_gate
 from tests.node.test_durability import Wire, idle, open_runtime, request, settled
 
 
-async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_is_executed_in_the_task_that_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fast disk, the command is answered before another task has a turn."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     monkeypatch.setattr(durability, "QUICK_S", 10.0)
@@ -90,7 +90,7 @@ async def test_long_work_is_finished_by_the_task_before_later_turns(
     engine.close()
 
 
-async def test_damage_that_is_found_there_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damage_found_in_the_reading_task_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     def failing(*_arguments: Any, **_options: Any) -> None:

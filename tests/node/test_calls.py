@@ -40,7 +40,7 @@ class Door:
 
 
 @pytest.mark.parametrize("said", [UsageError("no such thing"), UnavailableError("not two nodes")])
-async def test_error_of_the_body_wins_over_a_lost_link(said: BedrockishError) -> None:
+async def test_error_of_the_body_hides_a_lost_link(said: BedrockishError) -> None:
     door = Door(LinkClosedError(Code.LOST, "gone"))
 
     async def fails_as_it_ends() -> None:
@@ -54,7 +54,7 @@ async def test_error_of_the_body_wins_over_a_lost_link(said: BedrockishError) ->
     assert raised.value is said
 
 
-async def test_through_several_links_it_is_still_one_error() -> None:
+async def test_error_of_several_links_is_raised_as_one() -> None:
     """A comparison of tables has such calls, when one node refuses and another stops."""
     doors = [Door(LinkClosedError(Code.LOST, "gone")), Door(LinkClosedError(Code.LOST, "gone, too"))]
     said = UnavailableError("there are not two nodes to compare")
@@ -77,7 +77,7 @@ async def test_through_several_links_it_is_still_one_error() -> None:
         (RefusedError(Code.AUTHENTICATION, "who are you"), AuthenticationError),
     ],
 )
-async def test_a_link_that_ends_is_an_error_of_ours(end: NetError, told: type[BedrockishError]) -> None:
+async def test_ended_link_raises_an_error_of_bedrockish(end: NetError, told: type[BedrockishError]) -> None:
     door = Door(end)
     with pytest.raises(told):
         async with calls(PLACE, HELLO, cast(Entry, door)) as call:

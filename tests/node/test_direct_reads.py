@@ -279,7 +279,7 @@ async def test_damaged_file_met_by_a_direct_read_ends_the_node(tmp_path: Path, m
     ],
     ids=["long text", "large value", "many parameters"],
 )
-async def test_core_takes_requests_that_would_hold_up_the_loop(
+async def test_core_executes_reads_that_would_delay_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, params: list[object] | None
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

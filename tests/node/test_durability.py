@@ -260,7 +260,7 @@ async def test_an_early_message_waits_for_its_own_facts_only(tmp_path: Path, mon
     engine.close()
 
 
-async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
+async def test_failing_disk_stops_the_node_before_any_output_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
@@ -280,7 +280,7 @@ async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
 
 
 @pytest.mark.parametrize("error", [DamagedError("the disk failed"), EntryMismatchError("A2 does not fit")])
-async def test_after_damage_nothing_more_is_written(
+async def test_node_writes_nothing_after_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DamagedError
 ) -> None:
     """The core takes the failed effect for done, and later effects of the batch may depend on it."""
@@ -455,7 +455,7 @@ async def test_syncer_reports_the_error_of_a_sync_in_the_loop() -> None:
     assert found == [(True, type(None)), (True, OSError)]
 
 
-async def test_the_loop_of_the_links_calls_back_in_one_reading_with_them() -> None:
+async def test_end_of_a_sync_is_reported_with_the_input_of_links() -> None:
     main, found, over = threading.get_ident(), list[tuple[bool, type]](), trio.Event()
     is_reading = False
     loop = ReadLoop(lambda what, error: found.append((False, type(error))))

@@ -95,7 +95,7 @@ async def ask(runtime: Runtime, sql: str, command: str) -> Answer | BedrockishEr
         return error
 
 
-async def test_a_request_that_hits_a_bug_is_told_so_and_the_next_one_is_answered(
+async def test_request_that_hits_a_bug_gets_an_internal_error_and_the_next_is_answered(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(20):
@@ -172,9 +172,7 @@ async def test_bug_at_a_request_of_libsql_leaves_the_answers_before_it_and_ends_
             nursery.cancel_scope.cancel()
 
 
-async def test_a_bug_in_a_background_worker_is_one_requests_answer(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bug_in_a_background_worker_fails_one_request(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
@@ -249,7 +247,7 @@ async def test_damage_in_any_task_stops_the_node(error: Exception, text: str, de
     assert not counts, "it is no bug"
 
 
-async def test_a_full_disk_that_an_order_meets_ends_the_node_as_one_that_a_commit_meets(
+async def test_full_disk_in_an_order_of_an_operator_ends_the_node(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise its next batch would report a failed file and end the process, instead of waiting for room."""
@@ -309,7 +307,7 @@ async def test_node_restarts_from_its_file_after_a_fault_in_the_loop(
     assert untold not in caplog.text
 
 
-async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_waits_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Runtime] = []
     waited: list[str] = []
     here = Address("127.0.0.1", 0)
@@ -351,7 +349,7 @@ DISK_FAILURES = (
 
 
 @pytest.mark.parametrize("error", DISK_FAILURES)
-async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
+async def test_disk_failure_in_a_thread_is_reported_as_disk_failure(
     error: Exception, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     """The failure is not a bug: decided commits do not depend on it, and another node can answer."""
@@ -384,7 +382,7 @@ async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
         ),
     ],
 )
-async def test_a_node_that_cannot_begin_says_whether_new_indexes_may_help(
+async def test_failed_start_reports_whether_rebuilt_indexes_may_help(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -457,7 +455,7 @@ class Served:
         return self.runs[number]
 
 
-async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_there_is_room(
+async def test_damage_found_with_a_full_disk_is_recorded_when_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the node would serve its damaged tables as a sound one."""
@@ -485,7 +483,7 @@ async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_ther
 
 
 @pytest.mark.parametrize("what", ["http", "listen"])
-async def test_node_waits_for_an_address_that_another_program_has(
+async def test_node_waits_for_an_address_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     """After a failure of the node's program, the node would not come back by itself."""
@@ -625,7 +623,7 @@ async def test_clock_query_in_a_worker_does_not_block_shutdown(
     assert [type(one) for one in told] == [UnavailableError]
 
 
-async def test_a_node_that_is_ended_while_others_read_leaves_one_file(
+async def test_node_stopped_while_programs_read_leaves_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections of worker threads are closed after the node has left; an open one would keep the log."""

@@ -75,7 +75,7 @@ def test_answers_to_others_do_not_extend_the_wait() -> None:
         assert scene.timer.due_at() == at
 
 
-def test_how_many_come_is_learned() -> None:
+def test_group_timer_learns_the_size_of_groups() -> None:
     scene = Scene()
     for count in range(1, 6):  # one more each time
         scene.timer.answered(5, 0)
@@ -89,7 +89,7 @@ def test_how_many_come_is_learned() -> None:
     assert scene.timer.is_due(2)
 
 
-def test_no_more_are_waited_for_than_may_share_a_transaction() -> None:
+def test_group_timer_waits_for_at_most_one_full_group() -> None:
     scene = Scene(size_max=1)  # the last group met a conflict
     scene.learn(5)
     scene.timer.answered(5, 0)
@@ -100,7 +100,9 @@ def insert(number: int) -> Request:
     return Request(f"c{number}", (Statement("INSERT INTO t VALUES (?)", (number,)),), timeout_s=5)
 
 
-async def test_a_node_waits_for_as_many_as_it_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_waits_for_as_many_requests_as_it_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two clients, of which one is a little later each time, share a transaction from the second time on."""
     monkeypatch.setattr(group_timer, "GATHER_S", 30.0)
     monkeypatch.setattr(group_timer, "GATHER_PART", 30_000.0)

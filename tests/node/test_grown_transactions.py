@@ -103,7 +103,7 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-async def test_commits_of_others_do_not_make_it_write_its_rows_again(
+async def test_commits_of_others_do_not_repeat_the_writes_of_a_moved_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redone: list[int]
 ) -> None:
     async with a_client(tmp_path, monkeypatch) as client:
@@ -167,7 +167,7 @@ async def test_savepoints_from_before_and_after_the_move_roll_back(
         assert await client.value("SELECT group_concat(id) FROM t") == "1,2,3,7"
 
 
-async def test_commit_of_a_row_that_it_has_read_ends_it_at_the_next_statement(
+async def test_commit_of_a_read_row_ends_a_moved_transaction_at_its_next_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_client(tmp_path, monkeypatch) as client:
@@ -179,7 +179,7 @@ async def test_commit_of_a_row_that_it_has_read_ends_it_at_the_next_statement(
         assert await client.value("SELECT count(*) FROM big") == 0
 
 
-async def test_commit_of_a_row_that_it_reads_later_ends_it_at_its_commit(
+async def test_commit_of_a_row_read_later_ends_a_moved_transaction_at_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workspace shows the row as it was when the transaction moved."""
@@ -231,7 +231,7 @@ async def test_deferred_key_that_broke_before_the_move_is_checked_at_commit_and_
         assert await client.value("SELECT count(*) FROM t") == 3
 
 
-async def test_failed_statement_leaves_it_open_and_names_its_place(
+async def test_failed_statement_leaves_a_moved_transaction_open_and_has_its_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_client(tmp_path, monkeypatch) as client:

@@ -137,7 +137,7 @@ async def test_the_first_in_name_order_founds_a_cluster_and_the_others_wait(capl
     assert "cannot connect to 127.0.0.1:3" in caplog.text
 
 
-async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: pytest.LogCaptureFixture) -> None:
+async def test_node_without_a_file_takes_the_cluster_id_of_a_member(caplog: pytest.LogCaptureFixture) -> None:
     """This holds for the founder, too, whose file may have been lost."""
     async with trio.open_nursery() as nursery:
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
@@ -159,7 +159,7 @@ async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: py
         nursery.cancel_scope.cancel()
 
 
-def test_a_file_is_a_nodes_when_it_says_so(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_not_a_nodes_file(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     assert not is_node_file(path)
     path.touch()
@@ -180,7 +180,7 @@ def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
         Engine.open(path, founding=None)
 
 
-async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_path: Path) -> None:
+async def test_accusation_of_a_stranger_or_with_impossible_numbers_is_ignored(tmp_path: Path) -> None:
     """A possible accusation bars the node for good, because it may have forgotten promises."""
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
@@ -229,7 +229,7 @@ def test_file_that_begins_with_tables_founds_a_cluster_alone(tmp_path: Path) -> 
     check_alone(tmp_path / "none.db", "A", ["A", "B"])
 
 
-def test_hello_tells_a_client_nothing_but_its_cluster() -> None:
+def test_hello_to_a_client_names_only_the_cluster() -> None:
     """A client has not logged in yet when it reads HELLO; files, processes, commands and the release are for peers."""
     info = {"store": "s", "starts": [[b"x", 0]], "version": "1", "plugins": {}, "batches": 1, "level": 5}
     info |= {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}

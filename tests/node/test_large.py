@@ -111,7 +111,9 @@ def count_in(answer: Answer) -> int:
 
 
 @pytest.mark.parametrize("method", ["apply", "flush"])
-async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_use_of_the_writer_waits_for_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """A caller that cannot wait asynchronously blocks the loop, but sees no half of an entry; its write is durable when
     reported so, and not with the batch before.
     """
@@ -137,7 +139,7 @@ async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.
     engine.close()
 
 
-async def test_peers_message_about_its_file_is_stored_without_blocking_the_loop(
+async def test_facts_about_a_peers_file_are_stored_without_blocking_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks of the loop read links, so one that waited for the thread would delay all of them."""
@@ -380,7 +382,7 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
     engine.close()
 
 
-async def test_without_room_for_a_snapshot_it_is_compared_in_the_loop(
+async def test_rows_are_compared_in_the_loop_if_no_snapshot_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
@@ -532,7 +534,7 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
 
 
 @pytest.mark.parametrize("values", ["VALUES (1, 'short')", ALL])
-async def test_an_entry_that_is_damaged_is_not_sent_and_named_once(
+async def test_damaged_entry_is_not_sent_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, values: str
 ) -> None:
     """The requester learns that the entry is missing here, and gets the ones before and after it; the node goes on."""

@@ -18,7 +18,7 @@ def cached(engine: Engine) -> int:
     return int(engine._db.status(apsw.SQLITE_DBSTATUS_CACHE_USED)[0])
 
 
-def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path) -> None:
+def test_cache_pages_are_freed_when_the_node_is_idle(tmp_path: Path) -> None:
     made = TestNode(tmp_path / "a.db")
     made.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)")
     for number in range(20):

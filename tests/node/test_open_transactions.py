@@ -125,7 +125,7 @@ async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
         assert told(step(runtime, "ours", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(100,)]]
 
 
-async def test_a_token_is_never_ahead_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_names_only_durable_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another node may wait for a token's ticks, so a token names only durable ones."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
@@ -140,9 +140,7 @@ async def test_a_token_is_never_ahead_of_the_disk(tmp_path: Path, monkeypatch: p
         assert runtime.engine.applied != durable
 
 
-async def test_tables_of_the_database_itself_are_told_when_they_are_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_from_system_tables_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tables have no keys in access sets, so any read of them waits."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
@@ -166,7 +164,7 @@ async def test_a_command_that_has_happened_opens_no_transaction(
             await rest()
 
 
-async def test_statements_that_come_with_a_begin_that_waits_come_after_it(
+async def test_statements_sent_with_a_waiting_begin_run_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, monkeypatch) as (runtime, _):
@@ -199,7 +197,7 @@ async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypat
                 told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
 
 
-async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
+async def test_read_of_a_fresh_write_moves_the_snapshot_if_earlier_reads_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise even a young transaction would lose at its first write."""

@@ -26,7 +26,7 @@ def test_files_that_others_can_read_are_named(
     assert all(words in line for words, line in zip(warned, caplog.messages, strict=True))
 
 
-def test_key_that_is_gone_is_no_concern(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_key_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The links of a node that begins again use the key that it has read."""
     (tmp_path / "A.sqlite").touch(0o600)
     warn_of_readers(build(text=f'node = "A"\ndatabase = "{tmp_path}/A.sqlite"\n[security]\ntls = "{tmp_path}"\n'))

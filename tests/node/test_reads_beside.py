@@ -188,7 +188,7 @@ async def test_volatile_commit_is_not_returned(tmp_path: Path, monkeypatch: pyte
         await node.wait("large")
 
 
-async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
+async def test_read_that_depends_on_the_large_batch_runs_again_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first read was on the batch of the large transaction, before that transaction."""
@@ -338,7 +338,9 @@ async def test_a_file_that_cannot_be_read_ends_the_node(tmp_path: Path, monkeypa
     engine.close()
 
 
-async def test_a_fault_is_the_node_s_and_the_read_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fault_of_a_direct_read_is_counted_and_the_read_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError
 

@@ -140,7 +140,7 @@ async def test_node_that_stops_refuses_the_reads_of_an_open_question(
         assert len(node.answers) == 2
 
 
-async def test_reads_go_to_the_core_for_a_moment_after_a_question_in_vain(
+async def test_reads_go_to_the_core_for_a_moment_after_an_unanswered_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strict_reads, "PAUSE_S", 0.3)

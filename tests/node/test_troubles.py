@@ -130,7 +130,7 @@ def lasting(status: dict[str, Any]) -> dict[str, str]:
     return {one["code"]: one["text"] for one in troubles.look(status, 200.0)}
 
 
-def test_clock_that_is_ahead_hides_no_node_that_is_slow() -> None:
+def test_clock_ahead_does_not_hide_a_slow_node() -> None:
     """The ages of safe time and of messages are measured by most voters' clocks, so a wrong clock raises none."""
     stands: dict[str, Any] = {"wall_offset_ms": -3_600_000}
     ahead = WELL | {"nodes": {n: {**NODE, **stands} for n in "BC"} | {"A": NODE}}
@@ -161,7 +161,7 @@ def test_status_of_an_older_node_can_be_read() -> None:
     assert reaches({"up": True, "silent_ms": 0})
 
 
-def test_a_learner_whose_copy_is_not_compared_yet_is_of_use() -> None:
+def test_learner_with_an_unproven_copy_is_ready() -> None:
     """The node answers reads; as a voter it would accept no writes, and says so."""
     alarms = {"unproven_copy": {"reason": "not compared"}}
     voter = WELL | {"mode": "read-only", "alarms": alarms}

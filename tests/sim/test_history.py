@@ -16,7 +16,7 @@ def label(made: Transaction, leader: str, tick: int) -> Entry:
     return Entry(leader, tick, {leader: 1}, made, None, GENESIS)
 
 
-def test_behind_a_retired_timeline_there_is_another_label_and_no_other_commit() -> None:
+def test_retired_timeline_can_only_have_a_second_label_at_its_end() -> None:
     """A removed leader A may also commit its own removal before it learns of it; no node accepts that, and no entry may
     follow.
     """

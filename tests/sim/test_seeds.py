@@ -60,7 +60,7 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
 
 
 @pytest.mark.parametrize("voters", range(1, 8))
-def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
+def test_simulator_loses_only_as_many_files_as_can_be_replaced(voters: int) -> None:
     """Any number of files could be lost, but a membership change needs a quorum of approvals, and an amnesiac node
     gives none.
     """
@@ -92,7 +92,7 @@ def test_a_file_that_was_put_back_has_no_vote(start: int) -> None:
     assert put_back > 0
 
 
-def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None:
+def test_lost_file_may_lose_a_place_but_not_its_transaction() -> None:
     """An acknowledged commit is found under another label if only its lost leader had the first one."""
     broken, world = run_seed(Options(3, load_s=1.0))
     assert broken is None
@@ -111,7 +111,7 @@ def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None
 
 
 @pytest.mark.parametrize("start", [1, pytest.param(7, marks=pytest.mark.slow)])
-def test_worlds_in_which_most_come_too_late_come_to_rest(start: int) -> None:
+def test_worlds_with_mostly_late_begins_come_to_rest(start: int) -> None:
     """The closing lag is half the delay of a BEGIN, until all machines are fast enough at the end."""
     assert Options(0).pace_at_rest == 1.0
     for seed in range(start, start + 6):

@@ -35,7 +35,7 @@ def test_a_failing_world_shrinks() -> None:
     assert broken is None
 
 
-def test_only_named_happenings_happen() -> None:
+def test_shrunk_world_has_only_the_listed_events() -> None:
     """``only`` leaves out all other commands and faults; the remaining ones keep their random numbers."""
     options = options_of(1, FAULT)
     _, world = run_seed(options)

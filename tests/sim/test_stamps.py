@@ -20,13 +20,13 @@ def nowhere(_: tuple[str, int]) -> Entry | None:
     return None
 
 
-def test_later_clocks_are_no_finding() -> None:
+def test_later_clocks_are_not_reported() -> None:
     """This holds also for overlapping calls in any order, and for a call without an answer."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 4, 12), asked("c", 3, 5, 11), asked("d", 6, None, 0)]
     assert late_stamp(calls, nowhere, ()) == (3, "")
 
 
-def test_a_clock_that_is_not_later_is_told() -> None:
+def test_clock_that_is_not_later_is_reported() -> None:
     """Equal is not later."""
     _, story = late_stamp([asked("a", 0, 1, 10), asked("b", 2, 3, 10)], nowhere, ())
     assert story == "b was told a, after a was acknowledged"

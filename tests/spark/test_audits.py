@@ -54,14 +54,14 @@ def both(spark: SparkSession, paths: list[Path]) -> list[Finding]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.filterwarnings(PANDAS)
-def test_honest_journals_are_silent_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_unaltered_journals_have_no_findings_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     world = honest()
     assert any(draft.adopted_from for draft in world.drafts.values())
     assert len(world.drafts) > 200
     assert both(spark, world.write(tmp_path)) == []
 
 
-def test_honest_journals_are_silent(tmp_path: Path) -> None:
+def test_unaltered_journals_have_no_findings(tmp_path: Path) -> None:
     assert audit(honest().write(tmp_path)) == []
 
 
@@ -228,7 +228,7 @@ def test_old_membership_after_a_change_is_found_by_quorums(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_approval_beyond_the_approvers_own_file_is_information(tmp_path: Path) -> None:
+def test_approval_beyond_the_approvers_file_is_reported_as_information(tmp_path: Path) -> None:
     world = honest(60)
     world.change(("B", 6), lambda draft: replace(draft, quorum={"B": 6, "C": 5000}))
     (found,) = audit(world.write(tmp_path), "quorum", "approval", "members")
@@ -300,7 +300,7 @@ def test_overlapping_ranges_are_found_by_conflicts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_halves_that_both_went_on_are_found_though_each_looks_right(tmp_path: Path) -> None:
+def test_split_halves_that_both_committed_are_found_together(tmp_path: Path) -> None:
     world = honest(60)
     assert world.commit("A", touching("fresh"))
     second = world.commit("B", touching("other"))
@@ -322,7 +322,7 @@ def test_doubled_command_is_found_by_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("joined", [("x", "twice"), ("twice",)])
-def test_doubled_command_is_found_where_it_joined(tmp_path: Path, joined: tuple[str, ...]) -> None:
+def test_command_applied_twice_is_found_among_joined_commands(tmp_path: Path, joined: tuple[str, ...]) -> None:
     """The command joined one transaction, and is the first of another or joined that, too."""
     world = honest(60)
     first = world.commit("A", touching("fresh"), joined=joined)
@@ -369,7 +369,7 @@ def test_two_bodies_of_one_transaction_are_found_by_commands(tmp_path: Path) -> 
     assert [(f.check, f.text) for f in found] == [("txid", f"{adopted.txid} stands for 2 different transactions")]
 
 
-def test_one_nodes_different_entry_is_found_by_equal(tmp_path: Path) -> None:
+def test_differing_entry_of_one_node_is_found_by_equal(tmp_path: Path) -> None:
     world = honest(60)
     paths = world.write(tmp_path / "right")
     head = world.applied("C")["A"]
@@ -380,7 +380,7 @@ def test_one_nodes_different_entry_is_found_by_equal(tmp_path: Path) -> None:
     assert found[0].text.endswith("2 places of the timeline differ")
 
 
-def test_node_that_is_behind_is_information(tmp_path: Path) -> None:
+def test_lagging_node_is_reported_as_information(tmp_path: Path) -> None:
     world = honest(60)
     draft = world.commit("A", touching("fresh"))
     assert draft is not None

@@ -36,7 +36,7 @@ def paths(files: list[Path], tmp_path: Path) -> list[Path]:
     return [Path(shutil.copy(path, tmp_path)) for path in files]
 
 
-def test_honest_journals_are_silent(files: list[Path]) -> None:
+def test_unaltered_journals_have_no_findings(files: list[Path]) -> None:
     assert [path.stem for path in files] == ["A", "D", "E"]
     found = counts(files[0])
     assert found["adopted"] > 0

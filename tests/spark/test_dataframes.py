@@ -46,7 +46,7 @@ def test_the_code_of_the_page_runs(
     assert expected in shown, shown
 
 
-def test_each_library_is_on_the_page_for_each_way() -> None:
+def test_page_shows_each_library_for_each_source() -> None:
     ways = PAGE.split("\n## ")[1:]
     for way, libraries in zip(ways, (LIBRARIES, LIBRARIES), strict=True):
         assert all(library in way for library in libraries)

@@ -88,9 +88,7 @@ def test_only_new_entries_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_anywhere_is_made_good_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
-) -> None:
+def test_next_export_repairs_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """The run dies at its n-th file, fsync or rename, for every n (or each ninth); no reader ever sees a row twice."""
     files = honest(16).write(tmp_path)
     real = {name: getattr(exporting, name) for name in ("sync_directory", "write_manifest", "file_of")}
@@ -179,7 +177,9 @@ def test_foreign_directories_and_manifests_are_refused(files: list[Path], tmp_pa
         run(files[0], out)
 
 
-def test_the_command_exports_several_files_and_says_how_far(world: World, files: list[Path], tmp_path: Path) -> None:
+def test_export_command_handles_several_files_and_prints_its_progress(
+    world: World, files: list[Path], tmp_path: Path
+) -> None:
     arguments = ["export-journal", *map(str, files), "--to", str(tmp_path / "out")]
     ended = CliRunner().invoke(main, arguments)
     assert ended.exit_code == 0, ended.output

@@ -17,7 +17,7 @@ from tests.spark.make_journals import make_journals
 from tests.spark.worlds import World, honest, touching
 
 
-def test_a_row_without_a_place_meets_no_limit() -> None:
+def test_row_without_a_place_is_outside_all_limits() -> None:
     limits = Limits(frozenset("A"), (3, HIGHEST))
     assert limits.meet("A", 3)
     assert not limits.meet("A", 2)
@@ -58,7 +58,7 @@ def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypa
 
 
 @pytest.mark.parametrize("where", ["leader = 'A' AND tick = 3", "leader = 'B' AND tick = 1"])
-def test_ticks_that_were_altered_do_not_make_a_plan_without_end(tmp_path: Path, where: str) -> None:
+def test_altered_ticks_do_not_make_an_endless_plan(tmp_path: Path, where: str) -> None:
     path = honest(30).write(tmp_path)[0]
     db = apsw.Connection(str(path))
     db.execute(f"UPDATE bedrockish_journal SET tick = 1 << 60 WHERE {where}")

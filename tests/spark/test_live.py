@@ -103,7 +103,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         ("bedrockish://h/?discover=yes", {}, "bedrockish://h/?discover=yes"),
     ],
 )
-def test_options_go_into_the_url(url: str, access: dict[str, str], expected: str) -> None:
+def test_options_become_parameters_of_the_url(url: str, access: dict[str, str], expected: str) -> None:
     assert url_with(url, access) == expected
     parse_url(expected)
 

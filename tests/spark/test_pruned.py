@@ -75,9 +75,7 @@ def test_entries_removed_between_planning_and_reading_raise(tmp_path: Path) -> N
     assert caught.value.first == upto["A"] + 1
 
 
-def test_stream_that_has_read_all_goes_on_after_all_was_pruned_that_a_node_prunes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_at_the_end_continues_after_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last entry of each timeline stays, so the journal does not seem to be an older copy."""
     monkeypatch.setattr("bedrockish_journal.spark.source.stream.BEHIND_S", 0.0)
     path = honest(60).write(tmp_path)[0]
@@ -124,7 +122,7 @@ def test_report_names_the_unjudged_part(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
-def test_honest_journals_without_their_beginning_are_silent(paths: list[Path]) -> None:
+def test_unaltered_pruned_journals_have_no_findings(paths: list[Path]) -> None:
     assert audit(paths) == []
 
 
@@ -135,7 +133,7 @@ def test_spark_finds_no_fault_in_pruned_journals(spark: SparkSession, paths: lis
     assert both(spark, paths) == []
 
 
-def test_one_file_without_its_beginning_is_silent(paths: list[Path]) -> None:
+def test_single_pruned_file_has_no_findings(paths: list[Path]) -> None:
     assert audit(paths[:1]) == []
 
 

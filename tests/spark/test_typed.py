@@ -271,7 +271,7 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, str], text
     assert read_journal(path, rows="t", columns="_tick,v").schema.names == ["_tick", "v"]
 
 
-def test_limits_are_of_the_commit_and_not_of_a_column_with_such_a_name(tmp_path: Path) -> None:
+def test_limits_apply_to_the_commit_and_not_to_a_column_of_the_same_name(tmp_path: Path) -> None:
     world = World()
     columns = ("leader", "tick", "clock")
     schema(world, "CREATE TABLE t(leader TEXT, tick INTEGER, clock INTEGER)")
@@ -341,7 +341,7 @@ def test_spark_reads_and_streams_typed_rows_across_a_schema_change(spark: SparkS
     assert run() == [*((n, None) for n in range(10)), (10, "new")]
 
 
-def test_tables_that_never_were_are_refused_and_those_that_were_are_read(tmp_path: Path) -> None:
+def test_unknown_tables_are_refused_and_dropped_ones_are_read(tmp_path: Path) -> None:
     world = World()
     schema(world, create("artist"), create("gone"), "DROP TABLE gone")
     commit(world, insert("artist", COLUMNS, *[None] * len(COLUMNS)))

@@ -156,7 +156,7 @@ def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("by_session", [True, False])
-def test_a_transaction_that_lost_is_run_again(cluster: LocalCluster, *, by_session: bool) -> None:
+def test_lost_transaction_runs_again(cluster: LocalCluster, *, by_session: bool) -> None:
     """With a sessionmaker and with an engine; an error that a retry cannot help is raised at once."""
     engine = create_engine(cluster.url(options="/?read=strict"))
     Base.metadata.drop_all(engine)
@@ -194,7 +194,7 @@ def test_a_transaction_that_lost_is_run_again(cluster: LocalCluster, *, by_sessi
 
 
 @pytest.mark.parametrize("by_session", [True, False])
-def test_a_transaction_on_asyncio_that_lost_is_run_again(cluster: LocalCluster, *, by_session: bool) -> None:
+def test_lost_transaction_on_asyncio_runs_again(cluster: LocalCluster, *, by_session: bool) -> None:
     """With an async_sessionmaker and with an engine; what trying again cannot help is raised at once."""
 
     async def work(engine: AsyncEngine) -> None:
@@ -229,7 +229,7 @@ def test_a_transaction_on_asyncio_that_lost_is_run_again(cluster: LocalCluster, 
     on_asyncio(cluster, work)
 
 
-def test_tasks_that_fight_for_a_row_all_get_it(cluster: LocalCluster) -> None:
+def test_tasks_that_update_one_row_all_succeed(cluster: LocalCluster) -> None:
     """Each adds one to the value that it read; none is lost and none is applied twice."""
 
     async def work(engine: AsyncEngine) -> None:
@@ -313,7 +313,7 @@ def test_create_all_of_many_tasks_makes_each_table_once(cluster: LocalCluster) -
     on_asyncio(cluster, work)
 
 
-def test_a_table_that_stays_there_is_an_error_soon() -> None:
+def test_create_all_of_an_existing_table_fails_soon() -> None:
     """A lookup finds the table again, so no other client created it in between."""
     tried = []
 

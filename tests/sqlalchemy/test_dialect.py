@@ -38,7 +38,7 @@ def engine(cluster: LocalCluster) -> Iterator[Engine]:
 @pytest.mark.parametrize(
     "url", ["bedrockish://a:1,b:2,[::1]:3/?read=session&timeout=5", "bedrockish://a", "bedrockish://[::1]:5"]
 )
-def test_urls_go_through_sqlalchemys(url: str) -> None:
+def test_urls_survive_sqlalchemys_url_class(url: str) -> None:
     from sqlalchemy.engine import make_url as read
 
     ours = make_url(url)
@@ -288,7 +288,7 @@ def test_for_update_without_a_key_is_refused(engine: Engine) -> None:
         connection.execute(bare.select().with_for_update())
 
 
-def test_the_scheme_of_sqlite_with_our_driver_is_ours(cluster: LocalCluster) -> None:
+def test_sqlite_scheme_with_the_bedrockish_driver_selects_the_dialect(cluster: LocalCluster) -> None:
     """Some programs accept URLs of a few databases only."""
     made = create_engine(cluster.url().replace("bedrockish://", "sqlite+bedrockish://"))
     with made.connect() as connection:

@@ -26,7 +26,7 @@ IDS_FROM_ONE = "test_insert_w_floats and multiple_rows"
 
 
 @pytest.mark.cluster
-def test_a_part_of_the_suite_fails_nowhere(tmp_path: Path) -> None:
+def test_part_of_the_suite_passes(tmp_path: Path) -> None:
     """No test fails, most run, at least one of each class, and each skip has a reason."""
     chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
     found = run_sqlalchemy(tmp_path, ["-k", chosen])
@@ -48,7 +48,7 @@ def documented() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     return ours, plain, {word: int(number) for word, number in words}
 
 
-def test_the_page_adds_up() -> None:
+def test_figures_on_the_page_add_up() -> None:
     """The excluded tests are the documented ones, group by group, and none fails."""
     ours, plain, words = documented()
     total = re.search(r"^(\d+) tests pass with plain SQLite and are skipped here", PAGE, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_the_page_adds_up() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_the_whole_suite_fails_nowhere_and_the_page_tells_its_figures(tmp_path: Path) -> None:
+def test_whole_suite_passes_and_the_page_has_its_figures(tmp_path: Path) -> None:
     """The page's figures are for the release that it names; in any other nothing may fail, either."""
     ours, plain = run_sqlalchemy(tmp_path), run_plain(tmp_path)
     assert failures(ours) == {}

@@ -94,11 +94,11 @@ class Hunter:
         self._controls: dict[str, tuple[float, str]] = {}
 
     def hunt(self, name: str) -> Catch:
-        """Look for one fault where it is known to show."""
+        """Look for one fault in the places that are known to show it."""
         return self.in_scope(name, SCOPES[name]) if name in SCOPES else self.in_worlds(FAULTS[name])
 
     def in_scope(self, name: str, scope: str) -> Catch:
-        """Go through a scope of the model check."""
+        """Search a scope of the model check."""
         began = time.process_time()
         with _in_scopes(name):
             report, way = search(ALL[scope], self.seconds)

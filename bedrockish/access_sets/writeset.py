@@ -278,7 +278,7 @@ class _TableKeys:
         return None if values is None else (*row, *values)
 
     def between(self, rowids: Set[int | None]) -> list[Range]:
-        """Return ranges with all keys that rows with rowids from the least to the greatest of these can write.
+        """Return ranges with all keys of rows whose rowids are between the least and the greatest of the given ones.
 
         The rowids do not bound the keys of indexes and of a WITHOUT ROWID table, so the whole index or table is
         returned."""

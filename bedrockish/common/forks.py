@@ -29,7 +29,7 @@ class Lock(Protocol):
         """Take the lock; return whether this was possible in time."""
 
     def release(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
 
 
 class Inherited(Protocol):

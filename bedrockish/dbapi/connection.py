@@ -229,7 +229,7 @@ class Connection:
             self.commit()
         self._session.autocommit = value
 
-    # -- what sqlite3 does not have --------------------------------------------------------------------------------
+    # -- beyond sqlite3 ----------------------------------------------------------------------------------------------
 
     @property
     def isolation(self) -> str:

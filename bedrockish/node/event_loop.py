@@ -145,7 +145,7 @@ class Runtime:
         """Read the clocks."""
         return self._clocks.now()
 
-    # -- what sessions need ----------------------------------------------------------------------------------------
+    # -- the interface for sessions ----------------------------------------------------------------------------------
 
     def ring(self) -> None:
         """Begin the next turn as soon as possible."""

@@ -123,7 +123,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
 
 
 def _or_dump(path: Path) -> str:
-    """Return the way to import a file of SQL; empty for another file."""
+    """Return the advice for a file of SQL statements, a dump; empty for any other file."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         if re.match(r"\s*(--|/\*|PRAGMA|BEGIN|CREATE|INSERT)", file.read(100), re.IGNORECASE):
             return f"; it is a dump: load it by 'sqlite3 new.db < {path}', and import new.db"

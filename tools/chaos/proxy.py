@@ -46,7 +46,7 @@ class Line:
         self.port = self._listeners[0].socket.getsockname()[1]
 
     async def run(self) -> None:
-        """Carry until cancelled."""
+        """Carry messages until cancelled."""
         await trio.serve_listeners(self._carry, self._listeners)
 
     # --- what can be done to it ---
@@ -74,7 +74,7 @@ class Line:
         self._trap = trap
 
     def heal(self) -> None:
-        """Carry everything at once again."""
+        """Carry all messages at once again."""
         self._cut = self._held = False
         self._delay_s = 0.0
         self._trap = None
@@ -165,7 +165,7 @@ class Network:
             await line.open()
 
     async def run(self) -> None:
-        """Carry until cancelled."""
+        """Carry messages until cancelled."""
         async with trio.open_nursery() as nursery:
             for line in self.lines.values():
                 nursery.start_soon(line.run)
@@ -185,7 +185,7 @@ class Network:
         return [line for (a, b), line in self.lines.items() if not any({a, b} <= group for group in sets)]
 
     def heal(self) -> None:
-        """Carry everything at once again, everywhere."""
+        """Heal all lines: carry all messages at once again."""
         for line in self.lines.values():
             line.heal()
 

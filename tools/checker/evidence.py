@@ -63,7 +63,7 @@ class Evidence:
         return None if found is None else found[0]
 
     def judge_value(self, reader: Operation, key: str, value: int) -> bool:
-        """Look at a value that was read: whether it may be there at all."""
+        """Judge whether a read value was ever written, by a transaction that may be committed."""
         writer = self.writer(key, value)
         if writer is None:
             self.find("value from nowhere", f"T{reader.id} read {value} in {key}, and nobody wrote it", reader.id)

@@ -132,7 +132,7 @@ def peers(place: Path) -> Iterator[dict[str, str]]:
 
 
 def of_peer(sql: str) -> str:
-    """Return a statement as other databases take it."""
+    """Return a statement in the form that the other databases accept."""
     return (
         sql.replace(" WITHOUT ROWID", "")
         .replace("a TEXT", "a VARCHAR(40)")

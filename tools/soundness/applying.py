@@ -200,7 +200,7 @@ class World:
         return [entry for entry in following if covers(applied, entry.after)]
 
     def deliver(self, node: Node, choose: Any) -> bool:
-        """Let a node apply one entry; whether there was any."""
+        """Apply one entry at a node; return whether there was one."""
         ready = self.ready(node)
         if not ready:
             return False

@@ -87,7 +87,8 @@ class Reading:
         self._count = self._shared = 0
 
     def begin(self, inflight: InFlight, prepared: Prepared) -> Verdict | None:
-        """Return whether a read is valid if this node can decide that alone; else ask the voters and return None.
+        """Return whether a read is valid, if this node can decide that alone; otherwise ask the voters, and return
+        None.
 
         Each further attempt waits longer for answers, because the voters may be slow.
         """

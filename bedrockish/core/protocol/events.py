@@ -101,7 +101,8 @@ class Held:
 
 @value
 class Failed:
-    """The execution of a request failed: the error is its answer once none of its earlier attempts can commit.
+    """The execution of a request failed. The error is the answer as soon as no earlier attempt of the request can
+    commit.
 
     ``error.rests_on`` has its reads up to the error, as a ``Prepared`` that only reads.
     """

@@ -86,7 +86,7 @@ class OwnEnds:
         return len(self._at)
 
     def add(self, transaction: Transaction, clock: int) -> None:
-        """Note that a transaction has ended, as this node learned at a clock; these clocks never go back."""
+        """Note the end of a transaction, and the clock at which this node learned it. These clocks never go back."""
         assert clock >= self.latest
         self.latest, self._at[transaction.txid] = clock, clock
         self._ended.append((clock, transaction.txid))

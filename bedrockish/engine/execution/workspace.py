@@ -184,7 +184,7 @@ class Workspace:
         """Return an estimate of the seconds that SQLite needs for the FTS5 index that a schema change builds.
 
         Raises:
-            BedrockishError: what ``stop`` was given, or the file cannot be read.
+            BedrockishError: the error given to ``stop``, or the file cannot be read.
         """
         prepare, busy = self._beside.prepare, self._beside.limits.busy
         plan = plan_build(steps, self._open().executor.known.tables, prepare)

@@ -1,4 +1,4 @@
-"""Makes what was committed durable, and keeps the WAL small.
+"""Makes commits durable, and keeps the WAL small.
 
 With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. One ``fdatasync`` of ours
 after a batch of commits makes all of them durable together, in a helper thread, while the connection goes on. SQLite

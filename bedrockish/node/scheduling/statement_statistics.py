@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # normalised texts with statistics
 SENT_MAX = 2_000  # texts as sent, with their normalised texts, in the cache
-REFUSED = "(refused: what is no SQL, or may not be said)"
+REFUSED = "(refused: invalid SQL, or SQL that the user may not run)"
 
 
 @dataclass(slots=True)

@@ -141,7 +141,7 @@ class WorkerPool:
         self._switch_s = sys.getswitchinterval()
         self.counts: Counter[str] = Counter()
 
-    # -- what the runtime does -------------------------------------------------------------------------------------
+    # -- the interface for the event loop ----------------------------------------------------------------------------
 
     def expects(self, *texts: str) -> bool:
         """Return whether these texts should run in a worker at once, without a try in the loop.

@@ -72,7 +72,7 @@ class Lending:
         """Run an action on a transaction's workspace in a thread, and return its result.
 
         Raises:
-            BedrockishError: what the action raises.
+            BedrockishError: the error of the action.
         """
         work.lent = True
         try:

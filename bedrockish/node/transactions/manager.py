@@ -141,7 +141,7 @@ class Transactions:
         """Return approximately how many bytes the node keeps for all open transactions."""
         return sum(one.work.kept for one in self._open.values())
 
-    # -- what the runtime does -------------------------------------------------------------------------------------
+    # -- the interface for the event loop ----------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """End transactions that are idle or open for too long, until cancelled."""
@@ -184,7 +184,7 @@ class Transactions:
         self._temporary.close()
         self._interactive.close()
 
-    # -- what operators do -----------------------------------------------------------------------------------------
+    # -- the interface for operators ---------------------------------------------------------------------------------
 
     async def list_by_order(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the open transactions, the oldest first, as plain values."""
@@ -205,7 +205,7 @@ class Transactions:
         self._end(one, UnavailableError("an operator has ended the transaction; it did not happen"))
         return {"ended": one.id}
 
-    # -- what clients do -------------------------------------------------------------------------------------------
+    # -- the interface for clients -----------------------------------------------------------------------------------
 
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
         """Do one operation of a client.

@@ -112,7 +112,7 @@ class TemporaryObjects:
             read: the answer if it has only read.
 
         Raises:
-            BedrockishError: what ``submit`` raises.
+            BedrockishError: the error of ``submit``.
         """
         try:
             answer = read if submit is None else await submit()

@@ -39,7 +39,7 @@ async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
         request: the request for which the node asks.
 
     Raises:
-        UnavailableError: no majority told what it knows, or a transaction did not end, in the time of the request.
+        UnavailableError: within the time of the request no majority has answered, or a transaction has not ended.
     """
 
     def empty() -> Prepared:

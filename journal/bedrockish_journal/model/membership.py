@@ -2,7 +2,7 @@
 
 A timeline whose leader has left never grows again. A membership names such timelines as *retired*. Each transaction
 under this membership or a later one has the whole retired timeline in its past, because a membership change conflicts
-with every transaction. So vectors no longer name a retired timeline; its absence from a vector means all of it.
+with every transaction. So vectors no longer name a retired timeline: a vector without it has all of its entries.
 """
 
 from collections.abc import Mapping

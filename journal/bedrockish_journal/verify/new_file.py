@@ -83,7 +83,7 @@ class Claim:
             raise TargetExistsError(self.name, why)
 
     def release(self) -> None:
-        """Let other processes make the file."""
+        """Release the claim, so that other processes can make the file."""
         with suppress(OSError):
             os.unlink(self._lock)
         os.close(self._descriptor)

@@ -161,10 +161,3 @@ class BackgroundReads:
             check_room(path, size_of(source))
             copy_file(source, Path(path), go_on)
         remove_copied(Path(path))
-
-    def digest(self) -> str:
-        """Return the digest of the tables as of the last flush: equal on nodes that have applied the same entries."""
-        from bedrockish_journal.verify.replay import digest
-
-        with self.reader() as reader:
-            return digest(reader)

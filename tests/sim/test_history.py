@@ -21,7 +21,7 @@ def test_retired_timeline_can_only_have_a_second_label_at_its_end() -> None:
     follow.
     """
     world = SimpleNamespace(broken=lambda law, story: pytest.fail(f"{law}: {story}"))
-    histories = Histories(cast(Any, world), [], {})
+    histories = Histories(cast(Any, world), [])
     removal = transaction("C", 2, change=membership(1, "BCDE"), base={"A": 1})
     retiring = replace(membership(2, "BCDE", "F"), level=2, retired={"A": 2})
     following = transaction("E", 3, config=1, change=retiring, base={"A": 1, "D": 1})

@@ -96,7 +96,7 @@ def test_lost_file_may_lose_a_place_but_not_its_transaction() -> None:
     """An acknowledged commit is found under another label if only its lost leader had the first one."""
     broken, world = run_seed(Options(3, load_s=1.0))
     assert broken is None
-    histories = Histories(world, world.laws.calls, world.laws.committed)
+    histories = Histories(world, world.laws.calls)
     histories._timelines()
     histories._acknowledged()
     place = next(call.answer.place for call in world.laws.calls if call.answer is not None and call.answer.place)

@@ -37,8 +37,7 @@ class Report:
     states: int = 0
     transitions: int = 0
     depth: int = 0
-    local: int = 0  # the number of states of single nodes; ``played``: the number of events that ran on real cores
-    played: int = 0
+    local: int = 0  # the number of states of single nodes
     seconds: float = 0.0
     exhausted: bool = False  # whether all states within the limits were searched
     final: int = 0  # the number of states without a possible step; ``ended``: the number of fair endings that were run
@@ -216,7 +215,7 @@ class Explorer:
         except BrokenError as broken:
             report.law, report.story = broken.law, broken.story
         report.seconds = time.process_time() - began
-        report.local, report.played = len(self.nodes.known), self.nodes.played
+        report.local = len(self.nodes.known)
         return report
 
     def _search(self, until: float) -> None:

@@ -81,7 +81,6 @@ class Nodes:
         self.facts = Numbered[Facts]()
         self.pushed: dict[tuple[int, int], int] = {}
         self.rests: dict[tuple[int, int], int] = {}
-        self.played = 0
         self._keys: dict[bytes, int] = {}
         self._agree: set[tuple[int, int]] = set()
 
@@ -127,7 +126,6 @@ class Nodes:
         known = self.known[place]
         found = known.after.get(event)
         if found is None:
-            self.played += 1
             real: Place = thaw(known.data)
             told = self.events.values[event]
             if told[0] == "receive":

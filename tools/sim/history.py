@@ -57,8 +57,8 @@ def strictly_told(call: Call) -> bytes | None:
 class Histories:
     """The journals and the clients' histories of a world."""
 
-    def __init__(self, world: "World", calls: list[Call], committed: dict[Txid, Entry]) -> None:
-        self.world, self.calls, self.committed = world, calls, committed
+    def __init__(self, world: "World", calls: list[Call]) -> None:
+        self.world, self.calls = world, calls
         self.entries: dict[tuple[str, int], Entry] = {}
         self.first: dict[Txid, Entry] = {}
         self.places: dict[Txid, list[tuple[str, int]]] = defaultdict(list)

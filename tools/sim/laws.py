@@ -329,7 +329,7 @@ class Laws:
 
     def over(self) -> None:
         """Check the histories and the journals at the end."""
-        histories = Histories(self.world, self.calls, self.committed)
+        histories = Histories(self.world, self.calls)
         histories.check()
         self.schemas.check(self.calls, histories.first)
         self._strict_errors()

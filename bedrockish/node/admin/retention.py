@@ -111,7 +111,6 @@ class Upkeep:
         self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self._pruning = trio.Lock()
         self._shortened = trio.Event()  # set when a part of the journal was removed
-        self._removed = 0
         engine.scope.tick, engine.scope.skip = self.tick, self.skip
 
     def tick(self) -> int:

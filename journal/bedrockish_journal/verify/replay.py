@@ -68,7 +68,6 @@ class Report:
     digest: str  # the digest of its contents
     entries: int  # the number of applied entries, second labels included
     repeats: int  # the number of second labels, which changed nothing
-    voids: int  # the number of entries that fitted the tables of no node, and that an operator had all members skip
     changes: int  # the number of rows inserted, updated and deleted
     statements: int  # the number of statements of schema changes
     applied: dict[str, int]  # the vector of the result
@@ -263,7 +262,7 @@ class _Rebuild:
         self.waiting: Sourced | None = None
         if beginning.waiting is not None and beginning.source is not None:
             self.waiting = Sourced(beginning.waiting, beginning.source[0])
-        self.entries = self.repeats = self.voids = self.changes = self.statements = self.later = 0
+        self.entries = self.repeats = self.changes = self.statements = self.later = 0
 
     def take(self, sourced: Sourced) -> None:
         entry = sourced.entry
@@ -286,7 +285,7 @@ class _Rebuild:
         if waiting is not None and entry.transaction.schema > waiting.entry.transaction.schema:
             self._activate(waiting)  # an entry on the new schema has seen every entry on the old one
         if entry.txid in self.void:
-            self.voids += 1
+            pass  # it fitted the tables of no node, and an operator had all members skip it
         elif entry.transaction.kind == ROWS:
             self._rows(sourced)
         elif entry.transaction.kind == SCHEMA:
@@ -340,7 +339,6 @@ class _Rebuild:
             self.digest,
             self.entries,
             self.repeats,
-            self.voids,
             self.changes,
             self.statements,
             dict(sorted(self.applied.items())),

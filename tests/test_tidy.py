@@ -576,7 +576,7 @@ def test_prose_rules_recognise_their_examples() -> None:
     assert not [text for text in bad if any(pattern.search(text.split(". ")[1]) for pattern in RULES.values())]
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_tree_has_no_unfinished_marks() -> None:
     """The tree has no marker of unfinished work."""
     assert not [f"{name(p)}: {m[0]}" for p, text in texts() for m in UNFINISHED.finditer(text)]
 

@@ -184,7 +184,7 @@ def test_unloadable_source_is_named(tmp_path: Path) -> None:
             read_plan(db, text)
 
 
-def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_not_deleted(tmp_path: Path) -> None:
     """The demo removes what an earlier demo left, and nothing else."""
     cluster = LocalCluster(tmp_path)
     cluster.write_files()

@@ -73,7 +73,7 @@ def test_blocking_client_raises_the_errors_of_the_node() -> None:
             connection.execute("INSERT INTO t VALUES (1)", timeout=0.05)
 
 
-def test_a_closed_connection_says_so() -> None:
+def test_closed_connection_raises_client_closed_error() -> None:
     with in_background(ScriptedNode()) as url:
         connection = bedrockish.connect(url)
         assert not connection.closed

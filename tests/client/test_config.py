@@ -200,7 +200,7 @@ def test_setting_that_is_not_a_number_is_refused(key: str, value: str) -> None:
         assert len(said) < 400
 
 
-def test_flag_is_named_as_it_is_given() -> None:
+def test_error_names_a_flag_as_typed() -> None:
     assert wrong(MINIMAL, flags={"http_token": ""}).startswith("--set http_token: ")
     assert wrong(MINIMAL, flags={"users": "ann"}).startswith("--set users.ann: ")
     assert wrong(MINIMAL, flags={"users": f"ann={HASH},ann={HASH}"}) == (

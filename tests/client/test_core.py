@@ -183,7 +183,7 @@ def test_no_error_after_a_lost_answer_says_that_nothing_happened(
     assert {call.request.command for _, call in w.sent} == {"c1"}
 
 
-def test_lost_answer_is_asked_for_at_once_at_the_next_node_with_a_strict_read() -> None:
+def test_command_with_a_lost_answer_is_sent_at_once_to_the_next_node_with_strict_reads() -> None:
     w = wire()
     number = w.call()
     w.open()

@@ -102,9 +102,7 @@ async def test_feed_of_unreachable_nodes_fails_after_its_limit(autojump_clock: C
     assert 20 <= await follow(Nodes(lambda: None), 200, silent_s=20.0) <= 22
 
 
-async def test_a_clock_that_only_counts_stands_still_while_nothing_happens(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_counting_clock_without_commits_is_not_reported_as_silent(autojump_clock: trio.testing.MockClock) -> None:
     assert await follow(Nodes(lambda: 7, clock="off"), 200) == 200
 
 
@@ -115,7 +113,7 @@ async def test_feed_is_read_even_if_the_hold_is_refused(autojump_clock: trio.tes
     assert nodes.pages > 50
 
 
-async def test_errors_that_pass_do_not_end_a_reader_and_others_do(autojump_clock: trio.testing.MockClock) -> None:
+async def test_temporary_errors_do_not_end_a_feed_and_permanent_ones_do(autojump_clock: trio.testing.MockClock) -> None:
     passing = [MemoryFullError("full"), ConflictError("busy"), OutcomeUnknownError("lost", command="c")]
     nodes = Nodes(lambda: int(trio.current_time()), errors=passing)
     assert await follow(nodes, 100) == 100

@@ -41,7 +41,7 @@ def test_failed_node_is_tried_last() -> None:
     assert this.next(AVOID_S + 1) == A
 
 
-def test_when_all_are_dead_all_are_asked_in_turn() -> None:
+def test_client_tries_all_nodes_in_turn_when_all_are_dead() -> None:
     this = route(A, B)
     found = []
     for _ in range(4):
@@ -110,7 +110,7 @@ class Knows(ScriptedNode):
         return {"nodes": {one.name: {"address": f"127.0.0.1:{one.port}", "up": True} for one in (self, *self.others)}}
 
 
-async def test_a_client_goes_to_a_node_that_it_has_learnt_of() -> None:
+async def test_client_uses_a_member_that_the_url_does_not_name() -> None:
     first, second = Knows("A"), ScriptedNode("B")
     first.others = (second,)
     async with running(first, second) as url, open_client(url.partition(",")[0] + "/?discover=yes") as client:

@@ -250,7 +250,7 @@ def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> No
         "é",
     ],
 )
-def test_other_statements_are_left_alone(sql: str) -> None:
+def test_statements_without_transaction_control_are_unchanged(sql: str) -> None:
     assert parse_control(sql) is None
 
 

@@ -46,7 +46,7 @@ def test_several_statements_are_refused(sql: str, second: str) -> None:
     assert sql[caught.value.details["offset"] :] == second
 
 
-def test_a_request_with_two_statements_in_a_text_is_not_made() -> None:
+def test_request_with_two_statements_in_a_text_is_refused() -> None:
     """A node would execute both, and the client would take the two results for an error."""
     several: list[Statements] = [["SELECT 1; SELECT 2"], [("SELECT ?; SELECT 2", (1,)), "SELECT 3"]]
     for statements in several:

@@ -145,7 +145,7 @@ async def test_error_after_a_lost_read_is_the_answer() -> None:
             await client.execute("SELECT * FROM t")
 
 
-async def test_unavailable_node_is_left_for_the_next_one() -> None:
+async def test_client_leaves_an_unavailable_node_for_the_next() -> None:
     first, second = ScriptedNode("A"), ScriptedNode("B")
     first.script = [first.refuse(UnavailableError("no quorum"))]
     async with running(first, second) as url, open_client(url) as client:

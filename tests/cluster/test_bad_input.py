@@ -90,7 +90,7 @@ async def test_a_taken_port_is_named(cluster: LocalCluster, tmp_path: Path) -> N
     one_error_line(done, str(port))
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     """A user's text file is left alone."""
     path = tmp_path / "letter.txt"
     path.write_text("Dear SQLite,\n" * 1000)

@@ -188,7 +188,7 @@ async def write_everywhere(cluster: LocalCluster, last: int) -> int:
 
 
 @pytest.mark.slow
-async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: Path) -> None:
+async def test_node_with_a_clock_too_far_ahead_is_refused_and_named(tmp_path: Path) -> None:
     """The node follows its own wall clock, two hours ahead; the others reject its transactions and go on."""
     stubborn = {1: ["clock_offset_ms=100000000", "conflict_window_ms=100000000"]}
     with shifted(tmp_path / "cluster", 0, 2 * HOUR_MS, 0, more=stubborn) as cluster:
@@ -223,9 +223,7 @@ async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_voter_that_is_gone_or_stands_still_does_not_stop_safe_time(
-    cluster: LocalCluster, how: signal.Signals
-) -> None:
+async def test_dead_or_paused_voter_does_not_stop_safe_time(cluster: LocalCluster, how: signal.Signals) -> None:
     """Schema changes, strict reads and the feed, which depend on safe time, also go on at each of the other nodes."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as a, open_client(cluster.url(1, only=True)) as b:

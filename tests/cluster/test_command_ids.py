@@ -197,7 +197,7 @@ def test_command_ids_bind_admins_and_every_interface(cluster: LocalCluster) -> N
         caller.post("/db/execute?command=wills", ["INSERT INTO pub(x) VALUES ('will')"])
 
 
-def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_request_s(cluster: LocalCluster) -> None:
+def test_id_of_a_pruned_command_stays_bound_to_its_user_and_request(cluster: LocalCluster) -> None:
     """Another request under that id is an error, which does not say that the command has happened."""
     with as_user(cluster, "una") as una, as_user(cluster, "will", 1) as will, as_user(cluster, "adam") as adam:
         una.execute("INSERT INTO pub(x) VALUES ('old')", command="old-1")

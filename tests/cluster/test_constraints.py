@@ -157,9 +157,7 @@ COMPUTED = [
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("first_id", [0, 1000])
-async def test_a_unique_value_that_is_computed_is_there_once(
-    cluster: LocalCluster, isolation: str, first_id: int
-) -> None:
+async def test_computed_unique_value_exists_once(cluster: LocalCluster, isolation: str, first_id: int) -> None:
     """Two nodes insert it at the same moment, as requests; inserts of other values do not conflict."""
     await ready(cluster)
     async with at_each(cluster) as clients:

@@ -175,7 +175,7 @@ async def test_the_same_bit_at_two_of_three_nodes_heals_from_the_third(cluster: 
     await judge(cluster, pids, "MARK-050-aaaa")
 
 
-async def test_a_leader_with_a_flipped_bit_spreads_nothing(cluster: LocalCluster) -> None:
+async def test_leader_with_a_flipped_bit_does_not_spread_it(cluster: LocalCluster) -> None:
     """Voters compare a transaction's before-images with their own rows before they approve."""
     await fill(cluster)
     await damage(cluster, 0)
@@ -215,7 +215,7 @@ async def test_single_node_heals_from_its_own_journal(tmp_path: Path) -> None:
         assert await text_at(cluster, 0) == "MARK-050-aaaa"
 
 
-async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_is_whole(tmp_path: Path) -> None:
+async def test_node_with_a_damaged_copy_approves_no_transaction_before_its_repair(tmp_path: Path) -> None:
     """Nodes with the same wrong row would approve each other's transactions; the copy's journal shows the damage."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
@@ -404,7 +404,7 @@ async def test_an_entry_that_does_not_fit_at_the_only_node_is_rolled_back(tmp_pa
         await insist(alone.url(), "INSERT INTO t VALUES (3, 'later')", [], "two")
 
 
-async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(faulty: LocalCluster) -> None:
+async def test_entry_that_does_not_fit_at_its_own_leader_is_rolled_back(faulty: LocalCluster) -> None:
     """No client got an answer, so the transaction is not committed; the node checks its tables, and serves again."""
     await fill_faulty(faulty)
     fault(faulty, {"A": "2 always", "B": "0 once", "C": "0 once"})

@@ -124,7 +124,7 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
     mirror.db.close()
 
 
-async def test_feed_goes_past_transactions_of_any_size(tmp_path: Path) -> None:
+async def test_feed_handles_transactions_of_any_size(tmp_path: Path) -> None:
     """The query of a page names bodies dozens of times, so above 9 MB the feed stopped, for ever and at every node."""
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
         await ready(cluster)

@@ -153,7 +153,7 @@ def test_http_ports_differ_for_all_names_of_one_machine(tmp_path: Path) -> None:
     assert [one.http.port for one in made if one.http] == [8080, 8081, 8082]
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_init_overwrites_no_file(tmp_path: Path) -> None:
     """Otherwise keys in use would be lost."""
     home = tmp_path / "prod"
     assert program("init", str(home), "host1").returncode == 0

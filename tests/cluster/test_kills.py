@@ -72,7 +72,7 @@ async def end(cluster: LocalCluster, load: Load) -> None:
     judge_files(cluster)
 
 
-async def test_a_killed_node_comes_back_equal_and_nothing_happens_twice(cluster: LocalCluster) -> None:
+async def test_killed_node_is_equal_after_its_restart_and_commands_happen_once(cluster: LocalCluster) -> None:
     """Each node in turn is killed in the middle of the load and started again; clients retry through it."""
     await found(cluster)
     load = Load(cluster, 6)
@@ -94,7 +94,7 @@ async def test_a_killed_node_comes_back_equal_and_nothing_happens_twice(cluster:
     await end(cluster, load)
 
 
-async def test_a_stopped_leader_is_passed_over_and_learns_the_outcomes(cluster: LocalCluster) -> None:
+async def test_others_recover_for_a_stopped_leader_which_learns_the_outcomes(cluster: LocalCluster) -> None:
     """SIGSTOP for longer than the suspicion time: the others finish its transactions; it goes on afterwards."""
     await found(cluster)
     load = Load(cluster, 6)
@@ -171,7 +171,7 @@ async def _add_once(url: str, command: str) -> None:
             await client.execute("INSERT INTO done VALUES (?, 0)", [command], command=command, timeout=8)
 
 
-async def test_without_a_majority_nothing_happens_and_the_client_is_told(cluster: LocalCluster) -> None:
+async def test_cluster_without_a_majority_commits_nothing_and_clients_get_errors(cluster: LocalCluster) -> None:
     """Two of three nodes are dead: the third answers reads, and fails a write with an unknown outcome or as not
     executed.
     """

@@ -140,7 +140,7 @@ async def test_a_fresh_node_joins_three_under_load(cluster: LocalCluster, option
     judge(cluster, work)
 
 
-async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster) -> None:
+async def test_cluster_works_after_the_removal_of_a_dead_node(cluster: LocalCluster) -> None:
     """Three voters, one dead: it can be demoted and removed; the last one that could decide cannot."""
     async with working(cluster) as work:
         dead = cluster.nodes.pop()

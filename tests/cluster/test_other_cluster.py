@@ -91,7 +91,7 @@ def test_http_takes_session_tokens_of_its_own_cluster_only(two: list[LocalCluste
     assert post(other, "/db/query", READ)["results"] == before
 
 
-def test_a_native_session_takes_no_token_of_another_cluster(two: list[LocalCluster]) -> None:
+def test_session_refuses_a_token_of_another_cluster(two: list[LocalCluster]) -> None:
     one, other = two
     with connect(one.url()) as a, connect(other.url()) as b:
         a.execute(READ[0])
@@ -154,7 +154,7 @@ def test_cursors_name_their_cluster_and_are_refused_at_another(two: list[LocalCl
     assert [json.loads(line)["cursor"] for line in lines][:-1] == cursors[3:]
 
 
-def test_a_copy_tells_a_cursor_of_its_cluster(two: list[LocalCluster], tmp_path: Path) -> None:
+def test_copy_of_the_tables_has_a_cursor_of_its_cluster(two: list[LocalCluster], tmp_path: Path) -> None:
     from bedrockish.transfer.export import export
 
     one, other = two

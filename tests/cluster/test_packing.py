@@ -48,7 +48,7 @@ def packed(path: Path) -> int:
 
 
 @pytest.mark.slow
-async def test_a_node_that_is_killed_while_it_packs_loses_nothing(cluster: LocalCluster) -> None:
+async def test_node_killed_while_it_packs_loses_no_entry(cluster: LocalCluster) -> None:
     node = cluster.nodes[0]
     with closing(open_readonly(node.database)) as db:
         before = list(scan_stored(db))

@@ -64,7 +64,7 @@ async def test_messages_arrive_and_are_answered() -> None:
         assert (await stream.receive_some(6)) == b"thanks"
 
 
-async def test_a_cut_ends_the_connection_and_new_ones() -> None:
+async def test_cut_line_ends_open_and_new_connections() -> None:
     async with line() as (network, listener, stream):
         await stream.send_all(said(1))
         await listener.until([1])

@@ -173,7 +173,7 @@ async def new_nodes_are_copied(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(cluster: LocalCluster) -> None:
+async def test_entries_for_an_absent_node_are_kept_unless_forced(cluster: LocalCluster) -> None:
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")

@@ -358,7 +358,7 @@ def _until_refused(door: str, who: Caller) -> None:
     pytest.fail("it is still let in")
 
 
-def test_there_is_always_an_admin(cluster: LocalCluster) -> None:
+def test_last_admin_cannot_be_removed(cluster: LocalCluster) -> None:
     for last in ("revoke adam admin", "revoke adam reader", "remove adam"):
         arguments: tuple[str, ...] = tuple(last.split())
         found = user(cluster.url(), *arguments)

@@ -161,7 +161,7 @@ def test_a_new_node_joins_as_a_user(plain: LocalCluster, tmp_path: Path) -> None
     assert backup.stat().st_size > 0
 
 
-def test_replayed_hello_gains_nothing(tls: LocalCluster) -> None:
+def test_replayed_hello_is_refused(tls: LocalCluster) -> None:
     """A replayed HELLO, of a node or of a client, is refused without the key."""
 
     async def play(role: Literal["peer", "client"], name: str) -> None:

@@ -91,7 +91,7 @@ async def test_transactions_commit_in_a_chain_of_three_nodes(tmp_path: Path) -> 
         await end(cluster, done)
 
 
-async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_it(tmp_path: Path) -> None:
+async def test_two_halves_that_share_one_node_both_commit_and_lose_no_commit(tmp_path: Path) -> None:
     """{A, B, C} and {C, D, E} all commit, and exchange commits through C. Then C is killed under load."""
     async with nodes(tmp_path, "ABCDE") as cluster:
         done = set[str]()

@@ -153,7 +153,7 @@ LOCK_PAGE = 1 << 30  # bytes of a file before the page on which SQLite keeps its
 BLOB, BLOBS = 12 << 20, 48
 
 
-async def test_file_that_grows_over_the_lock_page_lives_a_whole_life(tmp_path: Path) -> None:
+async def test_file_larger_than_the_lock_page_works(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await ready(cluster)
         async with open_client(cluster.url(options=PATIENT)) as client:

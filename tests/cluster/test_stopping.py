@@ -226,7 +226,7 @@ def test_open_transaction_commits_while_its_node_stops(alone: LocalCluster) -> N
         assert file.execute("SELECT k FROM t ORDER BY 1").fetchall() == [(1,), (2,)]
 
 
-def test_idle_transaction_is_told_that_its_node_stopped(alone: LocalCluster) -> None:
+def test_idle_transaction_gets_an_error_that_its_node_stopped(alone: LocalCluster) -> None:
     with bedrockish.connect(alone.url(options="timeout=2&connect_timeout=1")) as db:
         db.execute("CREATE TABLE t(k)")
         opened = ExitStack()

@@ -67,7 +67,7 @@ async def test_transactions_support_savepoints_batches_schema_changes_and_retrie
         assert (await client.execute("SELECT n FROM parent WHERE id = 0")).value() == 40
 
 
-async def test_begin_goes_with_the_first_statement(cluster: LocalCluster) -> None:
+async def test_begin_is_sent_with_the_first_statement(cluster: LocalCluster) -> None:
     """No node knows a transaction without statements; a transaction is open even if its first statement fails."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
@@ -167,7 +167,7 @@ async def test_commits_go_on_beside_two_hundred_open_transactions(cluster: Local
         assert (await client.status())["open_transactions"] == 0
 
 
-async def test_a_node_that_dies_takes_its_transactions_with_it(cluster: LocalCluster) -> None:
+async def test_open_transactions_end_with_their_node(cluster: LocalCluster) -> None:
     """The client gets a typed error that allows a retry; run_transaction retries at another node."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client:

@@ -298,7 +298,7 @@ with bedrockish.connect(sys.argv[1]) as db:
 """
 
 
-async def test_client_of_the_last_release_is_told_which_operations_have_gone(
+async def test_client_of_the_last_release_gets_an_error_for_removed_operations(
     cluster: LocalCluster, last: list[Path]
 ) -> None:
     """The refusal is a typed error, and the connection goes on."""

@@ -147,7 +147,7 @@ def _answers(path: Path, count: int = len(SEARCHES)) -> list[list[tuple[Any, ...
         return [db.execute(sql).fetchall() for sql in SEARCHES[:count]]
 
 
-async def test_random_work_at_all_nodes_leaves_indexes_as_rebuilt_ones(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_indexes_equal_rebuilt_ones_after_random_work_at_all_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
     """Documents, rollbacks and schema changes at each node, across kills and a repair; then each index is compared."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:

@@ -133,7 +133,7 @@ def test_waiting_node_ends_on_sigterm(tmp_path: Path) -> None:
         assert node.process.wait(5) == 0
 
 
-def test_program_on_the_file_of_a_waiting_node_is_told_why(tmp_path: Path) -> None:
+def test_program_on_the_file_of_a_waiting_node_gets_the_reason(tmp_path: Path) -> None:
     """The error said that a file was missing (the socket), and that the node had stopped."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)

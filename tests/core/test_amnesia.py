@@ -80,7 +80,7 @@ def test_an_older_state_of_the_same_file_is_turned_away() -> None:
     assert why(disk.start(), "B", told("one", 9 + STEP)) == OLDER_FILE
 
 
-def test_file_that_was_put_back_is_recognised_after_any_growth() -> None:
+def test_put_back_file_is_recognised_after_any_growth() -> None:
     """It is recognised by the start that it lacks, or by entries written after its last start; also after further
     starts.
     """

@@ -181,7 +181,7 @@ def test_read_of_the_journal_and_a_row_is_certified_after_the_wait() -> None:
     assert net.told("A") == {"j": "read"}
 
 
-def test_end_of_a_transaction_that_was_rolled_back_is_asked_for() -> None:
+def test_read_asks_for_the_end_of_a_rolled_back_transaction() -> None:
     """A does not know the commit, because A was not asked for its approval."""
     net = Net("ABCDE", settings=ASKS_FEW)
     net.kept = {Approve}
@@ -235,7 +235,7 @@ def test_answer_without_room_has_the_wait_last_until_safe_time(count: int) -> No
     assert is_executed(one, 0.4) == is_full
 
 
-def test_read_tells_at_its_deadline_which_transaction_has_not_ended() -> None:
+def test_deadline_error_of_a_read_names_the_transaction_that_has_not_ended() -> None:
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("j", (), STRICT, timeout_s=0.5)))
     txid = Txid(CLOCK + 1, "A")

@@ -185,7 +185,7 @@ def test_age_follows_most_wall_clocks_and_not_a_wrong_one(wrong_ms: int) -> None
     assert clock.age_ms(0, Now(1.5, start + 1_500 + wrong_ms)) is None
 
 
-def test_walls_heard_one_after_the_other_at_a_start_are_no_leap() -> None:
+def test_wall_clocks_heard_in_turn_at_a_start_do_not_count_as_a_leap() -> None:
     """The first wall clock may be far behind: the node believes the middle of all three once it knows the third."""
     start, hour = 1_700_000_000_000, 3_600_000
     clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))

@@ -95,7 +95,7 @@ def test_a_command_that_is_in_the_journal_alone_is_rejected() -> None:
     assert [one for one in voter.hear("A", Begin(transaction("A", 3, "new", {}).body)) if isinstance(one, Approve)]
 
 
-def test_recoverer_is_told_that_a_repeated_command_never_happens() -> None:
+def test_recoverer_learns_that_a_repeated_command_never_happens() -> None:
     """No quorum can have approved the transaction, because every voter looks up the id."""
     voter = Voter()
     voter.commit(transaction("C", 1, "pay", {}))

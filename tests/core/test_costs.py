@@ -127,7 +127,7 @@ def lines(action: Callable[[int], None], number: int) -> int:
         ("lead_in_vain", "begin"),
     ],
 )
-def test_a_step_costs_the_same_however_much_is_held(held: str, action: str) -> None:
+def test_cost_of_a_step_does_not_grow_with_the_state(held: str, action: str) -> None:
     """The held state does not concern the step; ``commit`` holds transactions above safe time."""
     found = []
     for count in (FEW, MANY):

@@ -36,7 +36,7 @@ def test_leader_begins_nothing_whose_base_lacks_a_dropped_commit() -> None:
     assert "one" in net.told("A")
 
 
-def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
+def test_voter_does_not_hold_a_recovered_transaction_that_it_cannot_compare() -> None:
     """Commits outside the base may conflict with the transaction. The voter holds it as soon as it can compare them."""
     net = Net("ABC")
     net.run(1.0)

@@ -184,7 +184,7 @@ def test_alarm_that_names_no_transaction_does_not_stop_the_node() -> None:
     assert not said(net, Rollback)
 
 
-def test_reject_for_a_forgotten_transaction_ends_it() -> None:
+def test_reject_for_a_forgotten_transaction_ends_that_transaction() -> None:
     net, txid = forgotten()
     net.flights.clear()  # the questions of the voters are lost
     net.said.clear()

@@ -228,7 +228,7 @@ def doubting(why: str, recovered: Recovered) -> Node:
     return node
 
 
-def test_voter_rejects_transactions_made_of_other_rows() -> None:
+def test_voter_rejects_transactions_with_other_before_images() -> None:
     """An approved one would fit no other node. The voter stores nothing about it, and checks its tables."""
     made = transaction("A", 1)
     node = doubting("row 7 of t is another one here", Recovered("B", "b", MEMBERS))
@@ -242,7 +242,7 @@ def test_voter_rejects_transactions_made_of_other_rows() -> None:
     assert Approve in said(node.step(Received("A", Begin(made.body)), Now(0.1, WALL)))
 
 
-def test_voter_does_not_hold_a_transaction_made_of_other_rows_for_a_recovery() -> None:
+def test_voter_does_not_hold_a_recovered_transaction_with_other_before_images() -> None:
     made = transaction("A", 1)
     for why, standing in (("row 7 differs", Standing.BLOCKED), ("", Standing.HELD)):
         node = doubting(why, Recovered("B", "b", MEMBERS))

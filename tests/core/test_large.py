@@ -211,7 +211,7 @@ def test_known_pieces_are_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize(("why", "executions"), [("a row is another one", 2), ("", 1)])
-def test_transaction_that_voters_find_made_of_other_rows_is_executed_again(
+def test_transaction_rejected_for_differing_rows_is_executed_again(
     monkeypatch: pytest.MonkeyPatch, why: str, executions: int
 ) -> None:
     """The leader itself may have the damaged rows, and be repaired by now. After another rejection it would begin again

@@ -106,7 +106,7 @@ def test_a_voter_approves_a_transaction_whose_base_has_the_first_label_alone(sto
     assert [type(one) for one in said if not isinstance(one, Gossip)] == [Approve]
 
 
-def test_the_journal_tells_a_base_has_a_commit_under_a_place_that_the_window_lacks(story: Story) -> None:
+def test_base_with_a_place_only_in_the_journal_covers_its_commit(story: Story) -> None:
     """A restart reads only some entries: the one at the first place may not be among them, or may be damaged."""
     story.window.known.clear()
     made = make("C", story.ms - 300, HOT, {"C": LAST - 1})

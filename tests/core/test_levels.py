@@ -78,7 +78,7 @@ def test_gossip_of_an_older_release_is_read_and_of_a_newer_one_too() -> None:
         decode(cbor2.dumps(packed[:7]))
 
 
-def test_a_begin_of_an_older_release_is_read_and_one_with_nonsense_for_a_trace_too() -> None:
+def test_begin_of_an_older_release_or_with_a_malformed_trace_is_read() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for given, read in ((trace, trace), ("", ""), (trace + "x", ""), (trace[:-1], ""), (7, ""), (None, "")):
         assert decode(cbor2.dumps([1, b"body", given])) == Begin(b"body", read)
@@ -180,7 +180,7 @@ def test_a_transaction_of_a_higher_version_is_refused() -> None:
         decode_label(cbor2.dumps([2, *label[1:]]))
 
 
-def test_node_that_hears_of_a_higher_level_answers_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_answers_at_the_highest_level_it_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The raise may arrive after messages that need it: their sender has applied it, so all members can read the
     answer.
     """

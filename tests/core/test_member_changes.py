@@ -152,7 +152,7 @@ def test_links_follow_the_membership() -> None:
     assert set(one.node.state.roster.peers) == {"A", "C", "D"}
 
 
-def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
+def test_learner_does_not_vote_and_removed_node_reports_its_removal() -> None:
     """A demoted node rejects transactions; a removed one sends its clients to other nodes."""
     one = One(membership(0, "ABC"))
     one.hear("A", commit(transaction("A", 1, change=membership(1, "AC", "B"))))
@@ -479,7 +479,7 @@ def test_change_of_users_needs_a_check_of_rights() -> None:
     ("old", "needed"),
     [(membership(0, "ABC"), 0), (membership(0, "ABCD"), 0), (replace(membership(0, "ABC"), level=LEVEL - 1), NEVER)],
 )
-def test_new_level_needs_another_execution_and_new_members_none(old: Membership, needed: int) -> None:
+def test_new_release_level_needs_another_execution_and_new_members_do_not(old: Membership, needed: int) -> None:
     one = One(old)
     change = transaction("A", 3, change=membership(1, "ABC"))
     one.hear("A", commit(change))

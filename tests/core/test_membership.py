@@ -122,9 +122,7 @@ def test_invalid_member_change_is_refused_with_its_reason(
         ({"A": True, "B": True}, MemberChange("demote", "B", force=True), "AB"),
     ],
 )
-def test_change_that_costs_nothing_or_is_forced_is_made(
-    roles: dict[str, bool], change: MemberChange, alive: str
-) -> None:
+def test_harmless_or_forced_member_change_succeeds(roles: dict[str, bool], change: MemberChange, alive: str) -> None:
     """A node that does not answer already counts as lost, and a fourth voter does not allow a further loss."""
     old = members(roles)
     assert change_members(old, change, Facts(frozenset(alive))).version == old.version + 1

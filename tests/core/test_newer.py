@@ -71,7 +71,7 @@ def test_commit_that_has_not_arrived_may_be_newer() -> None:
     assert told(net) == {1: True}
 
 
-def test_own_pending_transaction_is_in_the_way_without_a_question() -> None:
+def test_own_pending_transaction_may_be_newer_without_a_question() -> None:
     net = Net("ABC", settings=Settings())
     net.kept = {Begin}
     net.ask("A", add("given", "y"))
@@ -91,7 +91,7 @@ def test_late_voter_is_not_waited_for() -> None:
     assert asked(net)[2] != first, "the voter that was late is asked last"
 
 
-def test_answer_of_the_late_voter_counts_too() -> None:
+def test_answer_of_a_late_voter_counts() -> None:
     net = Net("ABC", settings=Settings())
     net.kept = {Checked}
     ask(net, 1)

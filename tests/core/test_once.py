@@ -304,7 +304,7 @@ def test_empty_transaction_settles_its_command() -> None:
     assert world.base("A") == {"B": 1}
 
 
-def test_no_end_is_told_before_every_attempt_has_ended() -> None:
+def test_no_answer_leaves_before_every_attempt_has_ended() -> None:
     """Ours is in flight when another on the same key commits at another node: the client learns the loss after our
     rollback.
     """

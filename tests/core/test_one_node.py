@@ -77,7 +77,7 @@ def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
     assert first.txid not in one.node.state.votes.pending
 
 
-def test_a_begin_of_an_older_membership_is_over() -> None:
+def test_begin_of_an_older_membership_is_ended() -> None:
     """The transaction is not in the base of the change, so it can never commit, and its leader gets this outcome."""
     one = One(membership(1, "ABC"))
     said = one.hear("A", Begin(transaction("A", 1, config=0).body))
@@ -139,7 +139,7 @@ def test_approval_stands_after_damage_to_its_rows() -> None:
     assert promise.standing == Standing.HELD
 
 
-def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
+def test_restarted_leader_does_not_give_up_a_promised_transaction() -> None:
     """The recovery has the leader's promise: a later rollback could count as a vote."""
     net = Net("ABC")
     txid = begin(net)
@@ -178,7 +178,7 @@ def test_leader_does_not_begin_on_snapshots_older_than_the_conflict_window() -> 
 # -- the order of things -------------------------------------------------------------------------------------------
 
 
-def test_a_commit_with_another_hash_is_not_taken() -> None:
+def test_commit_with_another_hash_is_refused() -> None:
     """The sender's timeline differs from the one here, so the node ends the link."""
     one = One(ABC)
     good = commit(transaction("A", 1))
@@ -189,7 +189,7 @@ def test_a_commit_with_another_hash_is_not_taken() -> None:
     assert one.node.state.timelines.taken["A"] == 1
 
 
-def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
+def test_fetched_entry_that_does_not_continue_the_timeline_is_refused() -> None:
     """Its sender has a different timeline."""
     one = One(ABC)
     good = commit(transaction("A", 1))
@@ -283,7 +283,7 @@ def test_retired_timeline_is_in_every_base_after_a_restart() -> None:
 # -- clients -------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() -> None:
+def test_client_learns_that_a_command_did_not_happen_after_its_last_attempt() -> None:
     """The other one of two attempts may still commit, and then the client gets another answer."""
     net = Net("ABC")
     core = net.places["A"].core
@@ -339,7 +339,7 @@ def test_schema_change_with_a_delay_is_in_force_after_the_delay(members: Members
     assert milliseconds(activation_clock(here, request_id, change, CLOCK)) - milliseconds(CLOCK) == 90_000
 
 
-def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:
+def test_wall_clock_is_followed_only_near_the_others() -> None:
     """A wall clock that is hours ahead would otherwise move the clock of the cluster there, for good."""
     one = One(ABC)
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))

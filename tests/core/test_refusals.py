@@ -44,7 +44,7 @@ def test_session_refusal_rests_on_the_nodes_own_data() -> None:
     assert not any(isinstance(message, Check) for _, _, message in net.said)
 
 
-def test_a_strict_refusal_that_is_true_is_told_after_one_round() -> None:
+def test_true_strict_refusal_takes_one_round() -> None:
     """The table x is empty, and no node knows of a row."""
     net = Net("ABC")
     net.ask("A", take("take", STRICT))
@@ -66,7 +66,7 @@ def test_strict_refusal_without_majority_becomes_an_unknown_answer() -> None:
     assert net.told("A") == {"take": "did not happen"}
 
 
-def test_a_node_knows_when_it_may_lag() -> None:
+def test_node_marks_refusals_while_it_may_lag() -> None:
     """A node may lag if it lacks commits of others, if a change of the key is pending, or if it hears too few peers."""
     net = Net("ABC")
     core = net.places["A"].core

@@ -144,7 +144,7 @@ def test_vote_above_the_cut_of_a_copied_file_is_open_again() -> None:
 # -- state ---------------------------------------------------------------------------------------------------------
 
 
-def test_own_commit_that_comes_late_stays_known(voter: Voter) -> None:
+def test_own_late_commit_stays_in_the_window(voter: Voter) -> None:
     """The client learns the place; the window omits only commits of other leaders."""
     voter.state.clock.settle(CLOCK + (200_000 << 22))
     own, other = make("B", 1), make("C", 2)
@@ -185,7 +185,7 @@ def test_rows_are_not_compared_in_a_step_that_applies(voter: Voter) -> None:
     assert voter.state.why_rows_differ(made) == ""
 
 
-def test_node_in_read_only_mode_is_no_voter(voter: Voter) -> None:
+def test_node_in_read_only_mode_does_not_vote(voter: Voter) -> None:
     assert voter.state.roster.is_voter("B")
     voter.state.health.set_alarm("disk", Mode.READ_ONLY, "no room")
     assert not voter.state.roster.is_voter("B")
@@ -248,7 +248,7 @@ def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) ->
     assert voter.state.votes.comparing[made.txid] == until
 
 
-def test_voters_of_a_newer_membership_settle_nothing_here(voter: Voter) -> None:
+def test_reports_under_a_newer_membership_settle_no_clock(voter: Voter) -> None:
     for peer in voter.state.roster.peers.values():
         peer.report, peer.closed, peer.cut = None, CLOCK, CLOCK
     assert voter.node.safe_time._settled() > 0
@@ -315,7 +315,7 @@ def test_transaction_whose_client_got_its_clock_keeps_its_base(clock: int, base:
 
 
 @pytest.mark.parametrize(("kind", "goes_on"), [(ROWS, True), (MEMBERS, False)])
-def test_change_of_the_members_does_not_move_over_another_one(kind: str, goes_on: bool) -> None:
+def test_base_of_a_member_change_does_not_move_over_another_change(kind: str, goes_on: bool) -> None:
     """A large membership change is sent in pieces; with a newer base, it would undo the change in between."""
     voter = Voter(applied={"A": 4})
     change = make("A", 1)

@@ -192,7 +192,7 @@ def test_settled_clock_survives_a_restart(behind: Behind) -> None:
     assert Behind(settled=LATER).state.clock.settled == LATER
 
 
-def test_a_new_node_counts_by_the_members_that_took_it_in() -> None:
+def test_new_node_counts_by_the_membership_that_added_it() -> None:
     """The new node's own file begins with A alone, whose cut is not a majority's any more."""
     told = membership(3, "ACD", "B")
     behind = Behind(membership(0, "A"), Joining(told, {"A": LAST}))

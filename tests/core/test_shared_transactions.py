@@ -133,7 +133,7 @@ def test_a_begin_carries_its_commands() -> None:
     assert begun[-1].result_of("two") != begun[-1].result_of("one")
 
 
-def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() -> None:
+def test_group_paused_for_a_change_of_members_is_not_divided() -> None:
     """The group pauses before it is led, and loses no command: each gets its answer."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))

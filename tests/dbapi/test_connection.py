@@ -263,7 +263,7 @@ def test_a_lost_transaction_must_be_rolled_back_before_anything_else(
     assert other.execute(f"SELECT * FROM {table}").fetchall() == [(1, None, 51.0, None)]
 
 
-def test_committing_a_lost_transaction_is_an_error_and_ends_it(
+def test_commit_of_a_lost_transaction_raises_and_ends_the_transaction(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
     other.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 100)")

@@ -266,7 +266,7 @@ def test_statement_with_given_and_missing_ids_assigns_no_id_twice(full: TestNode
 
 
 @pytest.mark.parametrize("given", ["17", "'17'", "'17.0'", "17.0", "' 1.7e1 '"])
-def test_an_id_that_a_row_brings_in_another_form_is_taken(full: TestNode, given: str) -> None:
+def test_given_id_of_another_type_is_converted(full: TestNode, given: str) -> None:
     assert ids_of(full, f"INSERT INTO t VALUES ({given}, 'x', 1), (NULL, 'y', 1)") == [17, 33]
 
 

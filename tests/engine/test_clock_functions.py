@@ -41,7 +41,7 @@ def test_each_call_of_the_clusters_clock_is_later(one: TestNode) -> None:
     assert one.rows("SELECT CLUSTER_CLOCK()") == [(1002,)]
 
 
-def test_a_transactions_clock_has_to_be_asked_for_and_is_one(one: TestNode) -> None:
+def test_transaction_clock_needs_a_request_and_is_the_same_in_each_call(one: TestNode) -> None:
     with pytest.raises(ClockNeededError):
         one.prepare("SELECT transaction_clock()")
     prepared, rows = execute(one, "SELECT transaction_clock(), transaction_clock(), transaction_id()", clock=77)
@@ -119,7 +119,7 @@ def test_malformed_clock_is_refused(one: TestNode, sql: str) -> None:
         "CREATE INDEX i ON t(a) WHERE is_after(a, 1)",
     ],
 )
-def test_no_structure_of_the_file_may_need_them(one: TestNode, sql: str) -> None:
+def test_schema_cannot_depend_on_clock_functions(one: TestNode, sql: str) -> None:
     one.run("CREATE TABLE t(a)")
     with pytest.raises(BedrockishError):
         one.run(sql, "INSERT INTO u VALUES (1)") if "CHECK" in sql else one.run(sql)

@@ -54,7 +54,7 @@ OF_TAX = (
 
 
 @pytest.mark.parametrize("reader", OF_TAX)
-def test_a_read_meets_a_change_of_a_column_that_it_needs_and_of_no_other(shop: TestNode, reader: str) -> None:
+def test_read_conflicts_only_with_changes_of_its_columns(shop: TestNode, reader: str) -> None:
     assert meets(shop, reader, TAX)
     assert not meets(shop, reader, TAKINGS)
 
@@ -69,11 +69,11 @@ def test_a_read_meets_a_change_of_a_column_that_it_needs_and_of_no_other(shop: T
         "UPDATE OR REPLACE branch SET id = 1 WHERE id = 2",
     ],
 )
-def test_a_row_that_goes_or_comes_meets_every_read_of_it(shop: TestNode, reader: str, writer: str) -> None:
+def test_insert_and_delete_conflict_with_every_read_of_the_row(shop: TestNode, reader: str, writer: str) -> None:
     assert meets(shop, reader, writer)
 
 
-def test_a_row_that_is_not_there_is_read_as_well(shop: TestNode) -> None:
+def test_missing_row_counts_as_read(shop: TestNode) -> None:
     assert meets(shop, "SELECT name FROM branch WHERE id = 7", "INSERT INTO branch(id) VALUES (7)")
     assert meets(shop, "SELECT name FROM branch WHERE id = 7", "UPDATE branch SET id = 7 WHERE id = 2")
     assert not meets(shop, "SELECT name FROM branch WHERE id = 7", "INSERT INTO branch(id) VALUES (8)")
@@ -116,7 +116,7 @@ def test_look_ups_and_updates_have_the_keys_of_their_columns(shop: TestNode) -> 
     assert gone == {table_key("branch", 1), b"i:branch\0" + encode(1), ROW}
 
 
-def test_a_row_of_many_columns_is_read_by_column_up_to_some_of_them(shop: TestNode) -> None:
+def test_wide_row_is_read_by_column_up_to_a_number_of_columns(shop: TestNode) -> None:
     """With very many columns, a key for each read column, or for each column except the id, would cost more than it
     gains.
     """

@@ -84,7 +84,7 @@ def test_rows_without_keys_keep_their_rowids(file: Path) -> None:
     db.close()
 
 
-def test_the_log_is_gone_with_the_old_file(file: Path) -> None:
+def test_compaction_removes_the_log_of_the_old_file(file: Path) -> None:
     """A killed node leaves frames in its log, with everything that it wrote."""
     db = apsw.Connection(str(file))
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

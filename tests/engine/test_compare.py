@@ -219,7 +219,7 @@ async def test_node_that_lost_most_of_a_table_is_found_even_if_it_sets_the_first
     assert len(report.differences) == 40
 
 
-async def test_a_node_that_goes_away_is_left_out(three: Three) -> None:
+async def test_comparison_continues_without_a_node_that_goes_away(three: Three) -> None:
     three.lost = {"A"}
     report = await three.compare()
     assert (report.nodes, report.gone) == (["B", "C"], {"A": "A is gone"})

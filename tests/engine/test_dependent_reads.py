@@ -100,7 +100,7 @@ def test_a_range_between_two_columns_of_a_row_has_both_ends(db: apsw.Connection)
     assert reads(db, sql, 20) == ({order, column_key(order, "customer")}, {(low, high)})
 
 
-def test_rows_that_an_update_collects_first_are_known(db: apsw.Connection) -> None:
+def test_rows_that_an_update_collects_first_are_in_its_read_set(db: apsw.Connection) -> None:
     db.execute("CREATE INDEX by_qty ON items(qty)")
     points, ranges = reads(db, "UPDATE items SET qty = qty + 1 WHERE qty = ?", 2)
     assert ranges == entries("by_qty", 2)
@@ -149,7 +149,7 @@ def test_too_many_keys_count_as_the_whole_object(db: apsw.Connection, monkeypatc
     assert set(resolved.fallbacks) == {(TOO_MANY, "i:by_order")}
 
 
-def test_rows_that_the_statement_changes_count_as_they_were_meanwhile(db: apsw.Connection) -> None:
+def test_reads_include_the_intermediate_values_of_changed_rows(db: apsw.Connection) -> None:
     sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
     resolved = analyse(db, read_schema(db), sql, 1).resolve((1,), connection_query(db))
     change = Change("orders", ("id", "customer", "total"), UPDATE, 20, 21, (20, 2, 0), (21, 1, 0))

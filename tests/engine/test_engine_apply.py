@@ -464,7 +464,7 @@ def test_changes_that_a_check_has_decoded_are_not_decoded_again_to_be_applied(
     assert node.rows("SELECT * FROM t") == [(1, 2)]
 
 
-def test_a_leader_keeps_the_changes_that_it_has_executed_as_a_decoder_would_make_them(
+def test_leader_applies_its_executed_changes_as_if_it_had_decoded_them(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.run(
@@ -592,7 +592,7 @@ def test_unique_key_on_a_function_of_documents_is_refused(make_node: MakeNode, s
         "CREATE TABLE other(id INTEGER PRIMARY KEY, json_array UNIQUE, v AS (id) VIRTUAL)",
     ],
 )
-def test_other_keys_on_documents_are_made(make_node: MakeNode, sql: str) -> None:
+def test_other_unique_keys_on_documents_are_accepted(make_node: MakeNode, sql: str) -> None:
     node = make_node()
     node.run("CREATE TABLE doc(id INTEGER PRIMARY KEY, a)")
     node.run(sql)

@@ -91,7 +91,7 @@ def test_row_that_differs_from_the_entry_is_named_and_no_row_applied(
     assert not follower.engine.batch.failed
 
 
-def test_a_row_that_is_not_there_is_named(pair: Pair) -> None:
+def test_missing_row_is_named(pair: Pair) -> None:
     leader, follower = pair
     damage(follower, "DELETE FROM t WHERE id = 1")
     leader.run("UPDATE t SET n = 7 WHERE id = 1")
@@ -102,7 +102,7 @@ def test_a_row_that_is_not_there_is_named(pair: Pair) -> None:
     assert caught.value.details["expected"]["name"] == "'one'"
 
 
-def test_a_row_that_should_not_be_there_is_named(pair: Pair) -> None:
+def test_surplus_row_is_named(pair: Pair) -> None:
     leader, follower = pair
     damage(follower, "INSERT INTO t(id, name) VALUES (7, 'extra')")
     leader.run("INSERT INTO t(id, name) VALUES (7, 'seven')")
@@ -181,7 +181,7 @@ def with_check(make_node: MakeNode, answers: dict[str, int], **options: Any) -> 
     return leader, follower
 
 
-def test_checks_are_not_asked_again_when_rows_are_applied(make_node: MakeNode) -> None:
+def test_checks_do_not_run_when_entries_are_applied(make_node: MakeNode) -> None:
     answers = {"A": 1, "B": 0}
     leader, follower = with_check(make_node, answers)
     leader.run("INSERT INTO c(id, n) VALUES (1, 1), (2, 2)", "INSERT INTO p VALUES (1, 1)")

@@ -90,7 +90,7 @@ def test_a_schema_statement_is_tried(shop: TestNode) -> None:
         told(shop, "CREATE TABLE t(x); CREATE INDEX i ON t(y)")
 
 
-def test_a_statement_that_fails_says_so_and_ends_the_text(shop: TestNode) -> None:
+def test_explain_reports_a_failing_statement_and_stops(shop: TestNode) -> None:
     for clause in ("", "OR ROLLBACK "):
         (found,) = shop.engine.explain(Statement(f"INSERT {clause}INTO parent VALUES (5, '', 1); SELECT 1"))
         assert found["error"] == "UNIQUE constraint failed: parent.id"

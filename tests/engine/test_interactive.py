@@ -356,7 +356,7 @@ def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
     ],
     ids=["taken key", "too few values", "no value of SQLite", "rolls everything back"],
 )
-def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, many: list[Any]) -> None:
+def test_failed_statement_of_a_batch_undoes_the_whole_batch(desk: Desk, sql: str, many: list[Any]) -> None:
     """The earlier rows stay, and the transaction goes on as before the batch."""
     plain(desk)
     work = desk.begin()

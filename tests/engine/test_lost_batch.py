@@ -42,7 +42,7 @@ def kept(node: TestNode) -> tuple[list[Any], list[Any]]:
         return db.execute(ROWS).fetchall(), ticks
 
 
-def test_the_next_entry_comes_after_those_of_the_batch(node: TestNode) -> None:
+def test_new_entry_after_a_lost_batch_continues_the_timeline(node: TestNode) -> None:
     fail_a_read(node.engine)
     node.run("INSERT INTO t VALUES (2, 'two')")
     node.save()

@@ -73,7 +73,7 @@ def test_no_value_is_longer_than_a_transaction_on_any_connection(make_node: Make
 
 
 @pytest.mark.parametrize("sql", BOMBS)
-def test_a_statement_that_takes_too_much_is_ended(make_node: MakeNode, sql: str) -> None:
+def test_statement_that_takes_too_much_memory_is_ended(make_node: MakeNode, sql: str) -> None:
     memory = Memory(apsw.memory_used() + (12 << 20))
     node = make_node(limits=replace(Limits(), memory=memory))
     with pytest.raises(MemoryFullError, match="the statement was ended"):

@@ -110,7 +110,7 @@ def test_transactions_of_another_kind_or_state_are_left_out(one: Prepared) -> No
         assert merged(one, part(writes="z")) is one
 
 
-def test_overtaken_transactions_go_alone() -> None:
+def test_overtaken_transactions_are_not_merged() -> None:
     """The first is returned as it is, because its program gets the conflict."""
     lost = {"c1"}
     parts = part(writes="a"), part(writes="b"), part(writes="d")
@@ -125,7 +125,7 @@ def test_merged_transaction_has_the_present_base() -> None:
     assert (names(found), found.base) == (["c1"], {"A": 8})
 
 
-def test_a_transaction_that_is_refused_goes_alone() -> None:
+def test_refused_transaction_is_not_merged() -> None:
     def refuse() -> Prepared:
         raise UsageError("its base is not applied")
 

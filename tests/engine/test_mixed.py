@@ -105,7 +105,7 @@ def test_earlier_answers_must_still_hold_at_activation(
         assert shop.rows("SELECT state FROM bedrockish_schema ORDER BY version DESC LIMIT 1") == [("failed",)]
 
 
-def test_change_whose_constraint_the_data_breaks_meanwhile_fails(shop: TestNode, tmp_path: Path) -> None:
+def test_change_fails_if_data_breaks_its_constraint_before_activation(shop: TestNode, tmp_path: Path) -> None:
     """If a change was tried with success and fails later, the error is a conflict; otherwise it is the constraint's."""
     entry = decide(shop, "CREATE TABLE other(name UNIQUE)", "INSERT INTO other SELECT name FROM item")
     shop.run("INSERT INTO item VALUES (3, 'a')")

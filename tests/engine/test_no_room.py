@@ -23,13 +23,13 @@ NUMBERS = sorted(NO_ROOM)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_failed_write_without_room_is_no_damage(number: int) -> None:
+def test_failed_write_on_a_full_disk_is_not_damage(number: int) -> None:
     assert isinstance(broken(apsw.IOError("disk I/O error"), number), NoRoomError)
     assert not isinstance(broken(apsw.IOError("disk I/O error"), errno.EIO), NoRoomError)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_failed_sync_without_room_is_no_damage(
+def test_failed_sync_on_a_full_disk_is_not_damage(
     number: int, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node()
@@ -96,7 +96,7 @@ async def test_node_that_failed_many_times_waits_a_minute(
 
 
 @pytest.mark.parametrize(("suffix", "owner"), [(".lock", 0), ("-wal", 0), ("-shm", 0), ("-wal", os.getuid())])
-def test_file_that_another_user_left_is_named(
+def test_leftover_file_of_another_user_is_named(
     suffix: str, owner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that root had started once left them, and the error named the database, whose permissions were right."""

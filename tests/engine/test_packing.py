@@ -200,7 +200,7 @@ def test_views_and_triggers_cannot_read_packed_entries(old: TestNode, column: st
         assert old.rows(sql) == wanted
 
 
-def test_changes_of_a_damaged_pack_are_asked_of_another_node(old: TestNode) -> None:
+def test_changes_in_a_damaged_pack_are_fetched_from_another_node(old: TestNode) -> None:
     pack(old.engine)
     old.engine._db.execute("UPDATE bedrockish_packed SET entries = zeroblob(9) WHERE first <= 5")
     with pytest.raises(UnavailableError, match="ask another node, and run 'bedrockish journal verify'"):

@@ -113,7 +113,7 @@ def test_refill_takes_the_data_of_the_copy_and_keeps_the_promises_of_the_node(pa
     engine.close()
 
 
-def test_a_copy_that_lacks_a_commit_is_not_taken(pair: Pair) -> None:
+def test_copy_that_lacks_a_commit_is_refused(pair: Pair) -> None:
     """Otherwise the node would give the ticks of its timeline a second time."""
     pair.fetch()
     pair.engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)

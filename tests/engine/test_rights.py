@@ -121,7 +121,7 @@ def test_logins_map_to_roles() -> None:
     assert found == roles
 
 
-def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
+def test_rights_of_a_request_are_checked_at_each_execution(shop: TestNode) -> None:
     """A statement that ran before is refused after the right is gone, and the error names the right."""
     insert = replace(request("INSERT INTO item(name) VALUES ('x')"), user="writer")
     shop.engine.execute(insert)

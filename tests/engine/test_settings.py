@@ -160,7 +160,7 @@ def test_triggers_fire_themselves_as_in_sqlite(make_node: MakeNode, plain: apsw.
     assert other.digest() == node.digest()
 
 
-def test_without_triggers_nothing_is_switched(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recursive_triggers_are_not_switched_without_triggers(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A switch would make SQLite compile the other clients' statements again."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     monkeypatch.setattr("bedrockish.access_sets.settings_in_force.switch", None)  # a call would fail

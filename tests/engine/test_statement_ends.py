@@ -52,7 +52,7 @@ def test_statements_end_where_sqlite_ends_them(sql: str) -> None:
                 assert is_complete(sql[: place + 1])
 
 
-def test_body_of_a_trigger_ends_nothing() -> None:
+def test_semicolons_in_a_trigger_do_not_end_its_statement() -> None:
     body = "SELECT 1; ;; /* END; */ UPDATE a SET b = ';' WHERE c; SELECT CASE WHEN 1 THEN 2 END; "
     trigger = f"/* a */ CREATE -- b\n TEMP TRIGGER t AFTER INSERT ON a BEGIN {body} END /* c */ ;"
     assert list(split(f"SELECT 1; {trigger} ; SELECT 2")) == ["SELECT 1;", trigger.removeprefix("/* a */ "), "SELECT 2"]

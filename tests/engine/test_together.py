@@ -194,7 +194,7 @@ def test_results_of_a_group_are_sent_and_counted(tmp_path: Path, monkeypatch: py
     assert len(prepared.joined) == 1
 
 
-def test_group_has_fewer_commands_when_their_time_is_over(bank: TestNode) -> None:
+def test_group_ends_when_its_time_budget_is_used(bank: TestNode) -> None:
     ticks = iter(range(10**9))
     governor = bank.engine._executor.governor
     governor.budget._limits = replace(governor.limits, busy=lambda: float(next(ticks)))

@@ -181,7 +181,7 @@ def test_training_refuses_slow_options(pair: Pair, options: str, text: str) -> N
         )
 
 
-def test_functions_for_vectors_are_there_without_a_virtual_table(pair: Pair) -> None:
+def test_vector_functions_work_without_a_virtual_table(pair: Pair) -> None:
     pair.run(0, "CREATE TABLE t(id INTEGER PRIMARY KEY, e BLOB)")
     pair.run(0, "INSERT INTO t VALUES (1, vec_f32('[1,0]')), (2, vec1_from_json('[0,1]'))")
     assert pair.query("SELECT id FROM t ORDER BY vec_distance_L2(e, '[0,1]')") == [(2,), (1,)]

@@ -118,7 +118,7 @@ def outcome(node: TestNode, sql: str) -> tuple[Any, Prepared]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pairs=_PAIRS)
-def test_change_without_a_common_key_changes_nothing(pairs: list[tuple[str, str, bool]]) -> None:
+def test_change_without_a_common_key_does_not_alter_an_answer(pairs: list[tuple[str, str, bool]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = TestNode(Path(folder) / "a.db")
         try:

@@ -329,7 +329,7 @@ def test_statement_that_failed_on_a_virtual_row_rests_on_it(pair: Pair) -> None:
     assert any(low.startswith(b"t:notes") for low, _ in caught.value.rests_on.access_set.read_ranges)
 
 
-def test_index_that_a_program_let_fall_behind_is_built_when_the_file_becomes_a_nodes(tmp_path: Path) -> None:
+def test_stale_index_is_rebuilt_when_the_file_becomes_a_nodes(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "A.db"))
     for sql in (DOCS, INDEX, "INSERT INTO docs VALUES (1, 'alpha', 'beta', 0)"):
         db.execute(sql)

@@ -122,7 +122,7 @@ def test_received_but_unapplied_commit_cannot_be_compared(node: TestNode) -> Non
     assert state.conflicts_outside(replace(asked(node, 15, {"A": COUNT}), access_set=AccessSet())) is None
 
 
-def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:
+def test_node_starts_despite_a_damaged_settled_entry(node: TestNode) -> None:
     """The entry counts as dropped, so bases without it are refused; an entry that may be unsettled must be readable."""
     spoil(node)
     state = start(node, 17).state

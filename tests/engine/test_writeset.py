@@ -233,7 +233,7 @@ def test_a_parent_that_cannot_be_keyed_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("index", ["lower(name)", "low", "name COLLATE odd"])
-def test_uniqueness_check_of_a_computed_value_is_no_read(make_node: MakeNode, index: str) -> None:
+def test_uniqueness_check_of_a_computed_value_does_not_count_as_read(make_node: MakeNode, index: str) -> None:
     """The keys of the new rows suffice, so INSERTs of other values run in parallel, at serializable, too."""
     node = make_node(prepare=lambda db: db.create_collation("odd", lambda a, b: (a > b) - (a < b)))
     node.run(

@@ -47,7 +47,7 @@ def shop(node: Asker) -> Asker:
     return node
 
 
-def test_every_transaction_is_a_line_and_the_last_line_says_where_to_go_on(shop: Asker) -> None:
+def test_feed_has_a_line_for_each_transaction_and_ends_with_the_cursor(shop: Asker) -> None:
     found, last = read(shop)
     assert [one["kind"] for one in found] == ["schema", "schema", *["rows"] * 7]
     row = {"table": "item", "before": None, "after": {"id": 0, "name": "n0"}}

@@ -64,7 +64,7 @@ async def test_body_after_an_offer_of_another_protocol_is_read() -> None:
             assert (second.path, second.is_whole, parser.fault) == ("/livez", True, None)
 
 
-def test_caller_that_speaks_http_2_at_once_is_told_so() -> None:
+def test_http_2_preface_is_refused_with_the_reason() -> None:
     fault = parsed(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0").fault
     assert fault is not None
     assert fault.text == "the request is not valid HTTP/1.1: it is HTTP/2, which this node does not speak"
@@ -244,7 +244,7 @@ def test_pipelined_requests_are_answered_in_their_order(node: Asker) -> None:
 
 
 @cluster_test
-def test_caller_that_asks_first_is_told_to_send_its_body(node: Asker) -> None:
+def test_expect_100_continue_is_answered(node: Asker) -> None:
     head, _, body = ASK.partition(b"\r\n\r\n")
     with socket.create_connection(("127.0.0.1", node.port), 5) as link:
         link.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")

@@ -147,7 +147,7 @@ def test_cursor_for_http_1_0_ends_with_its_connection(node: Asker, version: str)
         assert [json.loads(line).get("type") for line in answer.splitlines()] == [None, "step_begin", "row", "step_end"]
 
 
-def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
+def test_cursor_is_closed_when_its_reader_disconnects(node: Asker) -> None:
     """When the reader disconnects, the read and the stream end."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     body = json.dumps({"baton": None, "batch": {"steps": [{"stmt": {"sql": endless}}]}}).encode()
@@ -342,7 +342,7 @@ def test_unknown_outcome_has_the_whole_reason(message: str) -> None:
     assert told == f"{fact}; read the rows before you run the statement again"
 
 
-def test_unknown_outcome_names_no_way_that_the_protocol_lacks() -> None:
+def test_error_of_an_unknown_outcome_names_no_call_that_libsql_lacks() -> None:
     told = write_error(OutcomeUnknownError("no majority could be asked; send it again with the same id", command="c"))
     says = "no majority could be asked; read the rows before you run the statement again"
     assert told == {"message": says, "code": "OUTCOME_UNKNOWN"}

@@ -117,7 +117,7 @@ def _says(holds: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
 
 
 @cluster_test
-def test_a_token_is_asked_for_everywhere_but_at_livez(tmp_path: Path) -> None:
+def test_every_path_but_livez_requires_a_token(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "secret", ("A",))
     cluster.add_http()
     cluster.write_files()

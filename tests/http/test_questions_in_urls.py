@@ -174,7 +174,7 @@ def test_page_of_another_site_cannot_read_answers(node: Asker, headers: dict[str
         assert node(path, **headers).status in (200, 400 if path == "/livez" and "Origin" in headers else 200)
 
 
-def test_preflights_and_head_do_nothing(node: Asker) -> None:
+def test_preflight_and_head_requests_execute_no_statement(node: Asker) -> None:
     reply = node("/db/execute", method="OPTIONS", Origin="http://127.0.0.1", Access_Control_Request_Method="POST")
     assert reply.status in (400, 405)
     assert not [name for name in reply.headers if name.lower().startswith("access-control-")]

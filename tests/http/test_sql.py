@@ -233,7 +233,7 @@ def test_a_stream_has_a_line_for_each_row(node: Asker) -> None:
     assert node("/status").json["open_streams"] == 0
 
 
-def test_a_caller_that_leaves_a_stream_costs_nothing_for_long(node: Asker) -> None:
+def test_stream_of_a_caller_that_left_is_closed_soon(node: Asker) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     body = json.dumps([endless]).encode()
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as caller:

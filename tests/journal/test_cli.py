@@ -73,7 +73,7 @@ def test_show_says_how_many_commands_share_a_transaction_and_which(world: World)
     ]
 
 
-def test_verify_says_that_the_journals_hold(world: World) -> None:
+def test_verify_reports_that_the_laws_hold(world: World) -> None:
     result = run("verify", *world.paths)
     assert result.exit_code == 0, result.output
     assert result.output.endswith("the journals hold: 20 entries in 5 files\n")
@@ -158,7 +158,7 @@ def test_digest_ends_with_status_1_when_files_differ(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "digest"])
-def test_a_file_that_is_not_there_is_an_error_in_words(command: str, tmp_path: Path) -> None:
+def test_missing_file_is_reported_in_words(command: str, tmp_path: Path) -> None:
     result = run(command, tmp_path / "none.db")
     assert isinstance(result.exception, FileMissingError)
     assert "no such file" in str(result.exception)

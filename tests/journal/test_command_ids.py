@@ -76,7 +76,7 @@ def transaction(number: int, command: str) -> Transaction:
 
 
 @given(st.integers(0, (1 << 48) - 1), st.binary(min_size=10, max_size=10))
-def test_an_id_tells_when_it_was_made(unix_ms: int, random: bytes) -> None:
+def test_uuid7_command_id_has_its_creation_time(unix_ms: int, random: bytes) -> None:
     command = make_id(unix_ms, random)
     assert uuid.UUID(command).version == 7
     assert uuid.UUID(command).variant == uuid.RFC_4122

@@ -91,7 +91,7 @@ def test_backup_with_a_short_journal_is_proven_by_an_older_backup(lived: Lived, 
         drill(lived.backup, older=short)
 
 
-def test_cron_hears_of_a_backup_that_is_too_old(lived: Lived) -> None:
+def test_too_old_backup_ends_with_status_1(lived: Lived) -> None:
     complete(lived.backup, lived.last)
     assert run(lived.backup, "--younger-than", "900000d").exit_code == 0
     result = run(lived.backup, "--younger-than", "25h")

@@ -147,7 +147,7 @@ def test_a_damaged_page_is_found_in_any_file(kept: Kept) -> None:
     assert "cannot be read" in drill_directory(kept.folder).faults[0]
 
 
-def test_a_file_that_is_gone_is_missed(kept: Kept) -> None:
+def test_missing_file_of_a_backup_is_reported(kept: Kept) -> None:
     (kept.folder / "journal-000002.db").unlink()
     assert "one before it is missing" in run(kept.folder).output
     assert run(kept.folder).exit_code == 1

@@ -85,7 +85,7 @@ def test_feed_has_a_schema_change_where_it_came_into_force(journal: sqlite3.Conn
     assert read(journal, Feed("25.C")) == ["28.C", "30.B"]
 
 
-def test_pages_of_any_size_and_a_feed_begun_anew_at_a_cursor_give_the_same(journal: sqlite3.Connection) -> None:
+def test_feed_is_the_same_with_any_page_size_and_from_any_cursor(journal: sqlite3.Connection) -> None:
     whole = read(journal, Feed())
     for size in range(1, 6):
         feed, found = Feed(), []
@@ -96,7 +96,7 @@ def test_pages_of_any_size_and_a_feed_begun_anew_at_a_cursor_give_the_same(journ
         assert read(journal, Feed(cursor)) == whole[place + 1 :]
 
 
-def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: sqlite3.Connection) -> None:
+def test_feed_names_all_commands_of_a_transaction(journal: sqlite3.Connection) -> None:
     shared = Transaction(
         *(Txid(15, "C"), {}, 0, 0, 0, "first", "serializable", "rows", AccessSet()),
         *(encode_changes([]), b"", (), 0, (("second", b""), ("third", b""))),
@@ -111,7 +111,7 @@ def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: 
     assert "commands" not in as_text(alone)
 
 
-def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Connection) -> None:
+def test_feed_names_the_command_of_each_change(journal: sqlite3.Connection) -> None:
     """This holds also if other tables are filtered out; a user is named only if the journal names one."""
     made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
 
@@ -160,7 +160,7 @@ def test_commit_above_safe_time_comes_once_it_is_safe(journal: sqlite3.Connectio
     assert read(journal, feed) == ["40.A"]
 
 
-def test_a_filter_leaves_changes_out_and_moves_on_past_them(journal: sqlite3.Connection) -> None:
+def test_cursor_of_a_filtered_feed_moves_past_skipped_changes(journal: sqlite3.Connection) -> None:
     feed = Feed(tables=["U"])
     found = list(feed.take(journal.execute(*feed.question(100)).fetchall()))
     assert [(str(one.cursor), [change.table for change in one.changes]) for one in found] == [

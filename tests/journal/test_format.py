@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def test_decoder_imports_nothing_of_this_project() -> None:
+def test_foreign_decoder_imports_no_module_of_this_project() -> None:
     """The decoder imports the standard library alone, and is about as short as the page promises."""
     source = Path(foreign_reader.__file__).read_text()
     found = {

@@ -257,7 +257,7 @@ def test_damaged_pack_returns_no_entries_and_is_reported(world: World, how: str)
     assert {(made.leader, tick) for tick in range(made.first, made.last + 1)} <= told
 
 
-def test_a_journal_with_a_damaged_pack_can_still_be_made_shorter(world: World) -> None:
+def test_journal_with_a_damaged_pack_can_be_pruned(world: World) -> None:
     """The removal then ends at the end of the pack, whose hash is known, or before it."""
     node = world.nodes["B"]
     made = pack(node.db)[1]
@@ -308,7 +308,7 @@ def test_entry_that_would_not_unpack_stays_unpacked(world: World, monkeypatch: p
     assert run.pack() is None
 
 
-def test_the_size_is_told_after_many_cuts(world: World) -> None:
+def test_size_of_a_journal_is_exact_after_many_cuts(world: World) -> None:
     """A node removes a few entries at a time, for ever."""
     db = world.nodes["A"].db
     pack(db)

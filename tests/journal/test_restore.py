@@ -154,7 +154,7 @@ def test_restore_to_a_vector_equals_the_node_at_it(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_pruned_journal_goes_on_from_a_backup_that_meets_it(lived: Lived, tmp_path: Path) -> None:
+def test_restore_joins_a_backup_and_a_pruned_journal(lived: Lived, tmp_path: Path) -> None:
     backup_clock = min(
         max(entry.txid.clock for entry in scan(apsw.Connection(str(lived.backup))) if entry.leader == leader)
         for leader in lived.world.names

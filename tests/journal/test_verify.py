@@ -93,7 +93,7 @@ def test_a_removed_tick_is_found(world: World) -> None:
     assert any("B3 missing before it" in finding.text for finding in found.findings)
 
 
-def test_missing_ticks_are_told_as_ranges(world: World) -> None:
+def test_missing_ticks_are_reported_as_ranges(world: World) -> None:
     tamper(world, "A", "DELETE FROM bedrockish_journal WHERE (leader, tick) IN (VALUES ('B', 2), ('B', 4), ('B', 5))")
     tamper(world, "A", "DELETE FROM bedrockish_journal WHERE leader = 'C' AND tick = 1")
     assert verify(world.paths).lacks == {"A": [("B", 2, 2), ("B", 4, 5), ("C", 1, 1)]}

@@ -118,7 +118,7 @@ def test_node_imports_the_modules_of_its_program(tmp_path: Path) -> None:
     assert told.stdout.split()[0] == "7", told.stderr
 
 
-def test_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_unusable_configuration_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read.*bedrockish init"):
         node(tmp_path / "none.toml")
     with closing(sqlite3.connect(tmp_path / "app.sqlite")) as plain:

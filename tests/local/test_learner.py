@@ -160,7 +160,7 @@ def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: Lo
     assert db.execute(f"SELECT sum(a) FROM {table}", read="strict").value() == 30
 
 
-def test_session_comes_back_to_its_node(db: Connection, cluster: LocalCluster, table: str) -> None:
+def test_session_returns_to_the_node_of_its_file(db: Connection, cluster: LocalCluster, table: str) -> None:
     node = cluster.nodes[3]
     url = cluster.url(3, options=f"local={node.database}")
     with bedrockish.connect(url, token=db.token) as mine:

@@ -71,7 +71,7 @@ def test_failed_statement_leaves_the_transaction_open(db: Connection, table: str
     assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 12
 
 
-def test_statement_that_ends_the_transaction_says_so(db: Connection, table: str) -> None:
+def test_statement_that_ends_the_transaction_raises_an_error_marked_ended(db: Connection, table: str) -> None:
     insert = f"INSERT OR ROLLBACK INTO {table} VALUES (?, ?, 0)"
     opened = db.begin()
     opened.execute(insert, (3, "three"))

@@ -64,13 +64,13 @@ def test_umask_changes_no_permission(umask: int) -> None:
     assert told.stdout == "1\n0o600\n0o600\n", told.stderr
 
 
-def test_socket_takes_no_nodes(node: LocalNode) -> None:
+def test_socket_refuses_nodes(node: LocalNode) -> None:
     """A peer proves itself by a certificate, or by being at its address."""
     with pytest.raises(RefusedError, match="not for nodes"):
         dial(socket_path(node.database), 0, Hello("A", "bedrockish", "peer"), 5.0, Limits(), None)
 
 
-def test_page_tells_each_batch_when_it_is_durable(node: LocalNode, table: str) -> None:
+def test_page_is_updated_when_each_batch_is_durable(node: LocalNode, table: str) -> None:
     reader = Published(str(node.database))
     with by_socket(node) as db:
         db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
@@ -161,7 +161,7 @@ def test_error_for_a_too_long_socket_name_has_a_remedy(tmp_path: Path, caplog: p
     )
 
 
-def test_ended_node_leaves_a_page_that_says_so(tmp_path: Path) -> None:
+def test_ended_node_leaves_a_page_marked_as_ended(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "node", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)
         node = cluster.nodes[0]

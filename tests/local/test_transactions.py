@@ -54,7 +54,7 @@ def test_node_learns_of_a_transaction_at_commit(db: Connection, other: Connectio
     assert other.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 2010
 
 
-def test_commit_tells_its_place_and_happens_once(db: Connection, table: str) -> None:
+def test_commit_returns_its_place_and_happens_once(db: Connection, table: str) -> None:
     opened = db.begin()
     opened.execute(f"INSERT INTO {table} VALUES (3, 'three', 3)")
     place = opened.commit().place
@@ -473,7 +473,7 @@ def test_malformed_commit_is_refused(db: Connection, data: bytes) -> None:
         send(db, data)
 
 
-def test_commit_is_taken_by_the_socket_only(other: Connection) -> None:
+def test_prepared_commit_is_accepted_by_the_socket_only(other: Connection) -> None:
     """Over the network, any client could claim an empty read set."""
     with pytest.raises(UnsupportedError, match="only through the socket next to"):
         send(other, encode_prepared(prepared()))

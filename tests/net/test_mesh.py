@@ -120,7 +120,7 @@ async def test_two_nodes_talk_in_order_and_in_batches() -> None:
         assert b.batches < 100
 
 
-async def test_a_peer_that_comes_back_is_found_again() -> None:
+async def test_mesh_reconnects_to_a_restarted_peer() -> None:
     ports = {"A": free_port(), "B": free_port()}
     a, b = Node("A", ports), Node("B", ports)
     async with running(a):

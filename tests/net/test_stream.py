@@ -382,7 +382,7 @@ async def test_socket_is_read_when_bytes_have_arrived_and_into_a_small_buffer_fi
     assert {most for most, _ in asked} == {READ_BYTES, READ_FIRST_BYTES}
 
 
-async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_link_reads_no_further_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream may be closed at the moment its socket has bytes, and its number may belong to another stream."""
     near, far = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
     with trio.fail_after(30):

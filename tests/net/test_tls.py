@@ -404,7 +404,7 @@ def test_own_certificate_is_judged_as_others_judge_it(authority: trustme.CA, tmp
 
 
 @pytest.mark.parametrize(("first", "last", "says"), [(2, 9, "is not yet valid"), (-9, -2, "has expired")])
-def test_date_of_the_own_certificate_is_judged(
+def test_expired_own_certificate_is_reported(
     first: int, last: int, says: str, authority: trustme.CA, tmp_path: Path
 ) -> None:
     files, now = issue(authority, tmp_path, "A"), datetime.now(UTC)

@@ -5,7 +5,7 @@ import trio
 from bedrockish.node.departure import POLL_S, _poll
 
 
-async def test_drain_goes_on_when_a_message_was_still_unread(autojump_clock: trio.abc.Clock) -> None:
+async def test_drain_continues_after_an_unread_message(autojump_clock: trio.abc.Clock) -> None:
     """A loop that was held up finds an idle transaction first, and its next step right after that."""
     told = iter([True, False, True, False, False, True])
     asked: list[bool] = []

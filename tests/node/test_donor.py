@@ -14,9 +14,7 @@ from bedrockish.node.cluster.donor import Donor
 from tests.node.test_durability import open_runtime, request
 
 
-async def test_a_copy_that_is_being_made_does_not_hold_up_the_end_of_a_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_node_stops_while_a_copy_of_its_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     donor = Donor(runtime.core, engine, runtime.config.database, runtime.durable)
     lent = scratch_path(runtime.config.database, LENT)

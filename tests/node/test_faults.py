@@ -114,7 +114,7 @@ async def test_request_that_hits_a_bug_gets_an_internal_error_and_the_next_is_an
             nursery.cancel_scope.cancel()
 
 
-async def test_bug_at_a_request_of_libsql_leaves_the_answers_before_it_and_ends_the_stream(
+async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole call failed, so that a client did not hear of the statements that had happened."""

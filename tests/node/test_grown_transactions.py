@@ -307,7 +307,7 @@ async def test_end_while_a_statement_runs_leaves_no_reader(tmp_path: Path, monke
         assert copied == frames, "a reader stands in the way"
 
 
-async def test_transaction_without_a_free_workspace_goes_on_where_it_is(
+async def test_transaction_without_a_free_workspace_stays_on_the_writers_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grown, "GROWN_MAX", 0)

@@ -215,7 +215,7 @@ async def test_accusation_of_a_stranger_or_with_impossible_numbers_is_ignored(tm
     engine.close()
 
 
-def test_file_that_begins_with_tables_founds_a_cluster_alone(tmp_path: Path) -> None:
+def test_file_with_tables_founds_a_cluster_of_one(tmp_path: Path) -> None:
     """Other founders would take its rows for damage."""
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:

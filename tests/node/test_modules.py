@@ -21,6 +21,6 @@ def test_member_without_the_module_is_named() -> None:
     plugins.check_modules(["CREATE VIRTUAL TABLE f USING fts5(x)", "CREATE TABLE t(x)"], ["B", "C", "D"])
 
 
-def test_a_node_tells_the_modules_that_it_has() -> None:
+def test_node_reports_its_vector_modules() -> None:
     pytest.importorskip("sqlite_vec")
     assert Plugins().tell()["modules"] == ["vec0", "vec1"]

@@ -65,6 +65,8 @@ async def test_promotion_waits_out_temporary_refusals(
     await promoted(*answers)
 
 
-async def test_a_refusal_that_stays_is_told(promoted: Callable[..., Any], autojump_clock: MockClock) -> None:
+async def test_permanent_refusal_of_a_promotion_is_reported(
+    promoted: Callable[..., Any], autojump_clock: MockClock
+) -> None:
     with pytest.raises(MembershipError, match="no member B"):
         await promoted(BEHIND, REMOVED)

@@ -111,7 +111,7 @@ async def test_each_read_level_keeps_its_promise_during_a_large_write(
         assert not node.runtime.waiters.open
 
 
-async def test_a_session_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_never_sees_an_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         before = dict(node.engine.flushed.applied)
         seen = Token({"A": before["A"] + 1}, node.runtime.core.state.clock.value)
@@ -355,7 +355,9 @@ async def test_fault_of_a_direct_read_is_counted_and_the_read_waits(
         assert node.runtime.counts["internal_errors"] in (1, 2)  # when it is applied, and when it is written
 
 
-async def test_only_a_completely_known_batch_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_beside_the_writer_shows_only_a_completely_known_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread may commit the next batch during a read."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     reads = CommittedReads(engine.beside())

@@ -68,7 +68,7 @@ async def test_read_that_arrives_after_a_question_shares_the_next_one(
         assert questions.values() == {"first": 0, "second": 0, "third": 0}
 
 
-async def test_answer_is_of_the_state_that_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strict_answer_has_the_state_of_its_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row committed after the question may be the later of two, and the earlier may be missing."""
     async with a_node(tmp_path, monkeypatch) as node:
         questions = Questions(node, monkeypatch)

@@ -93,7 +93,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("code", "changes", "words"), CASES)
-def test_each_trouble_is_seen_and_told_after_its_time(code: str, changes: dict[str, Any], words: str) -> None:
+def test_each_trouble_is_reported_after_its_delay(code: str, changes: dict[str, Any], words: str) -> None:
     troubles, kind = Troubles(), BY_CODE[code]
     assert troubles.look(WELL, 0.0) == []
     found = {one["code"]: one for one in troubles.look(WELL | changes, 100.0)}

@@ -133,7 +133,7 @@ def test_breach_without_the_fault_is_not_evidence(
     assert "breaks a law without any fault: seed 1: one outcome: by itself" in told
 
 
-def test_a_scope_that_breaks_without_the_fault_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scope_that_breaks_without_the_fault_is_not_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this test the quorum is too small with and without the fault."""
     monkeypatch.setattr(roster, "approvals_needed", lambda _voters: 1)
     catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")

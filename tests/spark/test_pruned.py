@@ -46,7 +46,7 @@ def paths(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_the_table_pruned_says_where_a_journal_begins(tmp_path: Path) -> None:
+def test_table_pruned_has_the_beginning_of_a_journal(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     commits = {(row["leader"], row["tick"]): row for row in read(path)}
     members = read(path, table="members")
@@ -85,7 +85,7 @@ def test_stream_at_the_end_continues_after_pruning(tmp_path: Path, monkeypatch: 
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_an_export_begins_anew_only_if_it_is_told_to(tmp_path: Path) -> None:
+def test_export_begins_again_only_on_request(tmp_path: Path) -> None:
     path, out = honest(60).write(tmp_path)[0], tmp_path / "out"
     upto = prune(path, 0.5)
     ended = CliRunner().invoke(main, ["export-journal", str(path), "--to", str(out)])

@@ -83,7 +83,7 @@ def test_all_files_are_read_each_to_its_own_end(world: World, files: list[Path])
     assert reader.partitions(end, end) == []
 
 
-def test_a_stream_begins_where_it_is_told(files: list[Path], tmp_path: Path) -> None:
+def test_option_starting_sets_the_begin_of_a_stream(files: list[Path], tmp_path: Path) -> None:
     assert stream(files[0], starting="now").initialOffset() == stream(files[0]).latestOffset({}, ReadAllAvailable())
     assert stream(files[0], starting="oldest").initialOffset() == {"A": {}, **OF}
     path = honest(60).write(tmp_path)[0]

@@ -77,7 +77,7 @@ def value_of(row: dict[str, Any], column: str, called: str) -> Value:
     return other.get(column, row[called])
 
 
-def test_every_value_of_every_change_is_there_once(tmp_path: Path) -> None:
+def test_typed_rows_have_every_value_of_every_change_once(tmp_path: Path) -> None:
     world, luck = World(), random.Random(7)
     schema(world, create("t"), create("u"))
     true: list[tuple[Any, ...]] = []
@@ -154,7 +154,7 @@ def test_types_are_those_of_the_schema_history(tmp_path: Path) -> None:
         assert rows(path, "T") == [first, second]
 
 
-def test_forged_schema_history_does_nothing(tmp_path: Path) -> None:
+def test_forged_schema_history_runs_no_statement(tmp_path: Path) -> None:
     world = World()
     victim = tmp_path / "victim"
     schema(

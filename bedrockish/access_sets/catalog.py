@@ -52,8 +52,6 @@ class Index:
     # other than SQLite's own).
     opaque: bool
     object: str  # name of its key space
-    # Whether it has a collation that is not SQLite's own, so that equal values may have different bytes.
-    foreign: bool = False
     sql: str = ""  # the statement that creates it; empty for the index of a constraint
     # Numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
     stored: tuple[int, ...] = ()
@@ -250,7 +248,7 @@ def _read_index(
     stored: list[int] = []
     specs: list[Spec] = []
     declared = 0
-    computed = foreign = False
+    opaque = False
     for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({quote(name)})"):
         stored.append(number)
         if itself and not key:
@@ -259,11 +257,11 @@ def _read_index(
         numbers.append(number)
         specs.append(spec)
         declared += bool(key)
-        computed = computed or number == _EXPRESSION or (number >= 0 and columns[number].place is None)
-        foreign = foreign or spec.collation not in KNOWN_COLLATIONS
+        opaque = opaque or number == _EXPRESSION or (number >= 0 and columns[number].place is None)
+        opaque = opaque or spec.collation not in KNOWN_COLLATIONS
     return Index(
-        name, table, bool(unique), bool(partial), primary, tuple(numbers), tuple(specs), declared, computed or foreign,
-        "t:" + table if itself else "i:" + name, foreign, texts.get(name, ""), tuple(stored),
+        name, table, bool(unique), bool(partial), primary, tuple(numbers), tuple(specs), declared, opaque,
+        "t:" + table if itself else "i:" + name, texts.get(name, ""), tuple(stored),
     )  # fmt: skip
 
 
@@ -271,7 +269,7 @@ def _text_key(table: Table) -> Index:
     """Return the key of a virtual table whose module finds rows by the text in its first column."""
     stored = tuple(range(len(table.columns)))
     plain = (Spec("BINARY", False),)
-    return Index("", table.name, True, False, True, (0,), plain, 1, False, "t:" + table.name, False, "", stored)
+    return Index("", table.name, True, False, True, (0,), plain, 1, False, "t:" + table.name, "", stored)
 
 
 def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:

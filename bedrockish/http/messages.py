@@ -41,7 +41,6 @@ class Request:
     Attributes:
         path: the path, with its percent signs decoded.
         query: the part of the target behind the question mark, unchanged.
-        name: the last part of the path, at paths that end with one.
         user: the caller's user; empty at a node without logins.
         purse: the memory that the node holds for this request.
         stay: raises AuthenticationError when the token with which the caller was admitted has ended; None without one.
@@ -55,7 +54,7 @@ class Request:
 
     purse: Purse
     stay: Callable[[], object] | None = None
-    name = user = ""
+    user = ""
     came_bytes = 0
     is_upgrade = False
     is_whole = is_old = is_kept_alive = ends_with_caller = False

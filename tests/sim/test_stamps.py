@@ -13,7 +13,7 @@ def asked(command: str, began: float, ended: float | None, clock: int, *, again:
     request = Request(command, (Statement("clock", ()),))
     results = cbor2.dumps([[[["clock", 0, clock]]], {}, [], 0])
     answer = Answer(results, Token(), None, 1) if ended is not None else None
-    return Call("c", request, began, Token(), ended=ended, answer=answer, again=again)
+    return Call("c", request, began, ended=ended, answer=answer, again=again)
 
 
 def nowhere(_: tuple[str, int]) -> Entry | None:

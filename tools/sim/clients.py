@@ -34,7 +34,6 @@ class Call:
     request: Request
     # ``began`` and ``ended``: the times of the first attempt, and of the result or of the client giving up.
     began: float
-    before: Token  # the session's token at the beginning
     ended: float | None = None
     sent: int = 0  # the number of attempts
     answer: Answer | None = None  # the answer; None if the client never got one
@@ -112,7 +111,7 @@ class Client:
     def _begin(self, request: Request) -> None:
         again = request.command in self.asked
         self.asked.add(request.command)
-        self.call = Call(self.name, request, self.world.now, request.token, again=again)
+        self.call = Call(self.name, request, self.world.now, again=again)
         self.calls.append(self.call)
         self.world.laws.submitted(request)
         if request.command in self.talks:

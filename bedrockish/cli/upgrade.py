@@ -39,7 +39,9 @@ class Verdict:
 
 
 def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
-    """Return the facts of a member's status. If its release reports no troubles, members that are down are one."""
+    """Return the facts of a member's status. If its release reports no troubles, members that are down count as a
+    trouble.
+    """
     troubles = status.get("troubles")
     if isinstance(troubles, list):
         why_not = "; ".join(str(one["text"]) for one in troubles if one["code"] != EXPECTED)

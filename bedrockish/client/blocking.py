@@ -47,7 +47,7 @@ class SocketClient(SocketDriver, Session):
         *arguments: Any,
         stop: Callable[[], None] | None = None,  # noqa: ARG002  other threads call ``interrupt``
     ) -> T:
-        """Run a method that takes as long as a statement in this thread; return its result."""
+        """Run a method in this thread, and return its result. The method may take as long as a statement."""
         return method(*arguments)
 
     def interrupt(self) -> None:

@@ -478,7 +478,7 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run_again(self, sql: Any, params: Any) -> Again | None:
-        """Run a text again that has just read a node's file, or has run in the open transaction, in less time.
+        """Run a text again by a shorter way, after it has read a node's file or has run in the open transaction.
 
         Return None if the statement must be run like any other.
         """

@@ -46,7 +46,7 @@ class Conversation:
         return found
 
     async def rollback(self) -> None:
-        """Roll back, unless it is over."""
+        """Roll the transaction back, unless it has ended."""
         if self._program.is_running:
             await self._program.ask("rollback")
 

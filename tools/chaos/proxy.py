@@ -69,7 +69,7 @@ class Line:
         self._tell()
 
     def set_trap(self, trap: Callable[[Message], bool]) -> None:
-        """Hold the line from the first message on for which this is true."""
+        """Hold the line from the first message on for which ``trap`` returns True."""
         self.caught = trio.Event()
         self._trap = trap
 

@@ -155,7 +155,7 @@ class Workload:
     def _at(
         self, program: Program | None, home: int, settled: bool, token: bytes | None
     ) -> AbstractAsyncContextManager[Caller]:
-        """Return a session with a node, or of a program on its file."""
+        """Return a session with a node: of a client, or of a program on the node's file."""
         url = self.cluster.url(home, only=settled, options="/?connect_timeout=2")
         return open_client(url, token=token) if program is None else program.at(url, self.cluster.nodes[home].database)
 

@@ -86,7 +86,7 @@ class Evidence:
             self.find("G1b (intermediate read)", text, reader.id, writer)
 
     def judge_updates(self, key: str, version: str, readers: Iterable[int]) -> None:
-        """Look at those who read one version of a key and then wrote the key: only one of them can have been right."""
+        """Report operations that read the same version of a key and then wrote the key, if there are several."""
         both = list(readers)
         if len(both) > 1:
             names = " and ".join(f"T{one}" for one in both)

@@ -36,7 +36,7 @@ class Cycle:
 
     @property
     def operations(self) -> tuple[int, ...]:
-        """The operations in it, each once."""
+        """The operations of the cycle, each once."""
         return tuple(dict.fromkeys(edge.before for edge in self.edges))
 
     def is_fork(self) -> bool:

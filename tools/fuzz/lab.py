@@ -88,7 +88,7 @@ class Lab(LocalCluster):
         return f"127.0.0.1:{port}"
 
     def record(self) -> None:
-        """Let everything that clients and nodes say be said once, then end the fourth node."""
+        """Have clients and nodes send every kind of message once, then end the fourth node."""
         for node in self.nodes:
             node.start()
         trio.run(self.wait_all_ready)

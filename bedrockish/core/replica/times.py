@@ -27,7 +27,7 @@ def times(
     counts: bool,  # whether this node is a voter whose own times count
     moves_cut: bool = True,  # whether to move the cut, which costs a sync
 ) -> Times:
-    """Return the times of a node after it has closed as far as it can."""
+    """Return the times of a node after it has closed time as far as it can."""
     others = list(words)
     below = closable if lowest is None else min(closable, lowest - 1)
     closed = max(own.closed, below)  # T1: transactions that are pending here, or decided and not applied, stay open

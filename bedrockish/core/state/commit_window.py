@@ -44,12 +44,14 @@ class _Line:
             self._drop()
 
     def let_go(self, known: Container[Txid]) -> None:
-        """Drop packed commits from the start of the line, so that each commit is kept once."""
+        """Drop the commits at the start of the line that are packed, so that each commit is kept once."""
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
     def let_go_up_to(self, txid: Txid) -> None:
-        """Drop a commit and all before it, if it is here, because this copy of it lacks a later place."""
+        """Drop a commit, and all before it, if the line has the commit: the line's copy lacks a place that was noted
+        later.
+        """
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
                 self._drop()

@@ -162,7 +162,9 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the seconds at which the next timer is due that was not dropped or moved: each one costs a turn."""
+        """Return the time, in seconds, of the next timer; None without one. Skip dropped and moved timers, which would
+        cost a turn of the loop for nothing.
+        """
         timers, dropped, moved = self._timers, self._dropped, self._moved
         while timers and (dropped or moved):
             _, count, name, subject = timers[0]

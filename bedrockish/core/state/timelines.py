@@ -61,7 +61,9 @@ class Timelines:
         return dict(vector)
 
     def in_full(self, vector: Vector, config: int) -> Vector:
-        """Return the full vector for the short one of a member that counts by this version of the membership."""
+        """Return the full form of a vector that a member sent without the timelines retired by its version of the
+        membership.
+        """
         retired: Mapping[str, int] = self.roster.membership.retired
         if not retired:
             return vector

@@ -39,7 +39,7 @@ def find_alike(
 ) -> tuple[Recipe | None, int]:
     """Return the recipe of the statements that have the same text from a place on, and their number.
 
-    The recipe is None if they are too few, or are to be run one by one. ``recipe_of`` returns that of a text.
+    The recipe is None if they are too few, or are to be run one by one. ``recipe_of`` returns the recipe of a text.
     """
     sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
     if first + 1 == len(statements) or statements[first + 1].sql != sql:

@@ -252,7 +252,7 @@ class Workspace:
         self._writer.file.note_commit()
 
     def hold(self, limit_bytes: int) -> "Writer":
-        """Return the writing connection in a transaction, until ``leave``; its overlay may have so many bytes.
+        """Return the writing connection in a transaction, until ``leave``, with an overlay of at most ``limit_bytes``.
 
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.

@@ -53,7 +53,7 @@ class Waiters:
             self.hold(waiter, 0)
 
     def end(self, waiter: Waiter, answer: BedrockishError) -> None:
-        """Deliver an error as the answer of a request that gets no other answer."""
+        """Answer a request with an error, because it gets no other answer."""
         self.tell(waiter.request, waiter.done, answer)
         if waiter.held:
             self.hold(waiter, 0)

@@ -26,7 +26,7 @@ def check_request(access: Access, entry: Entry, request: Request) -> None:
 
 
 def check_removed(access: Access, removed: tuple[str | None, bytes], request: Request) -> None:
-    """Check, as ``check_request`` does, that a command whose entry was removed came from a request.
+    """Check that a command, whose entry was removed from the journal, came from a request, as ``check_request`` does.
 
     Args:
         removed: the user and the digest that are kept of the command.

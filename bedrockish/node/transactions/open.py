@@ -48,7 +48,8 @@ class Open:
         return self.request.command
 
     def check_kept(self, access: Access) -> None:
-        """Check that its user still has the rights of its last step; note the present rights for the next check.
+        """Check that the user still has the rights of the transaction's last step; note the present rights for the next
+        check.
 
         Raises:
             ForbiddenError: a right was taken away; the transaction must be ended.

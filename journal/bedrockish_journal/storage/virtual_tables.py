@@ -55,7 +55,7 @@ class VirtualTable:
 
     @property
     def content(self) -> str:
-        """Name of the table with external content; empty if the virtual table owns its rows, or shows another one."""
+        """Name of the table on whose rows an FTS5 table is an index; empty for other virtual tables."""
         return self.options.get("content", "")
 
     @property

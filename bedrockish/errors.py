@@ -102,7 +102,7 @@ class TooLargeError(UsageError):
 
 
 class MemoryFullError(TooLargeError):
-    """Raised when a node has used the memory that it may use (``memory_max``), and this is its newest request.
+    """Raised for the newest request of a node that has used all the memory that it may use (``memory_max``).
 
     Nothing of the request happened. It can succeed after other requests have ended, or if it needs less memory.
     """

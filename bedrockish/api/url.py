@@ -37,13 +37,12 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any_port: bool = False) -> Address:
-    """Parse ``host:port``, ``[ipv6]:port`` or, when ``port`` is given, ``host`` alone; return the address.
+def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:
+    """Parse ``host:port``, ``[ipv6]:port`` or ``host``, which has the port ``DEFAULT_PORT``; return the address.
 
     Args:
         text: the text of a configuration, a flag or a URL.
         where: the source of the text, for the error: a key, a flag or the URL.
-        port: the default port; None if the text must have a port.
         any_port: whether port 0 is allowed (the system chooses a free one).
 
     Raises:
@@ -61,9 +60,7 @@ def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any
     if bad or not _is_host(host):
         raise ConfigError(f"{where}: {text!r} is not an address; write host:port, such as localhost:7373 or [::1]:7373")
     if digits is None:
-        if port is None:
-            raise ConfigError(f"{where}: {text!r} has no port; write {host}:{DEFAULT_PORT}")
-        return Address(host, port)
+        return Address(host, DEFAULT_PORT)
     low = 0 if any_port else 1
     if not (digits.isascii() and digits.isdecimal()) or not low <= int(digits[:9]) < 65536 or len(digits) > 5:
         raise ConfigError(f"{where}: {digits!r} in {text!r} is not a port; write a number from {low} to 65535")

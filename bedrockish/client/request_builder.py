@@ -51,9 +51,7 @@ def target_of(url: Where | None) -> Target:
     return located(parse_url(url))
 
 
-def make_request(
-    command: str, statements: Statements, read: str, isolation: str, timeout_s: float, token: Token | None = None
-) -> Request:
+def make_request(command: str, statements: Statements, read: str, isolation: str, timeout_s: float) -> Request:
     """Return a checked request.
 
     Raises:
@@ -70,7 +68,7 @@ def make_request(
         made.append(Statement(text, check_params(params)))
     if not made:
         raise UsageError("a transaction needs at least one statement")
-    return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
+    return Request(command, tuple(made), read, isolation, Token(), timeout_s)
 
 
 def _check_id(command: str) -> None:

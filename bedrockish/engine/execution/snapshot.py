@@ -98,14 +98,13 @@ class Snapshot:
         db.set_progress_handler(self.governor.progress, STEPS)
 
     @contextmanager
-    def statement(self, lengths: Lengths, params: Params, *, in_loop: bool = False) -> Iterator[None]:
-        """Apply the limits of time, memory and value lengths to the statement in the block.
+    def statement(self, lengths: Lengths, params: Params) -> Iterator[None]:
+        """Apply the limits of time, memory and value lengths to the statement in the block, outside of the loop.
 
         Args:
             lengths: the bounds from its program.
-            in_loop: whether it runs in the node's loop.
         """
-        self._begin(lengths, params, in_loop=in_loop)
+        self._begin(lengths, params, in_loop=False)
         try:
             yield
         finally:

@@ -12,26 +12,23 @@ def _finding(
     text: str,
     rest: str,
     *,
-    at: str = "s",
-    node: str = "",
-    leader: str = "",
-    tick: str = "",
-    txid: str = "",
+    node: str = "s.node",
+    leader: str = "s.leader",
+    tick: str = "s.tick",
+    txid: str = "s.txid",
     obj: str = "CAST(NULL AS BINARY)",
     level: str = f"'{FAULT}'",
 ) -> str:
-    """Return the query for a kind of finding, placed at the entry of the table ``at`` unless other columns are given.
+    """Return the query for a kind of finding, placed at an entry, the row ``s``, unless other columns are given.
 
     Args:
         text: the fault: SQL expressions of the parts of a sentence, separated by commas.
         rest: the query from FROM on.
-        at: the alias of the table that has node, leader, tick and txid of the finding.
         node, leader, tick, txid, obj, level: other SQL expressions for these columns.
     """
     return (
-        f"SELECT {level} AS level, CAST({node or f'{at}.node'} AS STRING) AS node, "
-        f"CAST({leader or f'{at}.leader'} AS STRING) AS leader, CAST({tick or f'{at}.tick'} AS BIGINT) AS tick, "
-        f"CAST({txid or f'{at}.txid'} AS STRING) AS txid, {obj} AS obj, concat({text}) AS text {rest}"
+        f"SELECT {level} AS level, CAST({node} AS STRING) AS node, CAST({leader} AS STRING) AS leader, "
+        f"CAST({tick} AS BIGINT) AS tick, CAST({txid} AS STRING) AS txid, {obj} AS obj, concat({text}) AS text {rest}"
     )
 
 

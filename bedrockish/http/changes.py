@@ -128,42 +128,8 @@ async def changes(node: Runtime, request: Request) -> Reply:
     return lines_reply(reader.lines(first), kind)
 
 
-async def _page(node: Runtime, feed: Feed, user: str, owner: Owner) -> list[Committed]:
-    """Return the next transactions; a transaction that is too large for a result is read alone, as a stream."""
-
-    def command(question: tuple[str, tuple[Any, ...]]) -> Command:
-        return Command(new_command(), (Statement(*question),), STALE, user=user)
-
-    try:
-        try:
-            page = (await node.submit(command(feed.question(PAGE_ROWS)))).results
-        except MemoryFullError:  # the node lacks memory at this moment; the caller can ask again later
-            raise
-        except TooLargeError:
-            rows = await _streamed(node, owner, command(feed.question_of_one()))
-            if (question := feed.question_of_body(rows)) is not None:
-                rows = feed.filled(rows, await _streamed(node, owner, command(question)))
-            return await trio.to_thread.run_sync(feed.take, rows)
-        return await trio.to_thread.run_sync(lambda: feed.take(decode_results(page)[0].rows))
-    except FeedPrunedError as error:
-        raise PrunedError(str(error)) from error
-    except FeedUnreadableError as error:
-        raise DamagedError(str(error)) from error
-
-
-async def _streamed(node: Runtime, owner: Owner, command: Command) -> list[tuple[Any, ...]]:
-    """Return all rows of a stream, which ``result_bytes_max`` does not bound."""
-    streams = node.transactions.streams
-    stream = await streams.open(owner, command)
-    rows: list[tuple[Any, ...]] = []
-    try:
-        more = True
-        while more:
-            encoded, more = await streams.fetch(stream)
-            rows += (await trio.to_thread.run_sync(decode_results, encoded))[0].rows
-    finally:
-        streams.end(stream, UnavailableError("the reader has gone"))
-    return rows
+Page = tuple[list[Committed], int]
+"""Transactions, and how many bytes of memory they take, approximately."""
 
 
 class _Reader:
@@ -175,19 +141,77 @@ class _Reader:
         self._left = asked.limit or -1
         self._owner = Owner(request.address)
 
-    async def page(self) -> list[Committed]:
-        """Return the next page."""
-        return await _page(self._node, self._feed, self._request.user, self._owner)
+    async def page(self) -> Page:
+        """Return the next page; a transaction that is too large for a result is read alone, as a stream.
 
-    async def lines(self, page: list[Committed]) -> AsyncGenerator[bytes]:
-        """Yield the lines or events for the reader, page by page; ``page`` is the first page."""
+        Raises:
+            MemoryFullError: the node lacks memory for it at this moment; the caller can ask again later.
+            BedrockishError: the feed cannot be read.
+        """
+        feed = self._feed
+        try:
+            try:
+                page = (await self._node.submit(self._command(feed.question(PAGE_ROWS)))).results
+            except MemoryFullError:
+                raise
+            except TooLargeError:
+                return await self._large()
+            return await trio.to_thread.run_sync(lambda: feed.take(decode_results(page)[0].rows)), len(page)
+        except FeedPrunedError as error:
+            raise PrunedError(str(error)) from error
+        except FeedUnreadableError as error:
+            raise DamagedError(str(error)) from error
+
+    def _command(self, question: tuple[str, tuple[Any, ...]]) -> Command:
+        return Command(new_command(), (Statement(*question),), STALE, user=self._request.user)
+
+    async def _large(self) -> Page:
+        """Return the next transaction, whose size ``result_bytes_max`` does not bound."""
+        feed, memory = self._feed, self._node.engine.memory
+        assert not memory.held(self)
+        try:
+            rows = await self._streamed(feed.question_of_one())
+            if (question := feed.question_of_body(rows)) is not None:
+                rows = feed.filled(rows, await self._streamed(question))
+            return await trio.to_thread.run_sync(feed.take, rows), memory.held(self)
+        finally:
+            memory.hold(self, -memory.held(self))  # ``lines`` counts the page from here on
+
+    async def _streamed(self, question: tuple[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return all rows of a stream, and count them as taken memory."""
+        streams, memory = self._node.transactions.streams, self._node.engine.memory
+        stream = await streams.open(self._owner, self._command(question))
+        rows: list[tuple[Any, ...]] = []
+        try:
+            more = True
+            while more:
+                encoded, more = await streams.fetch(stream)
+                memory.hold(self, len(encoded))
+                if memory.is_full:
+                    raise memory.refusal("the next transaction of the feed needs more memory than there is now")
+                rows += (await trio.to_thread.run_sync(decode_results, encoded))[0].rows
+        finally:
+            streams.end(stream, UnavailableError("the reader has gone"))
+        return rows
+
+    async def lines(self, first: Page) -> AsyncGenerator[bytes]:
+        """Yield the lines or events for the reader, page by page, and count each page as taken memory until the next.
+
+        Args:
+            first: the first page.
+        """
+        memory, (page, counted) = self._node.engine.memory, first
+        memory.hold(self, counted)
         try:
             found = False
             until = trio.current_time() + self._asked.wait_s
             while True:
                 for one in page:
                     found = True
-                    yield await self._transaction(one)
+                    line = await self._transaction(one)
+                    memory.hold(self, len(line))  # the caller takes it as fast as the reader reads
+                    yield line
+                    memory.hold(self, -len(line))
                     self._left -= 1
                     if not self._left:
                         yield self._end(one.cursor)  # the rest of the page was not sent
@@ -200,9 +224,14 @@ class _Reader:
                     if trio.current_time() - self._told > ALIVE_S:
                         yield self._end()
                 self._request.check_stay()
-                page = await self.page()
+                page = []
+                memory.hold(self, -memory.held(self))
+                page, counted = await self.page()
+                memory.hold(self, counted)
         except BedrockishError as error:
             yield self._line({"error": pack_error(error)}, None, "error")
+        finally:
+            memory.hold(self, -memory.held(self))
 
     async def _transaction(self, one: Committed) -> bytes:
         if sum(len(change.after or ()) + len(change.before or ()) for change in one.changes) < IN_THREAD_VALUES:

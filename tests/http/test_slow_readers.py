@@ -57,6 +57,28 @@ def test_stuck_reader_does_not_delay_shutdown(strict: Asker) -> None:
         assert process.wait(10) == 0
 
 
+def test_transaction_that_a_reader_of_the_feed_leaves_unread_counts_as_taken_memory(tmp_path: Path) -> None:
+    """It is larger than a result may be, so a stream reads it; nothing counted its bytes."""
+    size = 12 << 20
+
+    with node_with_limits(tmp_path / "small", result_bytes_max=1 << 20) as node:
+
+        def taken() -> int:
+            return int(node("/status").json["memory"]["taken_bytes"])
+
+        node.sql("CREATE TABLE t(x)")
+        node.sql(f"INSERT INTO t VALUES (zeroblob({size}))")
+        before = taken()
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.settimeout(BOUND_S)
+            reader.connect(("127.0.0.1", node.port))
+            reader.sendall(b"GET /changes?follow=true&table=t HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert reader.recv(100).startswith(b"HTTP/1.1 200"), "the transaction was read before that"
+            wait_until(lambda: taken() > before + 2 * size)  # its bytes, and a line with four digits for three of them
+        wait_until(lambda: taken() < before + size // 4)
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Asker]:
     with node_with_limits(tmp_path / "node") as asker:

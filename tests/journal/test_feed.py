@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
@@ -12,8 +11,6 @@ from bedrockish.api.requests import Answer, Result, Token, encode_results
 from bedrockish.cli.changes import as_text
 from bedrockish.client.feed import _take
 from bedrockish.errors import DamagedError
-from bedrockish.http.changes import _page
-from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import (
     Cursor,
     CursorError,
@@ -27,6 +24,7 @@ from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
+from tests.node.test_feed_page import reader_of
 
 
 def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, bytes]:
@@ -255,7 +253,7 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
             return Answer(encode_results([Result(tuple("1234567"), page)]), Token())
 
     with pytest.raises(DamagedError, match=r"20\.B"):
-        await _page(cast(Any, Node()), feed, "", Owner(""))
+        await reader_of(Node(), feed).page()
     journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (row(20, "B", "u")[4],))
     assert read(journal, feed) == ["20.B", "30.B"]
 

@@ -1,13 +1,20 @@
 """A page of the change feed at a node that refuses its query."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from bedrockish.errors import BedrockishError, MemoryFullError
-from bedrockish.http.changes import _page
-from bedrockish.node.transactions.callers import Owner
+from bedrockish.http.changes import _Reader, read_asked
+from bedrockish.http.messages import Request
 from bedrockish_journal.feed.change_feed import Feed
+
+
+def reader_of(node: object, feed: Feed) -> _Reader:
+    """Return a reader of a feed at a node."""
+    request = cast(Request, SimpleNamespace(query="", headers={}, user="", address=""))
+    return _Reader(cast(Any, node), feed, read_asked(request), request)
 
 
 class Refusing:
@@ -25,5 +32,5 @@ async def test_page_tells_that_the_node_lacks_memory() -> None:
     """The reader was told that a transaction is larger than a result may be, which no later try changes."""
     node = Refusing(MemoryFullError("the node has used its memory"))
     with pytest.raises(MemoryFullError, match="used its memory"):
-        await _page(node, Feed(None), "", Owner(""))  # type: ignore[arg-type]
+        await reader_of(node, Feed(None)).page()
     assert node.asked == 1, "a stream would need as much"

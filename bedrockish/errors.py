@@ -319,7 +319,8 @@ def told_too_early(command: str) -> ConflictError:
     """Return the error for an open transaction that cannot commit any more with the clock that its client was told."""
     return ConflictError(
         f"transaction {command} took its transaction_clock() too early: others have committed since, or that time is "
-        "closed; it did not happen: run it again, call transaction_clock() last, and commit within closing_lag_ms"
+        "closed; the transaction did not happen: run it again, call transaction_clock() last, and commit within "
+        "closing_lag_ms"
     )
 
 

@@ -24,7 +24,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that removes a rule, or makes a mistake."""
+    """A deliberate fault: edits of the code that remove a rule or make a mistake."""
 
     rule: str  # the removed rule or the mistake, in words
     edits: tuple[Edit, ...]

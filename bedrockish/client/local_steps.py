@@ -386,7 +386,8 @@ class LocalSteps:
                 raise
             # The socket was closed before the COMMIT was sent, and the session has moved to another node.
             raise UnavailableError(
-                "the node on whose file the transaction ran is gone; it did not happen, and can be run again"
+                "the node on whose file the transaction ran is gone; the transaction did not happen, and can be "
+                "run again"
             ) from error
 
     # -- on to the node --------------------------------------------------------------------------------------------

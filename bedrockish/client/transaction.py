@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
-CANCELLED = "its first statement was cancelled; it did not happen: begin another transaction"
+CANCELLED = "its first statement was cancelled; the transaction did not happen: begin another transaction"
 BATCH = 1_000  # statements that go in one round trip
 FAREWELL_S = 2.0  # time for a rollback after a failure; the node ends the transaction without it too, only later
 

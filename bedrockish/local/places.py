@@ -230,7 +230,8 @@ class Places:
         _, now = self.serving()
         if now is None or (now.generation, now.since) != (facts.generation, facts.since):
             raise UnavailableError(
-                "the node has stopped, or has exchanged its file, since the transaction began; it did not happen: run "
+                "the node has stopped, or has exchanged its file, since the transaction began; the transaction did "
+                "not happen: run "
                 "it again"
             )
 

@@ -85,7 +85,8 @@ def check_prepared(
             table = known.tables.by_name.get(change.table)
             if table is None or change.columns != table.columns:
                 raise ConflictError(
-                    f"table {change.table} has another form since the transaction began; it did not happen: run it "
+                    f"table {change.table} has another form since the transaction began; the transaction did not "
+                    "happen: run it "
                     "again",
                     table="schema",
                 )

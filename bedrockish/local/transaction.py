@@ -350,7 +350,9 @@ class _Statement:
         if self.stopped is not None and isinstance(error, apsw.InterruptError):
             return self.stopped
         self._place.workspace.is_broken = True
-        return UnavailableError(f"the private copy of the database failed: {error}; it did not happen: run it again")
+        return UnavailableError(
+            f"the private copy of the database failed: {error}; the transaction did not happen: run it again"
+        )
 
 
 @remembered

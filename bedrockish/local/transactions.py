@@ -182,7 +182,7 @@ class LocalTransactions:
             self.lose_temporary()
             raise TemporaryLostError(
                 "the TEMP objects of the session are gone: the node has stopped, or has exchanged its file, or their "
-                "connection has failed; it did not happen: make them again"
+                "connection has failed; the transaction did not happen: make the objects again"
             )
         if published is None or facts is None:
             return False

@@ -144,7 +144,7 @@ async def test_open_transaction_goes_on_over_a_change_of_users_unless_it_loses_r
             await go_on(cluster, operator)
             for taken in TAKEN:
                 for last in ((), ("SELECT 1",)):
-                    with pytest.raises(ForbiddenError, match=f"rights of {taken.node} were taken .* it did not happen"):
+                    with pytest.raises(ForbiddenError, match=f"rights of {taken.node} were taken .* did not happen"):
                         await loses_rights(cluster, operator, taken, last)
                     await operator.change_members(replace(taken, action=USER_GRANT))
             found = await operator.execute("SELECT count(*), sum(k LIKE '%!') FROM t", read="strict")

@@ -199,7 +199,7 @@ async def test_loss_of_the_node_raises_temporary_lost_error(cluster: LocalCluste
         await filled(client)
         await client.execute("CREATE TEMP TABLE x(a)")
         send_signal(cluster.nodes[0], signal.SIGKILL)
-        with pytest.raises(TemporaryLostError, match="make them again"):
+        with pytest.raises(TemporaryLostError, match="make the objects again"):
             await client.execute("INSERT INTO x VALUES (1)")
         assert await all_of(client, "SELECT count(*) FROM t") == [(10,)]
         await client.execute("CREATE TEMP TABLE x(a)")

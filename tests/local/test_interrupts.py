@@ -84,7 +84,7 @@ def test_failing_sql_of_the_engine_raises_a_typed_error(
 
     with monkeypatch.context() as patched:
         patched.setattr(OverlayTransaction, "run", run)
-        with pytest.raises(DeadlineError if is_stopped else UnavailableError, match="it did not happen"):
+        with pytest.raises(DeadlineError if is_stopped else UnavailableError, match="did not happen"):
             opened.execute(f"SELECT max(b) FROM {table}")
     opened.rollback()
     with db.transaction() as again:

@@ -190,7 +190,7 @@ def test_temporary_objects_end_with_the_node_process() -> None:
         assert temporary is not None
         before = temporary.facts
         temporary.facts = before._replace(generation=before.generation + 1)  # as after its restart
-        with pytest.raises(TemporaryLostError, match="make them again"):
+        with pytest.raises(TemporaryLostError, match="make the objects again"):
             db.execute("SELECT * FROM mine")
         with pytest.raises(SqlError, match="no such table"):
             db.execute("SELECT * FROM mine")

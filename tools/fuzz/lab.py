@@ -83,7 +83,7 @@ class Lab(LocalCluster):
         self.write_files()
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
-        """Return the address at which a node finds a peer; the messages of the fourth member are recorded."""
+        """Return the address at which a node finds a peer: for the fourth member, a tap that records its messages."""
         port = self.taps[peer.name].port if node.name == LIAR and peer.name in self.taps else peer.port
         return f"127.0.0.1:{port}"
 

@@ -410,7 +410,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
         size = len(inflight.ahead.changes) + len(inflight.ahead.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
-            f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
+            f"{request.timeout_s:g} s; the command did not happen: give it more time, or split it into several"
         )
     awaited = inflight.awaited
     if awaited is not None and inflight.level is None:

@@ -113,7 +113,8 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
     """Return the error for a transaction that conflicts with another one."""
     name = MEMBERS_OR_USERS if found.other in state.commit_window.member_changes else readable(found.object)
     return ConflictError(
-        f"{found.other} of {found.other.leader} has changed {name} since the transaction began; it did not happen: "
+        f"{found.other} of {found.other.leader} has changed {name} since the transaction began; the transaction did "
+        "not happen: "
         "run it again",
         table=name,
         key=found.key.hex(),
@@ -126,7 +127,8 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     """Return the error if an earlier execution would have another result now, else None."""
     if prepared.schema != state.schema.version:
         return ConflictError(
-            "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+            "the schema has changed since the transaction began; the transaction did not happen: run it again",
+            table="schema",
         )
     access_set, config = _rests_on(command, prepared, 0 if prepared.readonly else state.clock.read())
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)

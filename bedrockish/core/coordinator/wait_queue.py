@@ -298,7 +298,7 @@ class WaitQueue:
         self._go_on(deque(changes), txid.leader)
 
     def change_in_force(self, waited: Sequence[InFlight], leader: str) -> None:
-        """Unblock the schema changes that have waited for one of ``leader`` to be in force: the first, at its turn."""
+        """Unblock the first of the schema changes that waited for one of ``leader`` to be in force, at its turn."""
         for inflight in waited:
             inflight.move(Stage.WAITING)
         self._go_on(deque(inflight.number for inflight in waited), leader)

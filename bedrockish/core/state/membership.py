@@ -148,7 +148,7 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
             "place, or give the new node another name",
         )
     # Two entries at one place are a fork. This node's timelines do not show whether a former voter has led commits:
-    # only its lost file and one member out of reach may have them.
+    # only the lost file of that voter and one member out of reach may have these commits.
     used = node in facts.timelines or node in old.former
     if used and (known is None or known.store != store or not store):
         raise _refused(

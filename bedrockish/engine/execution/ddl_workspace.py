@@ -166,6 +166,6 @@ def _same(sql: str, found: Result, told: Result) -> bool:
 def _changed(statement: Statement) -> ConflictError:
     return ConflictError(
         f"an answer from before the schema change is no longer valid: {statement.sql.strip()[:200]!r} "
-        "gives another answer; it did not happen: run it again",
+        "gives another answer; the transaction did not happen: run it again",
         table="schema",
     )

@@ -444,7 +444,8 @@ class Interactive:
         """Raise a ConflictError if the schema has changed since the transaction began."""
         if work.base is not None and work.schema != self.engine.schema_version:
             raise ConflictError(
-                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+                "the schema has changed since the transaction began; the transaction did not happen: run it again",
+                table="schema",
             )
 
     def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:

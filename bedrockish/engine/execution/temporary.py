@@ -116,7 +116,7 @@ class TemporaryTransaction(OverlayTransaction):
             self.workspace.is_broken = True
             raise TemporaryLostError(
                 f"{clash}: the database has an object of this name since, so the TEMP objects of the session are gone; "
-                "it did not happen: make them again, under other names"
+                "the transaction did not happen: make the objects again, under other names"
             )
 
     def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:

@@ -61,9 +61,11 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
         case _ if _lacks_room(error, number):
-            return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
+            return UnavailableError(
+                "the disk of this node has no room for what the statement needs; the statement did not happen"
+            )
         case apsw.CantOpenError():
-            return UnavailableError(f"{NO_FILE}; it did not happen")
+            return UnavailableError(f"{NO_FILE}; the statement did not happen")
         case apsw.CorruptError() if is_of_module(error):
             # A client's FTS5 command 'delete' with values that the index does not have also causes this error.
             return SqlError(f"{text}; {_CORRUPT_INDEX}", sql=sql, **_code(error))

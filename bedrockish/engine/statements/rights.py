@@ -166,7 +166,8 @@ class Access:
         if rights is not None and not rights.includes(before):
             name = user.removeprefix(CERTIFIED) or "clients that show no user"
             raise ForbiddenError(
-                f"rights of {name} were taken away while the transaction was open; it did not happen: run it again "
+                f"rights of {name} were taken away while the transaction was open; the transaction did not happen: "
+                "run it again "
                 "with the remaining rights, which 'bedrockish user list' shows to an admin",
                 user=user,
             )

@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The node's file."""
+    """The size and the free space of a node's file, in pages."""
 
     free: int  # number of free pages
     pages: int  # number of all pages

@@ -242,7 +242,7 @@ class WorkerPool:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
         for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
             self._stop(job)
-            self._give(job, DeadlineError(f"the caller of command {command} has gone; it did not happen"))
+            self._give(job, DeadlineError(f"the caller of command {command} has gone; the command did not happen"))
 
     def describe(self) -> dict[str, int]:
         """Return the numbers of running, waiting and stuck jobs."""

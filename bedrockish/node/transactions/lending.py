@@ -93,7 +93,8 @@ class Lending:
             raise UnavailableError("the transaction was ended; it did not happen")
         if workspace.version != self.engine.schema_version:
             raise ConflictError(
-                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+                "the schema has changed since the transaction began; the transaction did not happen: run it again",
+                table="schema",
             )
         assert isinstance(workspace, Draft | OverlayTransaction)
         return workspace

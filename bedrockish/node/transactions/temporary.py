@@ -163,7 +163,8 @@ class TemporaryObjects:
         if not name.startswith(FRESH) or held is not None:
             why = self._ended.get(name, _ELSEWHERE)
             raise TemporaryLostError(
-                f"the TEMP objects of the session are gone: {why}; it did not happen: make them again"
+                f"the TEMP objects of the session are gone: {why}; the transaction did not happen: "
+                "make the objects again"
             )
         mine = sum(one.owner is owner for one in self._held.values())
         most = self._bounds.temporary_max

@@ -178,7 +178,8 @@ class Visibility:
         if not covers(work.base or {}, one.level):
             raise ConflictError(
                 "the transaction read rows before it read a table of the cluster itself, and its snapshot lacks "
-                "commits that the level strict needs; it did not happen: run it again, or read that table first"
+                "commits that the level strict needs; the transaction did not happen: run it again, or read that "
+                "table first"
             )
 
     def _move_up_strictly(self, work: TransactionWork, moved: trio.Event) -> None:

@@ -243,13 +243,14 @@ def _report(error: BaseException) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in a group; errors that a person can act on come first."""
+    """Yield the errors in a group: first Ctrl-C, which causes others, then errors that a person can act on."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
     found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    known = (BedrockishError, JournalError, NetError, OSError, click.ClickException, KeyboardInterrupt)
-    yield from sorted(found, key=lambda leaf: not isinstance(leaf, known))
+    known = (BedrockishError, JournalError, NetError, OSError, click.ClickException)
+    order = (KeyboardInterrupt, known)
+    yield from sorted(found, key=lambda leaf: [not isinstance(leaf, kinds) for kinds in order])
 
 
 def _fail(message: str, status: int) -> int:

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -164,12 +165,11 @@ def test_bug_is_one_line_and_its_traceback_is_shown_on_demand(monkeypatch: pytes
 
 
 def test_interrupt_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bedrockish.cli.status.connect", interrupted)
-    result = run("status", "bedrockish://h")
-    assert (result.exit_code, result.stderr.strip()) == (130, "")
+    """Also if the interrupt has caused another error, such as that of a link that the program has closed."""
+    for cause in (KeyboardInterrupt(), BaseExceptionGroup("", [UsageError("a link is stopping"), KeyboardInterrupt()])):
+        monkeypatch.setattr("bedrockish.cli.status.connect", Mock(side_effect=cause))
+        result = run("status", "bedrockish://h")
+        assert (result.exit_code, result.stderr.strip()) == (130, "")
 
 
 def test_status_and_nodes_print_the_answers_of_the_node() -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bedrockish.cli.audit import Report, audit
+from bedrockish_journal.audit import duck
 from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import honest
@@ -152,3 +153,14 @@ def test_audit_prints_its_report_and_nothing_else(tmp_path: Path, engine: str) -
     assert (missing["txid"], missing["table"]) == (str(world.drafts["A", 5].txid), "accounts")
     assert missing["key"].startswith('{"id":')
     assert set(broken) == {"density", "causality"}
+
+
+def test_interrupt_of_duckdb_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DuckDB raises a RuntimeError for Ctrl-C in a query, which looked like a bug."""
+
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr(duck, "_ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(duck.run_audits([str(path) for path in honest(10).write(tmp_path)], 1))

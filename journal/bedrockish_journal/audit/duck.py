@@ -19,6 +19,7 @@ from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.spark.source.inputs import find_inputs
 
 MEMORY = "1GB"
+INTERRUPTED = "Query interrupted"  # DuckDB's text for Ctrl-C, which it takes for itself
 
 
 def run_audits(
@@ -57,6 +58,10 @@ def run_audits(
         ) from error
     except duckdb.Error as error:
         raise JournalError(f"DuckDB failed: {error}") from error
+    except RuntimeError as error:
+        if str(error) == INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise
     yield Unseen(reader.unseen)
 
 

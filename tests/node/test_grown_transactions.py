@@ -283,7 +283,9 @@ async def test_transaction_clock_is_later_than_all_that_it_sees(
         assert await client.value("SELECT x FROM t WHERE id = 3") == first
 
 
-async def test_end_while_a_statement_runs_leaves_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ending_a_transaction_stops_its_running_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     ends: list[UnavailableError] = []
     async with a_client(tmp_path, monkeypatch) as client:

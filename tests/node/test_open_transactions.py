@@ -286,10 +286,10 @@ async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, mo
 
 @pytest.mark.parametrize("how", ["gone", "ended by an operator"])
 @pytest.mark.parametrize("text", ["SELECT x FROM t", "CREATE TABLE u(a)"])
-async def test_client_gone_before_its_snapshot_leaves_no_reader(
+async def test_client_gone_before_its_snapshot_leaves_no_open_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: str
 ) -> None:
-    """An abandoned reader would keep the write-ahead log from restarting, for good."""
+    """An abandoned read connection would keep the write-ahead log from restarting, for good."""
     told_him: list[BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         disk.gate.clear()

@@ -1,5 +1,7 @@
 """Restore: each moment equals an application commit by commit, and a moment that the files lack is refused."""
 
+import errno
+import fcntl
 import os
 import random
 import signal
@@ -308,6 +310,16 @@ def test_restore_refuses_a_target_that_another_process_writes(tmp_path: Path) ->
     other.drop()
     assert restore(lived.backup, target).digest
     lived.world.close()
+
+
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_file: int, _operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(TargetUnwritableError, match=r"no file locks \(flock\), .* name a folder on another one"):
+        NewFile(tmp_path / "new.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_restore_to_a_time_takes_all_commits_before_it(tmp_path: Path) -> None:

@@ -8,6 +8,11 @@ import apsw
 
 from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableError
 
+_LOCKS = "its file system has no file locks (flock), which keep a second process away; name a folder on another one"
+_REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and try again") | dict.fromkeys(
+    (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), _LOCKS
+)
+
 
 def why_not_new(path: str | os.PathLike[str]) -> str:
     """Return why no new database may get a path, for people; empty if it may.
@@ -48,8 +53,7 @@ class Claim:
             why = f"another process writes {self.name} now; wait until it has ended, or name another file"
             raise TargetExistsError(self.name, why) from error
         except OSError as error:
-            has_room = error.errno not in (errno.ENOSPC, errno.EDQUOT)
-            how = "name a folder that may be written" if has_room else "make room and try again"
+            how = _REMEDIES.get(error.errno or 0, "name a folder that may be written")
             raise TargetUnwritableError(self.name, f"{self.name} cannot be written: {error.strerror}; {how}") from error
         try:
             self.refuse_existing()  # the last holder may have finished the file
@@ -68,7 +72,9 @@ class Claim:
                 with suppress(FileNotFoundError):  # its last holder has removed it
                     if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
                         return descriptor
-            except OSError:
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):  # else the file is its holder's
+                    os.unlink(self._lock)
                 os.close(descriptor)
                 raise
             os.close(descriptor)

@@ -5,7 +5,6 @@ transaction lives at one node, in that node's memory, until COMMIT. If the node 
 transaction is rolled back. If the answer to COMMIT is lost, the outcome is found out by its command id.
 """
 
-import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
@@ -16,8 +15,8 @@ from bedrockish.api.requests import Params, Request, Rows, Statement, check_para
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, seen, with_values
-from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
@@ -351,17 +350,13 @@ async def run_transaction(
     """
     import trio
 
-    backoff = Backoff(ms_min=5.0, ms_max=500.0)
-    deadline = trio.current_time() + options.timeout_s
-    tries = 0
+    pauses = Pauses(options.timeout_s)
     while True:
-        left = deadline - trio.current_time()
         try:
-            async with transaction(call, replace(options, timeout_s=max(left, 0.05)), steps) as opened:
+            async with transaction(call, replace(options, timeout_s=pauses.left_s), steps) as opened:
                 return await function(opened, *args)
         except BedrockishError as error:
-            tries += 1
-            pause = backoff.pause_s(tries, random.random)
-            if not error.retry or trio.current_time() + pause >= deadline:
+            pause_s = pauses.draw() if error.retry else None
+            if pause_s is None:
                 raise
-        await trio.sleep(pause)
+        await trio.sleep(pause_s)

@@ -127,6 +127,7 @@ USES: dict[str, Fault] = {
     "a change may lose the quorum": fault(
         "a membership change leaves enough live voters for a quorum",
         (membership, "_check_votes", "if len(alive) < needed and not change.force:", "if False:"),
+        (membership, "_check_cost", "if after < before:", "if False:"),
         **{**_CHANGES, "faults": ("kill",), "fault_every_s": 0.5, "load_s": 9.0, "voters": 4, "think_ms": 100.0},
     ),
     "the old voters go on counting": fault(

@@ -21,6 +21,7 @@ Plan = Generator[float, None, None]
 
 LOOK_S = 0.05
 ANSWER_S = 4.0
+FORCED_S = 2.5  # how long a forced change is tried: voters that ran at its beginning may stop meanwhile
 TRIES_MAX = 30
 MACHINES_MAX = 14
 VOTERS_MAX = 7
@@ -139,7 +140,10 @@ class Operator:
         if world.options.flip_every_s and len(left) < 2:
             return  # a lone voter has no peer to compare its rows with
         self.shrinks = True
-        yield from self._change(MemberChange(action, name, force=True))
+        # A forced change may leave no quorum, so the operator forces it only while enough of the other voters run.
+        running = [voter for voter in left if world.machines[voter].running]
+        force = len(running) >= approvals_needed(max(1, len(left)))
+        yield from self._change(MemberChange(action, name, force=force))
         machine = world.machines.get(name)
         if machine is not None and name not in world.membership.members:
             yield self.luck.uniform(0.1, 3.0)  # the node may or may not learn of the change in this time
@@ -204,9 +208,11 @@ class Operator:
 
     def _change(self, change: MemberChange, *, insist: bool = False) -> Plan:
         """Request a membership change until it is made or refused; with ``insist``, retry after refusals, too."""
-        world = self.world
+        world, began = self.world, self.world.now
         self.count += 1
         for turn in range(TRIES_MAX):
+            if change.force and change.action in (DEMOTE, REMOVE) and world.now - began > FORCED_S:
+                return
             command = f"change-{self.count}"
             request = Request(command, (), change=change, timeout_s=2.0)
             world.laws.submitted(request)

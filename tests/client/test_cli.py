@@ -232,11 +232,13 @@ main(["restore", "--from", sys.executable, "--to", "new.db"])
 @pytest.mark.parametrize("background", [False, True])
 def test_command_removes_its_unfinished_files_when_it_is_terminated(number: signal.Signals, background: bool) -> None:
     """A script's shell lets commands in the background ignore Ctrl-C; they went without removing anything."""
+
+    def set_signals() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run of the tests under nohup ignores it
+
     running = subprocess.Popen(
-        [sys.executable, "-c", SLOW],
-        stdout=subprocess.PIPE,
-        env=clean_environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL),
+        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, env=clean_environment(), preexec_fn=set_signals
     )
     assert running.stdout is not None
     assert running.stdout.readline() == b"begun\n"

@@ -28,7 +28,8 @@ BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds
 ASK_S = 0.01  # how long a thread that closes waits for one that runs a statement, before it interrupts it again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # how often, and at which intervals, to ask for the file of a busy connection
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
-_lock = threading.Lock()
+_lock = threading.Lock()  # of the count
+_opening = threading.Lock()  # held while a thread looks whether another library has the file
 _is_watching = False
 _abandoned: list[object] = []  # the parent's connections after a fork; never closed here, which could harm the parent
 
@@ -43,15 +44,20 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     published.check(facts)
     _watch()
     place = facts.device, facts.inode
-    _check_alone(published.database, place)
+    with _opening:
+        if place not in _open:
+            _check_alone(published.database, place)
+        with _lock:  # counted before it is open, because another thread may find its descriptor at once
+            _open[place] = _open.get(place, 0) + 1
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
         db.set_progress_handler(forks.stand_still, forks.STEPS, id="fork")
-    except apsw.Error as error:
-        raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
-    with _lock:
-        _open[place] = _open.get(place, 0) + 1
+    except BaseException as error:
+        _closed(place)
+        if isinstance(error, apsw.Error):
+            raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
+        raise
     try:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.set_busy_timeout(BUSY_MS)
@@ -79,6 +85,11 @@ def _has_changed(published: Published, facts: Facts) -> bool:
 def close(db: apsw.Connection, place: tuple[int, int]) -> None:
     """Close a connection without a checkpoint, and without removing the WAL."""
     db.close(True)
+    _closed(place)
+
+
+def _closed(place: tuple[int, int]) -> None:
+    """Count a connection of this process as closed."""
     with _lock:
         left = _open.get(place, 0) - 1
         if left > 0:
@@ -104,8 +115,8 @@ def abandon(held: object) -> None:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _opening
+    _lock, _opening = threading.Lock(), threading.Lock()
     _open.clear()
 
 
@@ -141,8 +152,6 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _check_alone(database: str, place: tuple[int, int]) -> None:
     """Check that no other SQLite library of this process has the file open."""
-    if place in _open:
-        return  # this library has it open already, and may open it again
     try:
         numbers = os.listdir("/proc/self/fd")
     except OSError:

@@ -276,6 +276,39 @@ def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path:
     bench.reads.close()
 
 
+def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one found the descriptor of the first one, whose connection was not counted yet."""
+    published = page.Published(bench.reads.database)
+    facts = published.facts()
+    place = facts.device, facts.inode
+    bench.reads.close()
+    assert place not in connections._open
+    is_open, go_on, connect = threading.Event(), threading.Event(), vector_modules.Connection
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        made = connect(*arguments, **options)
+        if not is_open.is_set():
+            is_open.set()
+            go_on.wait(10)
+        return made
+
+    monkeypatch.setattr("bedrockish.local.connections.Connection", slowly)
+    monkeypatch.setattr(connections, "_is_ours", lambda _: not is_open.is_set())
+    made = list[apsw.Connection]()
+    first = threading.Thread(target=lambda: made.append(connections.connect(published, facts)))
+    first.start()
+    assert is_open.wait(10)
+    try:
+        made.append(connections.connect(published, facts))
+    finally:
+        go_on.set()
+        first.join()
+    for db in made:
+        connections.close(db, place)
+    assert len(made) == 2
+    assert place not in connections._open
+
+
 def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:
     code = (
         "import sqlite3, sys, bedrockish; a = sqlite3.connect(sys.argv[1]); a.execute('SELECT 1 FROM sqlite_schema');\n"

@@ -394,7 +394,10 @@ class PrivateRecords:
         self._asked: dict[tuple[int, int], None] = {}
 
     def _fill(self, register: int, address: int | None) -> "_Fill":
-        """Return the sources of a row in a register, at one address; with None, at any address."""
+        """Return the instructions and cursors from which the row in a register can come.
+
+        With an address, only those whose row the register can hold when the instruction there runs.
+        """
         if address is not None:
             maker = self._maker(register, address)
             if maker is not None:

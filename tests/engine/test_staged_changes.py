@@ -330,7 +330,9 @@ def test_unsuitable_changes_are_not_staged(pair: tuple[TestNode, TestNode], rows
     assert unpacked(pair[1], packed(HEAD, rows)) is None
 
 
-def test_tables_without_rowid_or_with_other_columns_are_not_staged(pair: tuple[TestNode, TestNode]) -> None:
+def test_few_changes_and_those_of_tables_without_rowid_or_with_other_columns_are_not_staged(
+    pair: tuple[TestNode, TestNode],
+) -> None:
     node = pair[0]
     assert unpacked(node, packed([["bare", ["n", "v"]]], GOOD)) is None
     node.run("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")

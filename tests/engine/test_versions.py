@@ -98,7 +98,7 @@ def test_activation_is_repeated_with_its_batch(shop: TestNode) -> None:
     assert shop.rows("SELECT n FROM item WHERE id = 1") == [(None,)]
 
 
-def test_a_replay_activates_where_the_nodes_did(shop: TestNode, tmp_path: Path) -> None:
+def test_a_replay_brings_a_schema_change_into_force_at_the_clock_of_the_nodes(shop: TestNode, tmp_path: Path) -> None:
     entry = decide(shop, "CREATE TABLE log(text)", "ALTER TABLE item RENAME COLUMN name TO title")
     shop.run("INSERT INTO item VALUES (9, 'old schema')")
     shop.engine.flush()

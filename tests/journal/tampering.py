@@ -692,8 +692,8 @@ SEEN: dict[str, tuple[str, Deed]] = {
     "a reader who wrote": ("users", everywhere(lambda f: f.membership(lambda said: role(said, "bob", 1)))),
     "a present command listed as removed": ("command", in_b(past(None, 0))),
     "a removed command without a removal": ("command", in_b(past("pay-4711", 5))),
-    "a commit applied without its changes, by one file": ("void", in_b(void)),
-    "a commit applied without its changes, by all files": ("void", everywhere(void)),
+    "a commit that one file has without its rows": ("void", in_b(void)),
+    "a commit that all files have without its rows": ("void", everywhere(void)),
     "a resolution that a file does not follow": (
         "void",
         everywhere(lambda f: f.membership(lambda said: said.extend([[], [[f.row("A", MIDDLE).clock, "A"]]]))),

@@ -104,7 +104,7 @@ class Attempts:
 
     Args:
         contention: orders the requests when a transaction is given up or ends.
-        together: learns how large the next groups may be.
+        together: learns how many commands may share the next transactions.
     """
 
     def __init__(

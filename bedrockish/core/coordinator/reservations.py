@@ -227,7 +227,7 @@ class Reservations:
         inflight = self._asking
         if inflight is not None:
             inflight.goes_first = False  # an older reservation has arrived later
-        # The waiting requests have only this wait in common: all go on.
+        # The requests that waited for this reservation need not conflict with each other, so all of them go on.
         self._wait_queue.let_go(held.txid)
 
 

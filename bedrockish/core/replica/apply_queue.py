@@ -1,9 +1,10 @@
 """The commits that may be applied next, and the fetching of missing ones.
 
-A timeline is taken in order, tick by tick. A COMMIT ahead of a gap is treated as if it had not arrived. In particular
-it does not count as an outcome: otherwise all nodes could know a commit that none of them could ever apply. A taken
-commit is applied as soon as its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching,
-adopting) ends in ``_take``.
+A node takes the commits of a timeline in order: it takes a commit only when it has taken all earlier ticks. A COMMIT
+ahead of a gap is treated as if it had not arrived, and is told to no other node as an outcome: otherwise all nodes
+could know a commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered.
+Every way in which a node learns of a commit ends in ``_take``: the node leads it, receives it in a COMMIT, fetches
+it, or adopts it for a dead leader.
 """
 
 from collections import deque

@@ -284,7 +284,10 @@ class State:
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
-        """Return whether a settled transaction above safe time was applied in an earlier step."""
+        """Return whether a transaction was applied in an earlier step, if its clock is above safe time and settled.
+
+        For other clocks False says nothing.
+        """
         return self.clock.safe < txid.clock <= self.clock.settled and self._lookups.has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:

@@ -181,7 +181,7 @@ class Compiled:
         return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
 
     def only_reads(self, sql: str) -> bool:
-        """Return whether this statement reads, and a client's text has no other one."""
+        """Return whether this statement reads and is the only one in ``sql``, the text of a client."""
         return self.kind == READ and self.sql.strip(_AROUND) == sql.strip(_AROUND)
 
     def text(self, params: Sequence[Any]) -> str:

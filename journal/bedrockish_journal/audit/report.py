@@ -30,7 +30,7 @@ class Counts:
     entries: int  # the number of entries in all journals together
     transactions: int  # the number of different transactions
     heads: dict[str, int]  # the last tick of each timeline
-    # For each node and timeline, the last tick that was removed from its journal and not checked.
+    # For each node and timeline, the last tick that was removed from the node's journal: up to it nothing was checked.
     removed: dict[str, dict[str, int]]
 
 

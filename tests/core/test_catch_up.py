@@ -71,7 +71,7 @@ def test_read_waits_for_a_commit_that_is_pending_at_the_voter() -> None:
 def test_read_that_ignores_pending_transactions_misses_a_commit() -> None:
     """The vector of C has no tick of B. Only C's pending transactions include the commit."""
     net = acknowledged_without_a()
-    with in_force(FAULTS["the journal is read without the pending ones"]):
+    with in_force(FAULTS["pending transactions delay no read of the journal"]):
         net.ask("A", journal("j"))
         net.run(0.5)
     assert net.told("A") == {"j": "read"}

@@ -72,7 +72,7 @@ def test_a_rowid_given_as_text_is_the_same_point(db: apsw.Connection) -> None:
     assert ranges == []
 
 
-def test_whole_primary_key_is_a_point_and_a_part_of_it_a_range(db: apsw.Connection) -> None:
+def test_whole_primary_key_is_read_as_a_point_and_its_first_column_as_a_range(db: apsw.Connection) -> None:
     key = b"t:entries\0" + encode("mon") + encode(3)
     assert reads(db, "SELECT * FROM entries WHERE day = ? AND number = ?", "mon", 3) == ([key], [])
     half = prefix_range(b"t:entries\0" + encode("mon"))

@@ -55,7 +55,7 @@ SOON_IN_SEEDS = (
     "snapshot skips test 3",
     "reports believed at once",
     "clocks are not read",
-    "the journal is read without the pending ones",
+    "pending transactions delay no read of the journal",
     "the journal is read as it is here",
     "transactions do not wait for a schema change",
     "transaction clocks skip the majority",

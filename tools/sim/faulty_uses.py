@@ -94,8 +94,8 @@ USES: dict[str, Fault] = {
         "a strict read asks a majority",
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
     ),
-    "the journal is read without the pending ones": fault(
-        "a strict read of the journal waits for what is pending at a majority",
+    "pending transactions delay no read of the journal": fault(
+        "a strict read of the journal waits for the pending transactions of a majority",
         (
             reading.Reading,
             "on_check",

@@ -55,7 +55,7 @@ class CompiledTexts:
         """Use the tables of a new schema, and drop the statements compiled for the old one.
 
         Args:
-            known: the sizes of views and triggers of a schema that has most of them; None: none is known.
+            known: the sizes of the views and triggers of another schema, for those that are the same; None: no sizes.
         """
         self._tables, self._analysis = tables, analysis
         self.forget()
@@ -118,8 +118,7 @@ class CompiledTexts:
 
     def _keep(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
         """Keep the statements of a text that has run."""
-        lower = sql.lower()
-        if len(sql) > TEXT_CHARACTERS or "optimize" in lower:
+        if len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
             return
         if len(texts) >= TEXTS_MAX:
             self.forget()

@@ -70,7 +70,7 @@ def execute_mixed(
     executor._db.execute("ROLLBACK TO request")
     mixed, room = Mixed(executor, request.user), executor._limits.result_bytes
     results: list[Result] = []
-    executor.allow(budget_s)
+    executor.governor.allow(budget_s)
     try:
         for statement in request.statements:
             found, size = mixed.run(statement, room)
@@ -83,7 +83,7 @@ def execute_mixed(
         error.rests_on = refused_on(base, version, AccessSet(read_ranges=EVERYTHING))
         raise
     finally:
-        executor.allow(float("inf"))
+        executor.governor.allow(float("inf"))
         mixed.close()
 
 

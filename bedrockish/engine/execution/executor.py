@@ -85,7 +85,6 @@ class Executor:
         self._db, self._limits, self._ids, self._prepare = db, limits, ids, prepare
         self.capture = capture
         self.governor = governor = Governor(limits, lambda: capture.failure)
-        self.allow = governor.allow  # sets the processor time, in seconds, that further statements may take
         self.texts = CompiledTexts(db, guard, governor, access or Access())
         self.analysis_s = ANALYSIS_S  # the seconds that the exact analysis of a statement may take
         tables, schema, expansion = known or (None, None, None)
@@ -147,7 +146,7 @@ class Executor:
             raise SqlError("the request has no statements; send at least one")
         gatherer = AccessSetBuilder(self.analysis, serializable=request.isolation == SERIALIZABLE)
         run = self.begin(gatherer)
-        self.allow(budget_s)
+        self.governor.allow(budget_s)
         try:
             return self._execute(run, request, base, schema_version, at_once=at_once)
         except UsageError as error:
@@ -155,7 +154,7 @@ class Executor:
                 error.rests_on = refused_on(base, schema_version, run.looked_at(), reads_system=run.reads_system)
             raise
         finally:
-            self.allow(FOREVER)
+            self.governor.allow(FOREVER)
             if run.settings:
                 pragmas.settle(self._db)
 
@@ -231,7 +230,7 @@ class Executor:
             return found
         results: list[Result] = []
         room = most = self._limits.result_bytes
-        self.allow(budget_s)
+        self.governor.allow(budget_s)
         try:
             for statement in statements:
                 for piece, params in self.texts.pieces(statement, request.user):
@@ -242,7 +241,7 @@ class Executor:
                     room -= size
                     results.append(Result(piece.columns, rows, -1, None, blocks))
         finally:
-            self.allow(FOREVER)
+            self.governor.allow(FOREVER)
         return encode_in_steps(results, most - room, by_column=request.by_column)
 
     def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:

@@ -39,7 +39,7 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
     if columns:
         return [{"columns": [list(pair) for pair in executor.texts.compiled(statement.sql, user)[0].declared]}]
     found = []
-    executor.allow(executor._limits.statement_s)
+    executor.governor.allow(executor._limits.statement_s)
     try:
         for piece, params in executor.texts.pieces(statement, user):
             found.append(_explain(executor, piece, params))
@@ -48,7 +48,7 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
     except TakesLongError as error:
         raise out_of_time(executor._limits, error.sql) from None
     finally:
-        executor.allow(float("inf"))
+        executor.governor.allow(float("inf"))
     return found
 
 

@@ -64,7 +64,7 @@ def execute(
         DamagedError: the file failed; the node must stop.
     """
     gatherer = AccessSetBuilder(executor.analysis, serializable=requests[0].isolation == SERIALIZABLE)
-    executor.allow(budget_s)
+    executor.governor.allow(budget_s)
     executor.capture.start()
     results: list[bytes] = []
     ends = [0]  # the number of changes after each request
@@ -91,7 +91,7 @@ def execute(
         whole = len(results) == len(requests) or isinstance(error, TakesLongError)
         raise ApartError(len(results) // 2 if whole else len(results)) from None
     finally:
-        executor.allow(float("inf"))
+        executor.governor.allow(float("inf"))
     return prepared
 
 

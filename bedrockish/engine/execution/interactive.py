@@ -173,7 +173,7 @@ class Interactive:
             error = self._overtaken(work.sets.alone(piece, params), work.base or {})
             if error is not None:
                 raise error
-        self._executor.allow(budget_s)
+        self._executor.governor.allow(budget_s)
         try:
             if piece.kind == READ:
                 rows, size = self._read(work, piece, params, room)
@@ -186,7 +186,7 @@ class Interactive:
                 self._db.execute("RELEASE statement")
             raise
         finally:
-            self._executor.allow(float("inf"))
+            self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
         """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
@@ -242,11 +242,11 @@ class Interactive:
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(work.size)
-        self._executor.allow(budget_s)
+        self._executor.governor.allow(budget_s)
         try:  # half of the time is left for keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
         finally:
-            self._executor.allow(float("inf"))
+            self._executor.governor.allow(float("inf"))
         if found is None and self._restore():
             return []
         changes, touched = capture.stop()
@@ -625,7 +625,7 @@ class Interactive:
             return False
         self._capture.deafen()
         self.inside = None
-        self._executor.allow(float("inf"))  # the statement has no budget for writing the batch again
+        self._executor.governor.allow(float("inf"))  # the statement has no budget for writing the batch again
         self.parts.redo()
         return True
 

@@ -408,7 +408,6 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
         store.complete(db)
-        system.complete(db)
         remove_leftovers(db)  # left by a process that was killed
     db.execute("COMMIT")
 

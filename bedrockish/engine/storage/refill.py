@@ -231,7 +231,6 @@ def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, in
         db.set_busy_timeout(5_000)
         db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
         meta = {key: value for key, value in system.meta_under(db, "").items() if not key.startswith(OF_THE_DATA)}
-        system.complete(db)
         votes, pieces = (list(db.execute(f"SELECT * FROM {name}")) for name in ("bedrockish_vote", "bedrockish_piece"))
         return meta, votes, pieces, dict(applied(db))
 
@@ -254,7 +253,6 @@ def _relabel(db: apsw.Connection, meta: dict[str, Any], votes: list[Row], pieces
             continue  # the copy has the transaction applied
         greater = max(int(value or 0), int(found.get(key) or 0)) if key in GREATEST else value
         system.set_meta(db, key, greater)
-    system.complete(db)
     for name, rows in (("bedrockish_vote", votes), ("bedrockish_piece", pieces)):
         db.execute(f"DELETE FROM {name}")
         if rows:

@@ -44,7 +44,6 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
         if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
             raise ConfigError(f"{copy} is not a node's file of format {system.FORMAT}; use the same program version")
         with db:
-            system.complete(db)
             db.execute("DELETE FROM bedrockish_vote")
             db.execute("DELETE FROM bedrockish_piece")
             db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))

@@ -40,9 +40,7 @@ CREATE TABLE bedrockish_vote(
                              -- which is bytes or [sha256, size] of a piece
   PRIMARY KEY(clock, leader)
 ) WITHOUT ROWID;
-"""
-PIECE_DDL = """
-CREATE TABLE IF NOT EXISTS bedrockish_piece(
+CREATE TABLE bedrockish_piece(
   digest BLOB PRIMARY KEY,   -- sha256 of the data
   data BLOB NOT NULL         -- a part of a transaction that a vote names, or that is about to be begun
 );
@@ -62,12 +60,7 @@ def exists(db: apsw.Connection) -> bool:
 
 def create(db: apsw.Connection) -> None:
     """Create the tables in a file that has none."""
-    db.execute(DDL + PIECE_DDL).fetchall()
-
-
-def complete(db: apsw.Connection) -> None:
-    """Create the tables that a file of an earlier version lacks."""
-    db.execute(PIECE_DDL).fetchall()
+    db.execute(DDL).fetchall()
 
 
 def get_meta(db: apsw.Connection, key: str) -> Any:

@@ -8,17 +8,17 @@ and triggers, which name other tables, and virtual tables, to which other tables
 from collections.abc import Callable, Set
 from itertools import compress
 from operator import itemgetter, ne
-from string import ascii_uppercase
 from typing import Any, NamedTuple
 from weakref import ref
 
 import apsw
 
+from bedrockish_journal.model.plain_names import folded as folded
+
 _ALL = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM main.sqlite_schema ORDER BY rowid"
 _LISTED = "SELECT name, type, wr, strict FROM"
 _MANY, _FEW = 2_000, 20
 CATALOGUE = "sqlite_schema"
-_SMALL = {ord(one): ord(one.lower()) for one in ascii_uppercase}
 
 
 class Definition(NamedTuple):
@@ -123,11 +123,6 @@ def _names(
     """Return the known names, without those of wanted rows in ``gone``, and with those of wanted rows in ``fresh``."""
     left = known - {row.name for row in gone if wanted(row)}
     return left | {row.name for row in fresh if wanted(row)}
-
-
-def folded(name: str) -> str:
-    """Return a name folded for comparison as in SQLite: only ASCII letters are folded to lower case."""
-    return name.lower() if name.isascii() else name.translate(_SMALL)
 
 
 def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, bool]]:

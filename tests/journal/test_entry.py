@@ -15,7 +15,6 @@ from bedrockish_journal.model.changes import (
     INSERT,
     PIECE,
     Change,
-    array_head,
     decode_changes,
     decode_changes_in_pieces,
     decode_statements,
@@ -25,7 +24,7 @@ from bedrockish_journal.model.changes import (
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import KINDS, Transaction, Txid, decode_transaction, parse_txid
+from bedrockish_journal.model.transaction import KINDS, Transaction, Txid, decode_transaction, head, parse_txid
 
 U63 = st.integers(0, CLOCK_READ_LIMIT - 1)
 names = st.text(max_size=5)
@@ -177,8 +176,8 @@ def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytes
 def test_array_heads_are_those_of_cbor() -> None:
     """At every length at which they become longer."""
     for count in (0, 1, 23, 24, 255, 256, 65_535, 65_536):
-        assert cbor2.dumps([None] * count) == array_head(count) + b"\xf6" * count
-    assert array_head((1 << 32) - 1) == b"\x9a\xff\xff\xff\xff"
+        assert cbor2.dumps([None] * count) == head(4, count) + b"\xf6" * count
+    assert head(4, (1 << 32) - 1) == b"\x9a\xff\xff\xff\xff"
 
 
 @given(st.integers(0, 4), st.integers(0, 3_000), st.integers(0, 300), st.integers())

@@ -56,14 +56,6 @@ FACTS = pa.schema(
 )
 
 
-def own_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
-    """Return the hash of an entry's bytes, which its stored hash must equal."""
-    digest = sha256(prev)
-    digest.update(label)
-    digest.update(body)
-    return digest.digest()
-
-
 def cut_of(prev: bytes, label: bytes) -> int:
     """Return the lengths of ``prev`` and ``label`` as one number, which together with the hash identifies the bytes."""
     return len(prev) << 40 | len(label)

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row, own_hash
+from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row
+from bedrockish_journal.model.entry import entry_hash
 from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import Feed, is_url, open_feed
@@ -142,7 +143,7 @@ class Reader:
                 self.kept.rows["odd"].append((node, str(row.leader), row.tick if type(row.tick) is int else None, text))
                 continue
             self.leaders.add(row.leader)
-            own, cut = own_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
+            own, cut = entry_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
             held.append(held_row(node, row, own, cut))
             if (own, cut) not in self._known:
                 self._known.add((own, cut))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import head
 from bedrockish_journal.model.value import value
 
 Value = None | int | float | str | bytes
@@ -91,7 +92,7 @@ def encode_changes(changes: Iterable[Change]) -> bytes:
             pieces.append(_items(rows))
             rows.clear()
     count = len(pieces) * PIECE + len(rows)
-    return b"\x82" + _encode_heads(tuple(heads)) + array_head(count) + b"".join(pieces) + _items(rows)
+    return b"\x82" + _encode_heads(tuple(heads)) + head(4, count) + b"".join(pieces) + _items(rows)
 
 
 @lru_cache(1_000)
@@ -101,17 +102,7 @@ def _encode_heads(heads: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
 
 def _items(rows: list[tuple[Any, ...]]) -> bytes:
     """Return the bytes of the items of an array, without the head that has their number."""
-    return cbor2.dumps(rows)[len(array_head(len(rows))) :]
-
-
-def array_head(count: int) -> bytes:
-    """Return the head of a CBOR array of ``count`` items."""
-    if count < 24:
-        return bytes((0x80 + count,))
-    for code, size in ((0x98, 1), (0x99, 2), (0x9A, 4)):
-        if count < 1 << 8 * size:
-            return bytes((code,)) + count.to_bytes(size)
-    raise OverflowError(f"an array of {count} items")
+    return cbor2.dumps(rows)[len(head(4, len(rows))) :]
 
 
 def decode_changes(data: bytes) -> list[Change]:

@@ -81,19 +81,14 @@ def key_text(key: bytes) -> str:
 
 def _first(data: bytes) -> tuple[str, int] | None:
     """Return the first column as text, and its encoded size; None if the bytes do not begin with a column."""
-    kind = data[0]
-    if kind == _COLUMN:
+    if data[0] == _COLUMN:
         return f"column {data[1:].decode(errors='replace')}", len(data)
-    if kind == _NULL:
-        return "NULL", 1
-    if kind == _NUMBER and len(data) >= _number.size:
-        _, word, above = _number.unpack_from(data)
-        value: float = _double.unpack(_word.pack(word ^ (_SIGN if word & _SIGN else _ALL)))[0]
-        return (str(int(value) + above) if value.is_integer() else repr(value)), _number.size
-    if kind in (_TEXT, _BLOB):
-        end = data.find(_END)
-        if end > 0:
-            body = data[1:end].replace(_ESCAPED, b"\0")
-            text = f"x'{body.hex()}'" if kind == _BLOB else repr(body.decode(errors="replace"))
-            return text, end + len(_END)
-    return None
+    one = _value(data)
+    if one is None:
+        return None
+    value, size = one
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'", size
+    if isinstance(value, str):
+        value = value.encode(errors="surrogateescape").decode(errors="replace")
+    return "NULL" if value is None else repr(value), size

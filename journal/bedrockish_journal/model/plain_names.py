@@ -10,7 +10,7 @@ _FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 def folded(name: str) -> str:
     """Return a name in the form in which SQLite compares names: only ASCII letters are folded to lower case."""
-    return name.translate(_FOLDED)
+    return name.lower() if name.isascii() else name.translate(_FOLDED)
 
 
 def plain_name(name: str) -> str:

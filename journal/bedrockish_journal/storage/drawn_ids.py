@@ -7,7 +7,7 @@ counts, even an insert that gives the rowid.
 
 import apsw
 
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote, user_tables
+from bedrockish_journal.storage.table_layout import quote, user_tables
 
 HIGHEST = 2**63 - 1
 WHY = (
@@ -36,8 +36,7 @@ class DrawnIds:
         self._full.clear()
         for table in user_tables(self._db):
             if table.rowid is not None:
-                rowid = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
-                query = f"SELECT 1 FROM {quote(table.name)} WHERE {rowid} = {HIGHEST}"
+                query = f"SELECT 1 FROM {quote(table.name)} WHERE {table.key_columns[0]} = {HIGHEST}"
                 if self._db.execute(query, can_cache=False).fetchone() is not None:
                     self._full.add(table.name)
         self._met = self._met or bool(self._full)

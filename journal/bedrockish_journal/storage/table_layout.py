@@ -33,6 +33,13 @@ class Table:
     # Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do.
     marks: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def key_columns(self) -> list[str]:
+        """The columns that identify a row, in SQL: the rowid, or those of the primary key."""
+        if self.rowid is None:
+            return [quote(name) for name in self.primary]
+        return [self.rowid if self.rowid in ROWID_NAMES else quote(self.rowid)]
+
 
 def quote(name: str) -> str:
     """Return a name as an SQL identifier."""
@@ -161,7 +168,7 @@ class Applier:
                 row.pop(quote(table.alias or ""), None)
                 # SET takes 2,000 columns, so an UPDATE names the rowid only where it changes.
                 if change.op == INSERT or change.rowid_after != change.rowid or not row:
-                    row[table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)] = change.rowid_after
+                    row[table.key_columns[0]] = change.rowid_after
             elif not row:  # no column changed; an UPDATE still checks that the row exists
                 row[quote(table.primary[0])] = dict(zip(change.columns, change.after, strict=True))[table.primary[0]]
             if change.op == INSERT:
@@ -191,13 +198,12 @@ class Applier:
 
 def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row | None) -> tuple[str, tuple[Value, ...]]:
     """Return the condition that finds a row by its key, and the parameters of the condition."""
+    where = all_of([f"{column} = ?" for column in table.key_columns])
     if table.rowid is not None:
-        name = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
-        return f"{name} = ?", (rowid,)
+        return where, (rowid,)
     assert row is not None, "a row without a rowid is found by its values"
     values = dict(zip(columns, row, strict=True))
-    terms = [f"{quote(column)} = ?" for column in table.primary]
-    return all_of(terms), tuple(values[column] for column in table.primary)
+    return where, tuple(values[column] for column in table.primary)
 
 
 def same(expected: Value, found: Value) -> bool:

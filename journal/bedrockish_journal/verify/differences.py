@@ -11,7 +11,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import reading, scan
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, quote, user_tables, value_as_sql
+from bedrockish_journal.storage.table_layout import Table, quote, user_tables, value_as_sql
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
@@ -98,8 +98,7 @@ def _all(db: apsw.Connection) -> Iterator[Difference]:
 
 def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
     """Yield the rows that differ or are surplus, then the missing rows; each by one scan of a table."""
-    rowid = None if table.rowid is None else table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
-    keys = [rowid] if rowid is not None else [quote(name) for name in table.primary]
+    keys = table.key_columns
     # SQLite needs seconds to compile a join whose index can use 2,000 terms: a plus hides the later terms from it.
     same = all_of([f"{'+' * (place >= INDEXED)}b.{key} IS a.{key}" for place, key in enumerate(keys)])
     order = ", ".join(f"a.{key}" for key in keys)

@@ -33,7 +33,6 @@ from bedrockish_journal.storage.schema_steps import run, switch
 from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
 from bedrockish_journal.storage.table_layout import (
     CLOCK_FUNCTIONS,
-    ROWID_NAMES,
     SKIP_LOCKED,
     Applier,
     RowMismatchError,
@@ -398,7 +397,7 @@ def _digest(db: apsw.Connection) -> str:
         columns = [quote(column) for column in table.columns]
         order = ", ".join(map(quote, table.primary)) or ", ".join(columns)
         if table.rowid is not None:
-            order = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+            (order,) = table.key_columns
             columns.insert(0, order)
         for row in select(db, columns, f"FROM {quote(table.name)} ORDER BY {order}"):
             total.update(cbor2.dumps(row))

@@ -14,12 +14,12 @@ from typing import Any, TypeGuard
 import apsw
 import cbor2
 
-from bedrockish_journal.model.changes import Change, array_head, decode_changes_in_pieces
-from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction
+from bedrockish_journal.model.changes import Change, decode_changes_in_pieces
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction, head
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import applied
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, quote, user_tables
+from bedrockish_journal.storage.table_layout import Table, find_table, quote, user_tables
 from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
@@ -103,7 +103,7 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     if table is None:
         found.digest = b"absent"
         return
-    keys = _key_columns(table)
+    keys = table.key_columns
     if any(bound is not None and len(bound) != len(keys) for bound in (asked.after, asked.upto)):
         found.incomparable = f"the key of {table.name} has {len(keys)} column(s) here"
         return
@@ -144,7 +144,7 @@ def _packed(row: Key) -> Iterator[bytes]:
 
     The encoder blocks all other threads, for a tenth of a second with a value of 30 MB, which it copies several times.
     """
-    yield array_head(len(row))
+    yield head(4, len(row))
     for value in row:
         if isinstance(value, bytes | str) and len(value) >= LONG_BYTES:
             data = value if isinstance(value, bytes) else value.encode()
@@ -152,12 +152,6 @@ def _packed(row: Key) -> Iterator[bytes]:
             yield data
         else:
             yield cbor2.dumps(value)
-
-
-def _key_columns(table: Table) -> list[str]:
-    if table.rowid is None:
-        return [quote(name) for name in table.primary]
-    return [table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)]
 
 
 def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> Iterator[Key]:

@@ -15,12 +15,12 @@ from bedrockish.core.state.state import State
 
 
 def the_cut_is_closed(state: State) -> None:
-    """No transaction at or below the cut can still be approved here, which only closed time guarantees."""
+    """The cut claims that no transaction at or below it is approved here any more; only closed time guarantees that."""
     assert state.clock.cut <= state.clock.closed, f"cut {state.clock.cut} is above closed {state.clock.closed}"
 
 
 def nothing_pending_is_below_the_cut(state: State) -> None:
-    """Other nodes count all transactions up to a majority's cut as over, so our vote must not commit one of them."""
+    """Other nodes count every transaction up to a majority's cut as over, so our vote must not help to commit one."""
     lowest = state.votes.pending.smallest_clock()
     assert lowest is None or lowest > state.clock.cut or not state.health.applies, (
         f"{lowest} is pending below {state.clock.cut}"
@@ -72,7 +72,7 @@ def the_step_has_told_all_ends(state: State) -> None:
 
 
 def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
-    """Each timeline is taken and applied tick by tick: the entries that are taken and not applied wait, in order."""
+    """A node takes and applies each timeline tick by tick: the entries taken and not yet applied wait in that order."""
     for leader, taken in state.timelines.taken.items():
         applied = state.timelines.applied.get(leader, 0)
         ticks = [entry.tick for entry in queue.waiting.get(leader, ())]

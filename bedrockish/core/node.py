@@ -30,8 +30,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.levels import OLDEST
 from bedrockish_journal.model.transaction import Txid
 
-# The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and the ends
-# of its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
+# The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and answers
+# about its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
 HEARD_WHEN_DAMAGED = (say.Gossip, say.Fetch, say.Want, say.Ask, say.Accepted, say.Refused, say.Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
@@ -41,7 +41,7 @@ IDLE_BEATS = 5  # an idle node sends its state at every fifth interval, at most;
 def idle_ms(settings: Settings) -> int:
     """Return the interval of the heartbeats of an idle node.
 
-    Half of ``suspicion_ms`` is left for the way of a message: with a longer interval the node would seem silent.
+    It leaves half of ``suspicion_ms`` for the way of a message: with a longer interval the node would seem silent.
     """
     return max(settings.heartbeat_ms, min(IDLE_BEATS * settings.heartbeat_ms, settings.suspicion_ms // 2))
 
@@ -58,7 +58,7 @@ class Node:
         draw: Callable[[], float],  # returns a random number in [0, 1); the only source of randomness
         now: on.Now,  # the driver's clocks at the start
         *,
-        # False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
+        # False makes the clock only count, without the wall clock (the safety valve ``enable_cluster_clock = off``).
         follows_wall: bool = True,
         lookups: FileLookups = EMPTY_FILE,  # the driver's functions that look things up in the file
     ) -> None:
@@ -70,7 +70,7 @@ class Node:
         self.coordinator = Coordinator(self.state, self.apply_queue, self.voting, self.reading, self.staging)
         self.recovery = Recovery(self.state, self.apply_queue, self.voting, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
-        self._beats = 0  # heartbeats with other numbers are out of date
+        self._beats = 0  # the number of the next heartbeat; one with another number is out of date
 
     def start(self, now: on.Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
@@ -154,7 +154,7 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _finish_step(self) -> list[Effect]:
-        # The queue is usually empty: the test here saves a call in each of a commit's several steps.
+        # The queue is usually empty: this test saves a call in each of the several steps of a commit.
         if self.coordinator.ready.queue:
             self.coordinator.advance()
         if self.coordinator.together.leading:
@@ -164,7 +164,7 @@ class Node:
         if self.coordinator.contention.reservations.is_news:
             self.coordinator.contention.reservations.is_news = False
             self.safe_time.gossip()
-        # Transactions wait for the scheduled schema change, so time is closed at each step, not at the next heartbeat.
+        # Transactions wait for the scheduled schema change, so close time at each step, not only at a heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
         if self.is_slow and not self._is_idle():
@@ -182,7 +182,7 @@ class Node:
         It runs at every step, so it skips parts without work.
         """
         state, voting, recovery = self.state, self.voting, self.recovery
-        # The entries of this step come before the requests that wait for them.
+        # Apply the entries of this step before the requests that wait for them go on.
         self.apply_queue.settle()
         while voting.rivals:
             self.coordinator.contention.turns.note_rival(voting.rivals.pop())
@@ -193,7 +193,7 @@ class Node:
             approved, voting.approved = voting.approved, []
             contention = self.coordinator.contention
             for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
-                # If it is not pending, it has ended in this step, and no request waits for it.
+                # A transaction that is not pending has ended in this step, and no request waits for it.
                 if transaction.txid in state.votes.pending:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
@@ -204,10 +204,10 @@ class Node:
                 self.coordinator.settle()
             if self.coordinator.catch_up.waiting:
                 self.coordinator.settle_behind()
-            # Ends come before releases: a request that shares the transaction must get the outcome, and must not just
-            # be unblocked.
+            # Pass on outcomes before waiting requests are unblocked: a request that shares the transaction must get
+            # the outcome, and must not just be unblocked.
             for txid in state.votes.take_ended():
-                # None if the commit was too old for the window: then a base that lacks it is refused (V16).
+                # None for a commit that is too old for the window: V16 refuses each base that lacks it.
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.attempts.abort_conflicting(known)
@@ -242,7 +242,7 @@ class Node:
             case (
                 say.Begin() | say.Fetch() | say.AskClock() | say.ToldClock() | say.Want() | say.Piece() | say.InPieces()
             ):
-                pass  # no clock, or one that the handler tests before it moves up to it
+                pass  # the message has no clock, or its handler tests the clock before it moves up to it
             case say.Recover() | say.Promise() | say.Accept() | say.Accepted() | say.Refused() | say.Outcome():
                 # The ends of transactions depend on this clock, so the node follows it even if it is hours or days
                 # ahead.
@@ -338,10 +338,10 @@ class Node:
 
     def _on_outcome(self, peer: str, message: say.Outcome) -> None:
         if message.commit:
-            # A commit becomes known only when its entry is taken: without the entry it could not be applied.
+            # This node counts a transaction as committed only when it has the entry: only then can it apply the commit.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        # Up to safe time only the journal decides outcomes: a message about one, late or wrong, is ignored.
+        # Up to safe time the journal alone tells the outcomes, so ignore a message about one: it is late or wrong.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
@@ -361,21 +361,22 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # Safe time may have passed a BEGIN that waits for its base: then its leader gets the outcome.
+        # Safe time may have passed a BEGIN that waits for its base: its leader then gets the outcome.
         self.voting.settle()
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
         self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
-        # Safe time may stand in for a vector that a session waits for, and for ends that a strict read waits for.
+        # Safe time may show that this node has the vector for which a session waits, or that the transactions have
+        # ended for which a strict read waits.
         self.coordinator.settle()
         self.coordinator.settle_behind()
         settings = self.state.settings
         self._beat_in(idle_ms(settings) if self._is_idle() else settings.heartbeat_ms)
 
     def _beat_in(self, milliseconds: int) -> None:
-        """Set the time of the next heartbeat; an earlier setting is out of date."""
+        """Set the time of the next heartbeat; a heartbeat that was set before becomes out of date."""
         self._beats += 1
         self.is_slow = milliseconds > self.state.settings.heartbeat_ms
         self.state.timers.set(milliseconds, Timer.HEARTBEAT, self._beats)

@@ -1,7 +1,7 @@
-"""Rollbacks of our own transactions: ROLLBACK is accept(abort) at ballot 1, which only their leader may use.
+"""Rollbacks of our own transactions. In the terms of Paxos, ROLLBACK is accept(abort) at ballot 1, the leader's own.
 
-A rollback is complete when a majority has accepted it. Until then the transaction counts as pending here for other
-leaders' transactions, and our own later transactions carry its name in their ``rollbacks``.
+A rollback is complete when a majority has accepted it. Until then the transaction stays pending here and so blocks
+other leaders' transactions; our own later transactions carry its name in their ``rollbacks``.
 """
 
 from collections.abc import Iterable
@@ -34,32 +34,34 @@ class Rollbacks:
                 self.give_up(txid)
 
     def give_up_forgotten(self, txids: Iterable[Txid]) -> None:
-        """Give up those of the transactions that this node has begun before its last start, and has forgotten.
+        """Give up each of these transactions that this node began before its last start and has forgotten.
 
         A BEGIN may leave before its leader's vote is durable. If the leader then crashes, voters hold a transaction of
-        which the leader knows nothing. It has not committed the transaction, and has lost the approvals. Its voters and
-        rivals need not wait until a recovery finds that out.
+        which the leader knows nothing. The leader has not committed it, and has lost the approvals. So the restarted
+        leader gives it up: otherwise it would block its keys until a recovery.
         """
         state = self.state
         for txid in txids:
             clock = state.clock
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
-            # If the file is an older copy, the newer file, which is lost, may have the commit. A majority that has let
-            # this node in knows no newer file. A node with damaged tables knows as much as a voter.
+            # If this node's file is an older copy, the lost newer file may have the commit. ``claims_time`` excludes
+            # that: a majority has admitted this node, so it knows no newer file. A node with damaged tables may give up
+            # transactions as well: it still knows what it has committed.
             if not state.roster.claims_time or state.me not in state.roster.voters or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)
             vote.promised, vote.accepted = 1, (1, False)
-            # Others may count this acceptance, so it must be durable. The keys are unknown, so the vote holds none.
+            # Other nodes may count this acceptance, so it must be durable. The transaction's keys are unknown here, so
+            # the vote holds no keys.
             state.votes.persist(vote)
             self.give_up(txid)
 
     def give_up_unfit(self) -> None:
-        """Give up the transaction of our own that stopped this node because it did not fit the tables here.
+        """Give up our own transaction that did not fit the tables here and so stopped this node.
 
-        Its vote was lost with the batch of its commit. A recovery would commit the transaction, with the votes of the
-        others, and none of them may be able to apply it.
+        Its vote was lost with the batch of its commit. A recovery would commit it by the votes of the other nodes,
+        although perhaps none of them can apply it.
         """
         alarm = self.state.health.alarms.get(DAMAGED_TABLES)
         if alarm is not None and "txid" in alarm.details:

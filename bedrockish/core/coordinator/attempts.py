@@ -29,10 +29,10 @@ TURNS_MAX = 8  # rejections of a request after which it is executed again at its
 class Attempt:
     """One transaction of ours in flight.
 
-    ``promised``: a voter has promised the transaction to a recovery. ``counting`` ends when we give the transaction up,
-    or promise it to a recovery. ``rest`` are the voters that are sent its BEGIN only when the first ones are late.
-    ``is_group``: whether it has commands that were only batched. ``repeat``: when to send its BEGIN again. ``trace``:
-    the trace of the first recorded request among its requests.
+    ``promised``: a voter has promised the transaction to a recovery. ``counting``: approvals are still counted; False
+    once we have given the transaction up, or promised it to a recovery. ``rest``: the voters that are sent its BEGIN
+    only when the first ones are late. ``is_group``: some of its commands only arrived in the same batch. ``repeat``:
+    when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
     """
 
     transaction: Transaction
@@ -55,7 +55,7 @@ class Attempt:
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Only requests that were merely batched make a group, which is divided after a reject (``Together``).
+        # Requests that only arrived in the same batch form a group; ``Together`` divides a group after a reject.
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -72,9 +72,9 @@ class Attempt:
         return other.leader if other is not None else ""
 
     def is_hasty(self, winner: Known | None) -> bool:
-        """Return whether this is a schema change that would be in force at the clock of a transaction of rows.
+        """Return whether this is a schema change that comes into force too soon: not after a row transaction's clock.
 
-        ``winner`` is the commit for which it is given up, if there is one.
+        ``winner`` is the commit for which the change is given up, if there is one.
         """
         if self.transaction.kind != SCHEMA:
             return False
@@ -155,16 +155,19 @@ class Attempts:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def _early(self, transaction: Transaction) -> Early | None:
-        """Return the facts that suffice for a first BEGIN, without our own vote; None: it waits for its whole step.
+        """Return the facts that must be durable before a first BEGIN leaves, if it need not wait for our own vote.
 
-        A leader that loses its vote in a crash has lost a transaction that it has not committed and never will, because
-        it cannot count the approvals any more. It may approve a rival then. Only a recovery would be misled, which
-        counts a silent leader out because that leader must hold its own transaction (J6); so with five voters or more
-        BEGIN waits for the vote. The base promises the leader's own commits in it, and the name of the transaction the
-        clock. All else that a BEGIN tells stays true after a crash of its leader.
+        None: BEGIN leaves when all writes of this step are durable, our vote among them.
+
+        BEGIN need not wait for the vote. A leader that loses the vote in a crash has also lost the approvals, so it can
+        never commit the transaction, and may approve a rival. Only a recovery could be misled: it may count out a
+        silent leader, because a leader must hold its own transaction (J6). With four voters or fewer no recovery does
+        that; with more, BEGIN waits for the vote. Two facts must be durable: the clock, because the transaction's name
+        contains it, and the leader's own commits in the base. All else in a BEGIN stays true after a crash.
         """
         state = self.state
-        # Changes of the schema and of the members are rare. Rollbacks that it carries come from its leader's memory.
+        # Changes of the schema and of the members are rare enough to wait. The rollbacks that a BEGIN carries are only
+        # in its leader's memory, and would be lost with the vote.
         if transaction.kind != ROWS or transaction.rollbacks or may_count_out(len(state.roster.voters)):
             return None
         return Early(transaction.txid.clock, transaction.base.get(state.me, 0))
@@ -195,7 +198,7 @@ class Attempts:
             took_s = self.state.clock.now.seconds - attempt.since
             self.state.note_answer(took_s)
             self.quickest.answered(peer, took_s)
-            # A voter may reject a BEGIN and approve its repetition, because a reject promises nothing.
+            # A reject promises nothing, so a voter may reject a BEGIN and later approve its repetition.
             attempt.rejects.pop(peer, None)
             self._count(attempt)
 
@@ -225,8 +228,8 @@ class Attempts:
         """Count a reject, and give the transaction up when too many voters have rejected it."""
         attempt = self.open.get(message.txid)
         if message.other is not None:
-            # The leader of the other transaction wants the same keys: from now on the two leaders take turns. They also
-            # take turns if the quorum of this transaction came before this reject.
+            # The leader of the other transaction wants the same keys: from now on the two leaders take turns, even if
+            # this transaction has reached its quorum before this reject.
             self.contention.turns.note_rival(message.other.leader)
             self.rollbacks.give_up_forgotten((message.other,))
         # The answer of a learner, or of a voter that has left, does not count (L1).
@@ -237,7 +240,7 @@ class Attempts:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
-            # Only the command with the old id gets this error; the other commands of the transaction are run again.
+            # Only the command whose id the voter calls too old gets this error; the transaction's others run again.
             if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
                 inflight.error = forgotten(inflight.request.command, None)
             if message.reason == Reason.AHEAD:
@@ -264,7 +267,7 @@ class Attempts:
 
     def check(self) -> None:
         """Give up attempts that cannot succeed any more, and repeat BEGIN to voters that have not answered for long."""
-        # A voter that does not answer for as long as a leader may be silent counts as if it would never answer.
+        # A voter that is silent for longer than ``suspicion_ms`` counts as if it would never answer.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.open.values() if attempt.counting]:
             self._give_up_if_lost(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
@@ -275,8 +278,8 @@ class Attempts:
     def _repeat(self) -> None:
         """Send a BEGIN again to the voters that have not answered it for long.
 
-        A link loses no message, but a node assembles only a bounded number of messages in pieces at a time and drops
-        the others.
+        A link loses no message. But a voter assembles only a bounded number of BEGINs that come in pieces, and drops
+        further ones.
         """
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s
@@ -288,10 +291,10 @@ class Attempts:
                         state.outbox.send(peer, attempt.begin)
 
     def give_up(self, attempt: Attempt, *, winner: Known | None = None) -> None:
-        """Give up a transaction; each request that shares it pauses, or stays behind the first of them.
+        """Give up a transaction. Each request that shares it pauses, or stays behind the first of them.
 
         Args:
-            winner: a commit that is here, and for which it is given up.
+            winner: the commit that caused this, if it is one that this node has.
         """
         if self.state.outcome(attempt.transaction.txid) is not None:
             return  # safe time has ended the transaction in this step
@@ -309,7 +312,7 @@ class Attempts:
         for inflight in in_flight:
             # The error for the client names the reject for another transaction, if there was one.
             inflight.last, inflight.contested = lost or inflight.last, True
-            # Of a group, most commands have not conflicted, and should not pause longer each time that it is divided.
+            # Most commands of a group have not conflicted, so a reject of the group does not lengthen their pauses.
             inflight.rejections += not attempt.is_group
             inflight.hasty += is_hasty
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
@@ -399,7 +402,7 @@ class Attempts:
         for inflight in in_flight:
             contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
-            # Leaders take turns only where requests wait; elsewhere a reservation would slow down others for nothing.
+            # A turn is reserved only where requests wait: elsewhere it would delay other leaders for nothing.
             self.contention.turns.reserve(txid, known.access_set)
         for inflight in in_flight:
             assert attempt is not None

@@ -1,10 +1,11 @@
 """Strict reads of the cluster's own tables: the wait until this node has every commit that a majority knew.
 
-Each commit adds rows to the journal, and no transaction has keys of these rows. So a question about the keys of such a
-read finds nothing, and a question about every key finds something as long as any client writes. Instead, the node asks
-a majority once, after the request has arrived, which transactions are committed or pending outside its state
-(``Reading``). It waits until all of these have ended and the commits among them are applied here. Then it executes the
-request.
+Other strict reads are executed first, and checked afterwards by a question to a majority (``reads``). That does not
+work here. Each commit adds rows to the journal, but no access set has keys of these rows: a question about the keys of
+such a read would never find a conflict, and a question about every key would always find one while any client writes.
+So the node asks a majority once, after the request has arrived, which transactions are committed or pending outside its
+state (``Reading``). It waits until all of these have ended and the commits among them are applied here. Then it
+executes the request.
 
 Pending transactions count, because a voter may not know yet that a transaction is committed: the leader answers its
 client when the commit is durable at the leader, before any COMMIT arrives. Such a commit has the approvals of a quorum,
@@ -20,7 +21,7 @@ from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import Txid
 
-DOUBLED_MAX = 5  # how often the pause between two questions about the same ends is doubled
+DOUBLED_MAX = 5  # how often the pause between two questions about the same outcomes is doubled
 
 
 class CatchUp:
@@ -37,8 +38,8 @@ class CatchUp:
         self._ask_later(inflight.number, 0)
 
     def _ask_later(self, number: int, asked: int) -> None:
-        # Most transactions are committed after a round trip and a sync, and their COMMIT arrives by itself. A rollback
-        # reaches only the voters that were asked for their approval.
+        # Most transactions are committed after a round trip and a sync, and their COMMIT arrives unasked. A rollback is
+        # sent only to the voters that were asked for an approval, so this node may have to ask for it.
         after_ms = self.state.settings.fetch_after_ms * 2 ** min(asked, DOUBLED_MAX)
         self.state.timers.move(after_ms, Timer.ASK_ENDS, number)
 
@@ -54,8 +55,8 @@ class CatchUp:
                 del self.waiting[number]
                 over.append(inflight)
                 # If the members have changed, the request has to ask again: a majority of the old voters need not share
-                # a voter with the quorum of a commit under the new ones. A voter that approved the change of the
-                # members before it answered has named that change, so it is applied here by now.
+                # a voter with the quorum of a commit under the new members. This node knows of each change that
+                # matters: a voter that had approved the change when it answered has named it, so it is applied here.
                 if awaited.config == state.roster.membership.version:
                     inflight.level = dict(state.timelines.applied)
         return over

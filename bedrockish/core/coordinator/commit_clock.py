@@ -3,9 +3,9 @@
 Every acknowledged transaction was approved, or held, by a majority, and each voter of that majority had moved its clock
 up to the transaction's clock. So the greatest clock of any majority is at least the clock of every acknowledged
 transaction. This node moves its own clock up to the clocks of a majority; the next value is later than all of them, and
-becomes the transaction's clock. BEGIN carries that value to a majority. A transaction that only reads has no BEGIN, so
-a second round carries it. Then the next request for a clock, at any node, gets a later one (Citus: "all nodes move to
-the new clock").
+becomes the transaction's clock. BEGIN carries that value to a majority; a transaction that only reads has no BEGIN, so
+a second round of questions carries it. After that, the next request for a clock gets a later one at any node (Citus:
+"all nodes move to the new clock").
 """
 
 from collections.abc import Container
@@ -45,7 +45,7 @@ class ClockQuorum:
         state = self.state
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
-        # No request has this value: a node that has moved its clock up to it gives only later values.
+        # No request gets this value itself: each node that has moved its clock up to it returns later values only.
         repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
         found = Round(request_id, clock or state.clock.tick(), repeat, heard)
         if len(found.heard) >= state.roster.majority:
@@ -58,20 +58,20 @@ class ClockQuorum:
         """Move up to a peer's clock, unless it is too far ahead, and answer with ours if this node certifies reads."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
-            # The peer now executes a transaction with about this clock, so its BEGIN will arrive later than most:
-            # closed time leaves room for it.
+            # The peer now executes a transaction with about this clock, so its BEGIN will arrive later than most. Let
+            # the closing lag grow for it.
             state.clock.lag.expect()
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
     def on_told(self, peer: str, message: ToldClock) -> int | None:
-        """Move up to a voter's clock; return the request if a majority has now answered for it, else None."""
+        """Move up to the clock in a voter's answer; return the request if a majority has now answered, else None."""
         state = self.state
         found = self.rounds.get(message.number)
-        # This node does not move up to a refused clock, so the voter must not count towards the majority.
+        # This node refuses a clock that is too far ahead. Then it has not moved up, and the voter must not count.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
-        # The voter has advanced to our clock, and this node to the voter's, which is later than all that the voter had
-        # approved.
+        # The voter has moved up to our clock, and this node to the voter's, which is later than the clock of each
+        # transaction that the voter had approved.
         found.heard.add(peer)
         if len(found.heard) < state.roster.majority:
             return None
@@ -79,7 +79,7 @@ class ClockQuorum:
         return found.request_id
 
     def repeat(self, under_way: Container[int]) -> None:
-        """Ask the voters again that have not answered: a message may be lost, or a node may have come back.
+        """Repeat the question to the voters that have not answered: it may be lost, or a voter may have come back.
 
         Args:
             under_way: the open requests; rounds of other requests are dropped.

@@ -48,7 +48,7 @@ class LineUp:
 
 @dataclass(frozen=True, slots=True)
 class OthersTurn:
-    """A turn of other leaders: for some milliseconds after a transaction of ``leader``, these keys are theirs."""
+    """The turn of other leaders: for some milliseconds after a transaction of ``leader``, only they use the keys."""
 
     left_ms: float
     leader: str
@@ -61,15 +61,15 @@ class Contention:
     """The obstacles of requests, and their waiting.
 
     Args:
-        rollbacks: our transactions that were given up, for which no request waits.
+        rollbacks: our transactions that were given up; no request waits for their ends.
     """
 
     def __init__(self, state: State, in_flight: Mapping[int, InFlight], ready: Ready, rollbacks: Rollbacks) -> None:
         self.state, self.rollbacks = state, rollbacks
         self.turns = Turns(state)  # the order of the leaders that want the same keys
-        # The requests that wait for others.
+        # The requests that wait for a transaction, a reservation or another request.
         self.wait_queue = WaitQueue(in_flight, ready, self._wait_for_turn, self.turns)
-        # The requests for whose sake others hold back.
+        # The access sets on which leaders begin no transaction, so that one large request can commit.
         self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
     def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
@@ -88,10 +88,10 @@ class Contention:
                 self.reservations.in_vain(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The other requests for its keys wait for its reservation: if it waited for one of them, both would wait.
+        # The other requests for its keys wait for its reservation: if it waited for one of them, neither could go on.
         if inflight.goes_first:
             return None
-        # An earlier request of this node that pauses for the same keys goes first: otherwise the newest request would
+        # An earlier request of this node may pause for the same keys. It goes first: otherwise the newest request would
         # always win.
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
@@ -100,9 +100,10 @@ class Contention:
         return OthersTurn(left_ms, leader) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
-        """Return the wait for a pending transaction that its leader began before it held back for our request, or None.
+        """Return the wait of a request with a reservation for a pending transaction of another leader, or None.
 
-        Before that transaction ends, an execution of the request would fail again.
+        The other leader began that transaction before the reservation reached it. Until the transaction ends, an
+        execution of the request would fail again.
         """
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
@@ -133,10 +134,11 @@ class Contention:
         inflight.move(Stage.PAUSED)
         inflight.turn = None
         if inflight.goes_first:
-            # A shorter pause would only cost one more failed execution, and a longer one would keep all others waiting.
+            # The request has a reservation. A shorter pause would only cost one more failed execution; a longer one
+            # would keep all others waiting.
             after_ms = self.reservations.settling_ms()
         else:
-            # Others that want its keys line up behind it, so that the newest request does not overtake it.
+            # Later requests for its keys line up behind it: otherwise the newest request would overtake it.
             self.wait_queue.pause(inflight)
         self.state.timers.move(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
@@ -148,15 +150,15 @@ class Contention:
 
         Args:
             base: the base of its transaction.
-            winner: the leader whose transaction is committed or going to be; empty if no transaction may have won.
-            is_here: whether the commit of the winner is here.
+            winner: the leader whose transaction is committed or will be; empty if possibly no transaction has won.
+            is_here: whether this node has the winner's commit.
         """
         has_winner = winner not in ("", self.state.me)  # voters may hold an earlier transaction of this node
         commits = 0 if is_here else 1
         before = self.turns.before(winner) if has_winner else []
         places = len(before)
         if not has_winner:
-            # The voters reject each transaction for their own one until they have rolled that one back.
+            # No transaction has won: each leader rejects the others' until its own is rolled back.
             commits, places = 2, self.turns.place_after_tie(base)
         turns_ms = places * self.turns.turn_ms(alters=inflight.alters)
         self.pause(inflight, max(1.0, 1000 * self.state.commit_s * commits + turns_ms))

@@ -103,7 +103,7 @@ class Coordinator:
             now = state.clock.now.seconds
             inflight = InFlight(each, asked, now + asked.timeout_s, once=once, came=now)
             self.replies.in_flight[each] = inflight
-            # No message was sent for the request yet, so it did not happen, and its client can go to another node.
+            # No message was sent for the request yet, so it did not happen, and its client can turn to another node.
             if state.trouble:
                 self.replies.finish(inflight, requests.out_of_service(state))
                 continue
@@ -133,9 +133,9 @@ class Coordinator:
                 self.ready.add(inflight)
 
     def _release_from_barrier(self) -> None:
-        """Start the requests that have waited for a schema change that is in force now; one further change at a time.
+        """Start the requests that have waited for a schema change that is in force now.
 
-        Otherwise all further changes would be executed, and all but one of them would wait again.
+        Of the schema changes among them only the first one starts: if all were executed, the others would wait again.
         """
         barrier = self.replies.schema_barrier
         waited = barrier.released()
@@ -226,9 +226,10 @@ class Coordinator:
         return Stage.EXECUTING
 
     def _schema_ahead(self, inflight: InFlight) -> Step | None:
-        """Return the wait for a schema change that is due; a request executed before it would have to run twice.
+        """Return the wait for a pending schema change, if a request executed before its end would have to run twice.
 
-        For a request that changes the schema, every other change is due.
+        A request that changes the schema waits for every other change, and any other request for a change whose
+        activation its clock has passed.
         """
         state = self.state
         clock = CLOCK_LIMIT if inflight.alters else state.clock.read()
@@ -258,7 +259,7 @@ class Coordinator:
         inflight.executed_at = self.state.clock.now.seconds
         # An earlier refusal depends on the snapshot of an earlier execution.
         inflight.refused = None
-        # A majority's clocks have just moved our clock up, so its next value is later than every acknowledged commit.
+        # Our clock has just moved up to a majority's, so its next value is later than every acknowledged commit.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
         group: tuple[int, ...] = ()
         if inflight.behind:
@@ -268,7 +269,7 @@ class Coordinator:
 
     def _pause_over(self, inflight: InFlight, _end: End) -> Step:
         self.contention.wait_queue.go_on(inflight.number)
-        # The rivals have begun no transaction during their turn, for which this request paused: drop them.
+        # This request paused for the turn of its rivals, and they have begun no transaction: drop them.
         if inflight.turn is not None:
             self.contention.turns.passed(*inflight.turn)
         return inflight.error or self._take_up(inflight)
@@ -280,7 +281,7 @@ class Coordinator:
     def moved_to_worker(self, number: int) -> None:
         """Unblock the requests behind a request that is now executed in a worker, which takes long.
 
-        Further schema changes stay behind one: executed next to it, all but the first of them would be executed again.
+        Schema changes stay behind a schema change: if they were executed at the same time, all but one would run again.
         """
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
@@ -297,7 +298,7 @@ class Coordinator:
             inflight.wants_clock = True
             return self._take_up(inflight)
         state = self.state
-        # Counted also after a failure: ``did_not_happen`` tells another reason for a request that was never executed.
+        # A failed execution counts, too: ``did_not_happen`` gives another reason for a request that was never executed.
         inflight.attempts += 1
         if isinstance(end, Failed):
             return self._failed(inflight, end.error)
@@ -308,8 +309,8 @@ class Coordinator:
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
         inflight.read = None
-        # The client has acted on reads of an older snapshot. If the request writes, or its level is ``strict``, these
-        # reads must have the same results on the commits that are applied now.
+        # An interactive transaction: its client has acted on reads of an older snapshot. If it writes, or its level is
+        # ``strict``, these reads must have the same results on the commits that are applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
@@ -323,8 +324,8 @@ class Coordinator:
             return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
             inflight.read = prepared
-            # The next request for a clock, at any node, must get a later clock than this client. So before the answer
-            # leaves, a second round moves a majority's clocks up to this one.
+            # The client gets a clock, and each later request for a clock, at any node, must get a later one. So before
+            # the answer leaves, a second round moves a majority's clocks up to this client's.
             return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
         # Only voters lead (V2): no voter would approve the transaction of another node.
         if not state.roster.is_voter(state.me):
@@ -347,12 +348,12 @@ class Coordinator:
         """
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
-        # An error that does not depend on data (such as a syntax error) is the answer, and so is the error that the
-        # data changed.
+        # Two kinds of errors are answered at once: an error that does not depend on data, such as a syntax error, and
+        # the error that the data has changed.
         if read is None or isinstance(read, BedrockishError):
             return read or error
-        # Below the level ``strict``, an answer or a refusal may rest on old data; if this node knows of commits that it
-        # lacks, the refusal says so.
+        # Below the level ``strict``, a refusal may rest on old data, as an answer may; if this node knows of commits
+        # that it lacks, the refusal says so.
         if inflight.request.read != STRICT:
             return requests.lagging(error) if self.reading.may_lag(read) else error
         if read.schema != self.state.schema.version:
@@ -369,7 +370,7 @@ class Coordinator:
             return Stage.BEHIND
         if is_valid and self.replies.schema_barrier.blocks(prepared, self.state.clock.value):
             return Stage.SCHEMA
-        # Rows of an older schema are not the newest, whatever the voters have answered.
+        # A read on an older schema is never the newest, even if no voter knows a conflict.
         if is_valid and prepared.schema == self.state.schema.version:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set
@@ -377,7 +378,7 @@ class Coordinator:
         changes = self.state.votes.pending.schema_changes()
         if changes:
             return WaitFor(changes[0].txid)
-        # The pause is random: the conflicting writer is about to end, and the readers should not all return at once.
+        # The conflicting writer is about to end. The pause is random, so that its readers do not all return at once.
         return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
@@ -395,7 +396,7 @@ class Coordinator:
         """Lead a large transaction whose pieces are at a quorum, unless its reads have been overwritten since then."""
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
-        # From here on it is treated like a request that has just been executed.
+        # From here on the request is treated as if it had just been executed.
         inflight.move(Stage.EXECUTING)
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         # The members may have changed while the pieces were under way.
@@ -426,18 +427,19 @@ class Coordinator:
             commands += tuple(command for command, _ in prepared.joined)
         inflight.writes, inflight.alters = True, prepared.kind == SCHEMA
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
-        # This test comes first: a command that has happened has its answer in the journal, even if there are obstacles.
+        # This test comes before those for obstacles: a command that has happened is answered from the journal anyway.
         happened = state.happened(commands)
         if happened is not None:
-            # The commands that were batched with it have not happened, and go on without it.
+            # The commands that were only batched with this one have not happened, and go on without it.
             if self._divide(inflight, prepared):
                 return self._take_up(inflight)
             return self._happened(inflight, happened)
-        # The transaction's own clock decides: below the activation, it belongs on the old schema and goes on.
+        # The transaction's clock decides: below the scheduled change's activation, it goes on, on the old schema.
         is_scheduled = state.schema.scheduled is not None
         if is_scheduled and self.replies.schema_barrier.blocks(prepared, clock):
             return Stage.SCHEMA
-        # Every voter would reject it (V16), because commits that its snapshot lacks may have left the conflict window.
+        # Safe time is a whole conflict window behind. Every voter would reject the transaction (V16), because commits
+        # that its snapshot lacks may have left the window.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
             return Pause(20)  # this node has just started: voters would reject its BEGIN as TOO OLD
@@ -459,7 +461,7 @@ class Coordinator:
         return ReadOnlyError(why, alarm=state.health.name)
 
     def _happened(self, inflight: InFlight, found: Conflict) -> Step:
-        """Execute a request again whose command has already happened: it is then answered from the journal."""
+        """Execute again a request whose command has already happened: that execution answers it from the journal."""
         if found == (FORGOTTEN, command_key(inflight.request.command)):
             return forgotten(inflight.request.command, None)
         inflight.kept = None
@@ -514,7 +516,8 @@ class Coordinator:
             met = state.votes.pending.conflicts(inflight.access_set)
             rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
-        # V11 binds our own transactions like those of others: otherwise a busy node would starve a membership change.
+        # Like other leaders' transactions, ours step back for a membership change (V11): otherwise a busy node would
+        # starve it.
         if self.voting.barrier is not None and self.voting.steps_back(transaction):
             return Pause(10 + 20 * state.draw())
         now = state.clock.now.seconds
@@ -533,7 +536,7 @@ class Coordinator:
         """Give up attempts that cannot succeed any more, and end reads that too few voters have answered."""
         self.attempts.check()
         self.offers.check(set(self.replies.in_flight))
-        # Too few voters have answered. A read leaves nothing to undo, so it is tried again on a newer snapshot.
+        # Too few voters have answered. A read has nothing to roll back, so it is executed again on a newer snapshot.
         for number in self.reading.overdue():
             self.stage_ended(Stage.CHECKING, number, end=False)
 
@@ -548,8 +551,8 @@ class Coordinator:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.extend(self.state):
             return
-        # This is the request's second deadline: its last attempt has not ended, or its schema change is committed and
-        # not in force yet. So its outcome is unknown.
+        # At the request's second deadline its last attempt has not ended, or its schema change is committed and not in
+        # force yet: its outcome is unknown.
         if inflight.stage in (Stage.ENDING, Stage.ACTIVATING):
             self.replies.finish(inflight, requests.unknown(inflight))
             return
@@ -557,7 +560,7 @@ class Coordinator:
         inflight.move(Stage.ENDING)
         self.contention.leave(inflight)
         if in_flight:
-            # The answer "did not happen" needs a majority's rollback: approvals under way could still commit the
+            # The answer "did not happen" needs a rollback by a majority: approvals under way could still commit the
             # transaction. A transaction that other requests share goes on for them.
             for txid in sorted(inflight.open):
                 attempt = self.attempts.open.get(txid)

@@ -1,6 +1,7 @@
-"""Offers of large transactions: their pieces are durable at a quorum before the transaction gets its clock.
+"""Offers of large transactions: a leader sends the pieces of one to the voters before the transaction gets its clock.
 
-So the messages between the choice of the clock and the approvals of a quorum are small for a transaction of any size.
+The transaction begins when its pieces are durable at a quorum. So the messages between the choice of the clock and the
+approvals are small for a transaction of any size, and closed time does not pass its clock in the meantime.
 An offer needs no vote: until BEGIN, no voter has promised anything. If data that the transaction has read changes
 before its BEGIN, the transaction is executed again, and only the pieces that differ are sent again.
 """
@@ -44,7 +45,7 @@ class Offers:
     def offer(self, request: int, prepared: Prepared) -> bool:
         """Offer the pieces of a large transaction to the voters; return whether BEGIN waits until a quorum has them.
 
-        A transaction whose client has got its clock is begun at once, because that clock would grow too old.
+        A transaction whose client has already got its clock is begun at once: that clock would soon be too old.
         """
         state = self.state
         if prepared.clock or state.roster.quorum == 1:  # this node alone is a quorum
@@ -53,7 +54,7 @@ class Offers:
         if not cut.pieces:
             return False
         before = self.ahead.get(request)
-        # The new execution has the same pieces: the voters have them, or are fetching them.
+        # The new execution has no other pieces than the offered one: the voters have them, or are fetching them.
         if before is not None and cut.pieces.keys() <= before.cut.pieces.keys():
             return not self._is_there(before)
         # Other pieces get a new number, so that a voter's STORED shows which offer it belongs to.
@@ -131,7 +132,7 @@ class Offers:
         """Repeat the offers that voters have not answered, and withdraw those whose request is over."""
         state, now = self.state, self.state.clock.now.seconds
         for request in [request for request in self.ahead if request not in requests]:
-            # The voters get the end of the offer, because stored pieces take the room of other offers.
+            # The voters are told that the offer is over, because its stored pieces take the room of other offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
             for node, repeat in one.told.items():
@@ -147,7 +148,7 @@ class Offers:
     def resend(self, peer: str) -> None:
         """Repeat to a peer the offers that it may have missed."""
         for one in self.ahead.values():
-            # The offer may be lost with the old link. Pieces that the peer has already are found by their digests.
+            # The offer may be lost with the old link. The peer fetches only the pieces that it lacks, by their digests.
             if one.told:
                 one.told.pop(peer, None)
         self._tell()

@@ -1,6 +1,4 @@
-"""The choice of the voters that are asked first: the voters that have answered quickest lately, and only as many as
-needed.
-"""
+"""The choice of the voters that are asked first: as many as are needed, those whose recent answers were quickest."""
 
 from collections.abc import Iterable
 
@@ -9,7 +7,7 @@ from bedrockish.core.state.state import State
 LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
 PATIENCE_S = 0.25  # seconds that a question about every key waits for answers, at least
 WEIGHT = 0.2  # the weight of the newest answer in the moving average
-ASK_ALL_EVERY = 256  # questions: every so often all voters are asked, which finds a voter that has become quicker
+ASK_ALL_EVERY = 256  # each 256th question goes to all voters, which finds a voter that has become quicker
 
 
 class QuickestVoters:
@@ -17,7 +15,7 @@ class QuickestVoters:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._usual_s: dict[str, float] = {}  # how long its answers take, by voter; one without answers comes first
+        self._usual_s: dict[str, float] = {}  # by voter, its usual time to answer; a voter without answers comes first
         self._count = 0
 
     def first(self, wanted: int) -> tuple[list[str], list[str]]:
@@ -57,7 +55,7 @@ class QuickestVoters:
     def note_late(self, node: str, late_s: float) -> None:
         """Note that a voter has not answered for so many seconds.
 
-        The seconds count twice: its answer is still to come, and the answers of the voters that are asked now are
-        measured from the beginning, too.
+        The seconds count twice. The voter's answer is still to come, so they are too few; and the voters that are asked
+        only now would otherwise seem slower, because their answers are measured from the first question on.
         """
         self._usual_s[node] = max(self._usual_s.get(node, 0.0), 2 * late_s)

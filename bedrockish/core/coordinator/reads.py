@@ -8,11 +8,11 @@ While a question is under way, further reads wait for its end and share the next
 voters one message. A read never joins a question that was asked before the read arrived: the answers may lack a commit
 that was acknowledged in between.
 
-Short reads of a quiet cluster are cheaper. The driver executes all short reads that have arrived without computing read
-sets, and asks one question about every key: does a voter know a transaction outside this state (``Reading.ask_newer``)?
+Short reads of a quiet cluster are cheaper. The driver executes all short reads that have arrived, without computing
+their read sets, and asks one question: does a voter know any transaction outside this state (``Reading.ask_newer``)?
 
-A read of the cluster's own tables, such as the journal, asks once which transactions a majority knows outside of this
-node's state, waits for their ends, and is executed after that (``catch_up``).
+For a read of the cluster's own tables, such as the journal, the order is reversed: the node first asks a majority which
+transactions it knows outside of this node's state, waits for their ends, and then executes the read (``catch_up``).
 
 A question goes first to the quickest voters, as many as a majority needs, and to the others when these are late.
 """
@@ -36,7 +36,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, covers
 
 READS_MAX = 64  # reads that share a question
-KEYS_MAX = 1_000  # keys in a shared question; the read that reaches the bound is the last
+KEYS_MAX = 1_000  # keys in a shared question; the read that reaches this bound is the last one in it
 # A read of every key and of every clock, with which each commit and each pending transaction conflicts.
 EVERY_KEY = AccessSet(frozenset({clock_key(LAST_CLOCK)}), (EVERYTHING,))
 EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
@@ -51,7 +51,7 @@ class Read:
     access_set: AccessSet  # the keys that it has read
     patience_s: float  # the seconds that it waits for answers
     deadline: float  # seconds at which the request ends
-    clear: set[str]  # this node, if its own answer counts; else empty
+    clear: set[str]  # this node, if its own comparison counts as a voter's; else empty
     config: int  # the version of the membership when this node compared the read
 
 
@@ -67,8 +67,8 @@ class Question:
     clear: set[str]  # the voters that know no conflicting transaction
     rest: list[str]  # the voters to ask when the first ones are late; empty once they are asked
     config: int  # the version of the membership under which the voters in ``clear`` count
-    # For a read that waits for the ends of transactions, the transactions that voters have named so far (``clear`` then
-    # has the voters that have answered); else None.
+    # For a read of the cluster's own tables, the transactions that voters have named so far, for whose ends it will
+    # wait; else None. ``clear`` then has all voters that have answered.
     awaited: Awaited | None = None
 
 
@@ -97,7 +97,8 @@ class Reading:
         if prepared.reads_system and not (inflight.level is not None and covers(base, inflight.level)):
             # A snapshot of a worker may be older than the level: then the read is executed again.
             return self._ask_known(inflight, base, patience_s) if inflight.level is None else False
-        # A strict read counts as later than every transaction, so its snapshot must have every scheduled schema change.
+        # A strict read counts as later than every transaction, so each schema change outside its snapshot conflicts
+        # with it: add the clock that every schema change writes.
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
         # If this node knows a conflict, the read is executed again without a question to the voters.
@@ -111,7 +112,7 @@ class Reading:
         if len(read.clear) >= state.roster.majority:
             return True
         if self._shared in self.questions:
-            # The present question was asked before this read arrived: a voter may have answered it, and then have
+            # The present question was asked before this read arrived. A voter may have answered it and, after that,
             # approved a commit that was acknowledged before this read began. So the read shares the next question.
             self.waiting.append(read)
         else:
@@ -143,18 +144,20 @@ class Reading:
         return True if not (awaited.names or awaited.safe) and covers(read.base, asked) else awaited
 
     def _tells(self, base: Vector) -> bool:
-        """Return whether this node counts as a voter that has compared a state with all that it knows.
+        """Return whether this node's own comparison of a state with all that it knows counts as a voter's answer.
 
-        Like other voters it cannot tell about dropped commits (``on_check``), unless it is the sole voter.
+        Like other voters (``on_check``) it cannot compare with dropped commits, so it does not count if the state lacks
+        any, unless it is the sole voter.
         """
         state = self.state
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         return state.roster.certifies_reads and can_tell
 
     def ask_newer(self, number: int, base: Vector) -> None:
-        """Ask the voters whether a transaction outside a state is committed or pending; ``NewerTold`` has the answer.
+        """Ask the voters whether they know a transaction outside a state; the answer is the effect ``NewerTold``.
 
-        A pending transaction is always outside, so this node does not ask while it has one: ``NewerTold`` says "maybe".
+        A pending transaction is outside every state. So while this node itself has one, it asks no voter, and answers
+        "maybe".
         """
         state = self.state
         if self._others_outside(base):
@@ -236,7 +239,7 @@ class Reading:
             access_set = AccessSet(frozenset().union(*(read.access_set.read_points for read in reads)), tuple(ranges))
         now = state.clock.now.seconds
         overdue = max(min(now + read.patience_s, read.deadline) for read in reads)
-        # This node compared each read when it arrived, which is late enough for that read.
+        # This node compared each read after the read's arrival, so the comparison need not be repeated now.
         clear = {state.me} if all(read.clear for read in reads) else set()
         return self._put(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
 
@@ -267,7 +270,7 @@ class Reading:
             return [(reads[0].number, False)]
         found: Verdicts = []
         rest: list[Read] = []
-        for read in reads:  # this node mostly knows the conflicting transaction by now
+        for read in reads:  # by now this node usually knows the conflicting transaction, too
             if self._has_conflict(read.base, read.access_set):
                 found.append((read.number, False))
             else:
@@ -279,7 +282,7 @@ class Reading:
         return found
 
     def may_lag(self, prepared: Prepared) -> bool:
-        """Return whether, as far as this node knows without a question, it may lack commits that a read should see."""
+        """Return whether this node may lack commits that a read should see, as far as it knows without asking."""
         state, base = self.state, prepared.base
         heard = {state.me} if state.roster.certifies_reads else set()
         suspicion_s = state.settings.suspicion_ms / 1000
@@ -320,11 +323,11 @@ class Reading:
         if not state.roster.certifies_reads:
             return
         if not covers(message.vector, state.commit_window.floor):
-            return  # commits that the base lacks are dropped here; without an answer, the read is executed again
+            return  # commits that the base lacks are dropped here; too few answers let the read be executed again
         base = message.vector
         others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
         # A read of the cluster's own tables waits for all transactions that are named. For another read one conflict is
-        # enough; more are named only for people who read the log.
+        # enough; a few more are named for the reader of the log.
         named = tuple(others[: NAMED_MAX if is_of_newer else NAMED_BEFORE])
         state.outbox.send(peer, Checked(message.read, named, state.clock.read()))
 
@@ -335,8 +338,8 @@ class Reading:
             return []
         self.quickest.answered(peer, self.state.clock.now.seconds - question.asked)
         if question.config != self.state.roster.membership.version:
-            # Of five voters, three may have approved a commit that the other two lack; if two of the three leave while
-            # the question is under way, the other two are a majority of the new voters.
+            # The members have changed since the question. Of five voters, three may have approved a commit that the
+            # other two lack. If two of the three leave, those other two are a majority of the three voters left.
             return [(number, False) for number in self._run_again(message.read)] + self._ask_waiting()
         awaited = question.awaited
         if awaited is not None:

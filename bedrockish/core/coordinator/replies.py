@@ -28,22 +28,23 @@ class Replies:
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> Answer:
         """Return the answer of a request that only read, with a token of its snapshot."""
-        # The clock of a token is above the clock of every commit in its vector, so that safe time at or above the
-        # token's clock means that the node has the vector.
+        # The clock of a token is above the clock of every commit in its vector. So a node whose safe time has reached
+        # the token's clock has all of these commits.
         seen, clock = inflight.request.token, self.state.read_clock()
         vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
         return Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts)
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """Let a request wait whose schema change is committed and not in force here yet."""
+        """Let a request wait until its committed schema change is in force here."""
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
             self.contention.leave(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
-        """Answer the requests for a schema change that came into force, or that the data forbade."""
-        self.contention.turns.reserve(txid, CHANGES)  # else the next change of a client answered here goes out of turn
+        """Answer the requests for a schema change that came into force, or, with ``failure``, that the data forbade."""
+        # Otherwise a client that is answered here could begin its next change out of turn.
+        self.contention.turns.reserve(txid, CHANGES)
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
@@ -83,16 +84,16 @@ class Replies:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
-        # A recovery or safe time has rolled the transaction back, not this node: the command is executed again. A
-        # request that is in flight with a later transaction waits for that transaction.
+        # Not this node but a recovery or safe time has rolled the transaction back: the command is executed again. But
+        # if the request is in flight with a later transaction, it waits for that one.
         elif inflight.stage is Stage.IN_FLIGHT and inflight.begun == transaction.txid.clock:
             self.contention.pause(inflight, requests.RETRY_MS_MIN * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))
 
     def end(self, inflight: InFlight, error: BedrockishError) -> None:
-        """Answer an error, as soon as no attempt of the request can still commit."""
-        # A recovery may still commit an attempt whose end is not known, so the answer 'it did not happen' has to wait.
+        """Answer a request with an error, as soon as none of its attempts can still commit."""
+        # A recovery may still commit an attempt whose end is unknown, so the answer "did not happen" has to wait.
         if not inflight.open:
             self.finish(inflight, error)
             return

@@ -3,7 +3,8 @@
 The contract of every driver: perform the effects of a step in order. Every effect that writes (``Persist``, ``Forget``,
 ``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
 Reply leaves only after everything written before it is durable**. The core treats every write as durable at once; this
-rule makes that true for every observer. The only exception is a Send that names in ``early`` what suffices for it.
+rule makes that true for every observer. The only exception is a Send that names, in ``early``, the facts that must be
+durable before it leaves.
 """
 
 from bedrockish.api.requests import Answer
@@ -20,11 +21,11 @@ from bedrockish_journal.model.vector import Vector
 
 @value
 class Early:
-    """The durable facts that suffice for a BEGIN: its leader's own vote need not be durable (decision 36)."""
+    """The facts that must be durable before a BEGIN leaves; its leader's own vote is not among them (decision 36)."""
 
     clock: int  # the clock of the transaction. A restarted leader must not give it to another transaction.
-    # The last tick of the leader's own timeline in the base. A commit that is not durable may be lost, and another one
-    # may then get its tick.
+    # The last tick of the leader's own timeline in the base. If that commit were not durable, a crash could lose it,
+    # and another commit could get its tick.
     tick: int
 
     def is_durable(self, ceiling: int, tick: int) -> bool:
@@ -60,9 +61,10 @@ class Reply:
 
 @value
 class NewerTold:
-    """The answer to ``NewerAsked``: False if a majority knows no transaction outside that state: its reads are valid.
+    """The answer to ``NewerAsked``.
 
-    True: there may be one, so the requests have to be submitted.
+    False: a majority knows no transaction outside that state, so the driver's reads on it are valid. True: there may
+    be one, so the driver has to submit the requests.
     """
 
     number: int
@@ -77,8 +79,8 @@ class Execute:
     ``ClockWanted``. If the command is in the journal already, answer from the journal and step ``Dropped``, or
     ``Decided`` for a schema change that is not activated yet. If the execution fails, step ``Failed``.
 
-    ``group``: requests that may be executed after it, one on top of the other, in the same transaction. The driver
-    executes them in order until one fails or the time for a group is over; it may execute none.
+    ``group``: further requests that may be executed after it, each on the changes of the one before, in the same
+    transaction. The driver executes them in order until one fails or the time for a group is over; it may execute none.
     """
 
     request_id: int
@@ -121,9 +123,9 @@ class DropPieces:
 
 @value
 class Assemble:
-    """Put parts together, which are bytes and names of saved pieces, and later step ``Assembled`` with the bytes.
+    """Put together parts, each of them bytes or the name of a saved piece; later step ``Assembled`` with the bytes.
 
-    The core takes other events before, and deletes none of these pieces before ``Assembled``.
+    Other events may come before ``Assembled``; until then the core deletes none of these pieces.
     """
 
     peer: str
@@ -143,7 +145,7 @@ class Keep:
 
 @value
 class KeepHold:
-    """Store the clock from which on a reader needs the journal; ``times`` is how often the reader has started over."""
+    """Store the clock from which a reader of the feed needs the journal; ``times`` counts the reader's starts."""
 
     name: str
     times: int

@@ -23,9 +23,9 @@ class Now(NamedTuple):
 class Submitted:
     """A request of a client has arrived. ``request_id`` is the driver's number of the request.
 
-    ``once``: the request was executed already, and each further execution returns that result, so it cannot be retried
-    on newer data. ``others``: requests that came at the same moment and may share a transaction with it; they only
-    write rows, and have the same isolation.
+    ``once``: the request was executed already, as an interactive transaction is, and each further execution returns
+    that result; so it cannot be retried on newer data. ``others``: requests that came at the same moment and may share
+    a transaction with it; they only write rows, and have the same isolation.
     """
 
     request_id: int
@@ -59,8 +59,8 @@ class Overtaken:
 
 @value
 class ClockWanted:
-    """The execution of a request needs a clock for ``transaction_clock()``; the core gets one and emits Execute
-    again.
+    """The execution of a request needs a value for ``transaction_clock()``: the core asks a majority for it, and emits
+    Execute again.
     """
 
     request_id: int
@@ -68,9 +68,10 @@ class ClockWanted:
 
 @value
 class NewerAsked:
-    """The driver asks whether a majority knows a transaction outside ``base``; the effect ``NewerTold`` has the answer.
+    """The driver has executed short strict reads on the state ``base``, and asks whether they are valid.
 
-    The driver has executed short strict reads on the state ``base``. ``number`` is the driver's number of the question.
+    They are if a majority knows no transaction outside ``base``; the effect ``NewerTold`` is the answer. ``number`` is
+    the driver's number of the question.
     """
 
     number: int
@@ -181,9 +182,9 @@ class PeerDown:
 class Accused:
     """A peer refuses our links, because our file lacks promises that this node has made.
 
-    ``for_good``: our file is an older state of the file that the peer knows, which is final. Otherwise the peer knows
-    another file under our name. It may have missed a change of the members, so that accusation ends when it accepts a
-    link.
+    ``for_good``: our file is an older state of the file that the peer knows, and this cannot change any more. Otherwise
+    the peer knows another file under our name. The peer may only have missed a change of the members, so this
+    accusation ends when it accepts a link.
     """
 
     peer: str

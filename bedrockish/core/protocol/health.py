@@ -1,4 +1,4 @@
-"""The modes of a node: serving, read-only, damaged, repairing; each fault reduces the work that the node still does.
+"""The modes of a node: serving, read-only, damaged, repairing. A mode is the work that a node with a fault still does.
 
 A fault that stops a part of a node's work raises an *alarm* under a name, and its end clears the alarm; the worst alarm
 determines the mode. A full disk, an entry that no node can apply and tables that differ from the journal are all
@@ -78,7 +78,7 @@ class Health:
         self._follow()
 
     def _follow(self) -> None:
-        """Derive the attributes from the alarms."""
+        """Derive the mode, and the other attributes, from the alarms."""
         # The worst alarm; of two with one mode, the first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None without an alarm

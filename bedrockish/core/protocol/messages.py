@@ -5,11 +5,11 @@ with a typed error.
 
 Nodes of two releases speak with each other while a cluster is upgraded. How to change the messages:
 
-* A field: append it at the end, with a default. An older program ignores it, and its messages, which lack it, are read
-  with the default. Never change, move or remove a field that an older level reads. Code that needs every member to read
+* A field: append it at the end, with a default. An older program ignores the field; in messages of an older program it
+  has the default. Never change, move or remove a field that an older level reads. Code that needs every member to read
   the field asks ``state.roster.level >= N`` first, where N is the level of the release that adds it.
-* A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. It must not be sent below that level:
-  ``Outbox.send`` asserts it. Until then the node does what the older release did.
+* A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. While the cluster is below that level, no
+  node may send the kind (``Outbox.send`` asserts this), and each node behaves like the older release.
 * ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` holds what the
   earlier levels read.
 """
@@ -62,8 +62,8 @@ class Standing(IntEnum):
 
 @value
 class Begin:
-    """A leader asks for approval. ``body`` is the transaction; ``trace`` the ``traceparent`` of its request, or of one
-    of its requests, empty if none is recorded."""
+    """A leader asks for approval. ``body`` is the transaction. ``trace`` is the ``traceparent`` of a recorded request
+    in it; empty if none is recorded."""
 
     body: bytes
     trace: str = ""
@@ -80,8 +80,8 @@ class Approve:
 
 @value
 class Reject:
-    """A voter rejects a transaction, and stores nothing about it. With the reason ``FOR``, ``other`` is a conflicting
-    one.
+    """A voter rejects a transaction, and stores nothing about it. With the reason ``FOR``, ``other`` is a transaction
+    that conflicts with it.
 
     ``key`` is a key on which the two conflict, for the error text.
     """
@@ -126,7 +126,8 @@ class Promise:
 
     ``accepted``: the highest (ballot, commit?) that the voter has accepted. ``blockers``: the bodies of conflicting
     transactions that are pending there. ``ended``: the conflicting transactions whose outcome it knows or whose abort
-    it has accepted. ``safe``: its safe time; all transactions up to it have ended, and ``ended`` has none of them.
+    it has accepted. ``safe``: its safe time; all transactions up to that clock have ended, and ``ended`` leaves them
+    out.
     """
 
     txid: Txid
@@ -193,12 +194,12 @@ class Ask:
 class Gossip:
     """A node's applied vector, closed time and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
 
-    ``holds`` are the readers that still need the journal from a clock on: name -> (times that the reader started,
-    clock). ``level`` is the release level of its program, see ``levels``. ``cluster_id`` is that of its membership.
-    ``mode`` is the node's mode (``health.Mode``); a newer program may have modes that this one does not know.
-    ``config`` is the version of the membership that it has applied. A timeline that is retired is left out of
-    ``applied`` where the receiver has told that it has applied the retirement. ``reserved``: the reservation of a
-    request of this node: its clock, its duration in ms, and its access set.
+    ``holds``: the readers that still need the journal from a clock on, name -> (number of the reader's starts, clock).
+    ``level``: the release level of its program, see ``levels``. ``cluster_id``: the cluster's id in its membership.
+    ``mode``: its mode (``health.Mode``); a newer program may have modes that this one does not know. ``config``: the
+    version of the membership that it has applied; ``applied`` leaves out a retired timeline if the receiver's own
+    gossip shows that the receiver has applied the retirement. ``reserved``: the reservation of a request of the sender:
+    its clock, its duration in ms, and its access set.
     """
 
     applied: Vector
@@ -253,7 +254,7 @@ class Checked:
 
 @value
 class AskClock:
-    """A request to move up to a clock, and to answer with the own clock."""
+    """A request to a voter to move its clock up to this one, and to answer with its clock."""
 
     number: int
     clock: int
@@ -363,7 +364,7 @@ def _whole(value: Any) -> int:
 
 
 def _clock(value: Any) -> int:
-    # After the last clocks of its 63 bits there would be no later one, and no node could lead again.
+    # A node that moved up to the last clocks of the 63 bits could never return a later one, and so never lead again.
     if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
         raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
     return value
@@ -532,7 +533,7 @@ def decode(data: bytes) -> Message:
         raise EntryMalformedError(f"these {len(data)} bytes are not a message: {error}") from error
     if not isinstance(packed, list) or not packed or type(packed[0]) is not int:
         raise EntryMalformedError(f"a message is a list that begins with a number, not {packed!r:.60}")
-    # Ignored without ending the link: a later release may send messages that this one does not need.
+    # The caller ignores this error and keeps the link: a later release may send messages that this one does not need.
     if packed[0] not in WIRE:
         raise UnknownMessageError(f"level {LEVEL} knows no message of kind {packed[0]}")
     cls, readers = WIRE[packed[0]]

@@ -4,8 +4,8 @@ A message that is larger than ``Settings.inline_bytes`` is sent as ``InPieces``:
 of which is either some bytes or the name of a piece. A receiver that lacks a piece asks for it. So no frame is long,
 and no piece is sent to a node that has it.
 
-The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are cut separately,
-so that their pieces have the same names before it gets its clock, and after another execution with the same effect.
+The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are cut separately.
+So their pieces keep their names when the transaction gets its clock, and after another execution with the same effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece as a part of a larger byte string that is kept anyway."""
+    """A piece, as the range of a larger byte string that is in memory anyway."""
 
     data: bytes
     start: int
@@ -76,7 +76,8 @@ class Cutter:
 
     def __init__(self, piece_bytes: int, limit: int) -> None:
         self._size, self._limit = piece_bytes, limit
-        # Caches by the identity of a string (its pieces' hashes) and of a body (its cut), in two generations.
+        # Two caches, each in two generations: the hashes of a string's pieces, by the string's ``id``, and the cut of a
+        # body, by the body's ``id``.
         self._hashed: dict[int, tuple[bytes, list[bytes]]] = {}
         self._hashed_before = self._hashed
         self._bodies: dict[int, tuple[bytes, Cut]] = {}
@@ -89,7 +90,7 @@ class Cutter:
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
         """Cache the cut of a body that arrived as parts of ``data``; its pieces were checked against their names."""
-        # Pieces that are wholly in the body keep their names; the bytes around them come from ``data``.
+        # Pieces that are wholly in the body keep their names; the rest of the body is taken from ``data``.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
         pieces: dict[bytes, Slice] = {}
@@ -123,7 +124,7 @@ class Cutter:
             EntryMalformedError: the bytes are not the body of a transaction.
         """
         found = self._bodies.get(id(body)) or self._bodies_before.get(id(body))
-        # The id of a deleted object may be reused; the cache keeps the object, and compares it.
+        # The ``id`` of a deleted object may be reused, so the cache keeps the object and compares it.
         if found is not None and found[0] is body:
             return found[1]
         t = decode_transaction(body) if transaction is None else transaction
@@ -131,7 +132,7 @@ class Cutter:
         pieces: dict[bytes, Slice] = {}
         at = 0
         for text in stable(t.access_set, t.changes, t.result, t.joined):
-            # As in ``cut_prepared``, so that the names are the same.
+            # The same rule as in ``cut_prepared``, so that the pieces get the same names.
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
@@ -186,7 +187,7 @@ class Cutter:
     def _cut_run(self, text: bytes, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
         found = self._hashed.get(id(text)) or self._hashed_before.get(id(text))
         starts = range(0, len(text), self._size)
-        # By identity, because hashing 30 MB again takes longer than the rest of a step.
+        # Compared by identity: hashing 30 MB again would take longer than the rest of a step.
         if found is None or found[0] is not text:
             with memoryview(text) as view:
                 hashes = [sha256(view[start : start + self._size]).digest() for start in starts]
@@ -197,7 +198,7 @@ class Cutter:
             pieces[digest] = Slice(text, start, stop)
 
     def _cut_rest(self, data: bytes, start: int, stop: int, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
-        # A short rest is sent with the names, to save a request for it.
+        # Short bytes are sent next to the names of the pieces: that saves a request for them.
         if stop - start > max(self._limit, HEAD_BYTES):
             self._cut_run(data[start:stop], parts, pieces)
         elif stop > start:

@@ -34,7 +34,7 @@ class Prepared:
     access_set: AccessSet  # the keys and ranges that it read and wrote
     changes: bytes  # encoded changes (see ``bedrockish_journal.model.changes``)
     result: bytes  # encoded results (see ``bedrockish.api.requests``)
-    # The value of ``transaction_clock()`` in it, later than every commit in ``base``; 0 if it was not called.
+    # The value that ``transaction_clock()`` returned in it, later than every commit in ``base``; 0 without such a call.
     clock: int = 0
     # The commands that were executed after it, on top of its changes, each with its encoded results.
     joined: tuple[tuple[str, bytes], ...] = ()
@@ -46,9 +46,9 @@ class Prepared:
     # The least delay between the decision and the activation of a schema change: the time that nodes need to build an
     # index online.
     delay_ms: int = 0
-    # The written ranges that stand for many entries of an index. Only transactions that read in such a range conflict
-    # with it: a transaction that writes other rows writes other entries, and the keys of the rows themselves are
-    # written as well.
+    # The written ranges that stand for many entries of an index. Only a transaction that reads in such a range
+    # conflicts with it. Two writers of the same row conflict anyway, by the row's key; writers of different rows write
+    # different entries.
     spans: tuple[Range, ...] = ()
     # The version of the membership by which the rights of its user were last checked; 0 if they were checked statement
     # by statement alone.
@@ -65,7 +65,7 @@ class Vote:
     txid: Txid  # the transaction's name
     # The transaction itself, so that any voter can finish it; None if only its rollback was seen.
     transaction: Transaction | None
-    held: bool = False  # whether it is approved, or held for a recovery; while the outcome is unknown it is *pending*
+    held: bool = False  # approved, or held for a recovery; until its outcome is known, the transaction is *pending*
     promised: int = 0  # the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries)
     accepted: tuple[int, bool] | None = None  # the highest (ballot, commit?) accepted, or None
 
@@ -105,8 +105,8 @@ class Recovered:
     membership: Membership  # the membership in force
     applied: Vector = field(default_factory=dict)  # the last applied tick of each timeline
     heads: Mapping[str, bytes] = field(default_factory=dict)  # the hash of the last applied entry of each timeline
-    # An iterator of recent entries, newest last, whose access sets conflict tests need: all that may not be settled,
-    # and as many older ones as can be read in a moment.
+    # An iterator of the recent entries whose access sets the conflict tests need, newest last: all entries that may not
+    # be settled, and as many older ones as can be read in a moment.
     window: Iterable[Entry] = ()
     votes: tuple[Vote, ...] = ()  # every stored vote
     ceiling: int = 0  # the clock never went above this before the restart

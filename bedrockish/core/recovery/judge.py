@@ -48,7 +48,8 @@ Verdict = ProposeCommit | ProposeAbort | EndFirst
 
 def _forgotten(answer: VoterAnswer) -> int:
     """Return the clock up to which a voter may have forgotten the outcomes of transactions."""
-    # A voter ends a transaction pending there when its safe time passes it, so its safe time is below every blocker.
+    # A voter ends a pending transaction when its safe time passes the transaction's clock. So its safe time is below
+    # the clock of every blocker.
     return min([answer.safe, *(blocker.clock - 1 for blocker in answer.blockers)])
 
 
@@ -66,8 +67,8 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     accepted = [answer.accepted for answer in answers.values() if answer.accepted is not None]
     if accepted:
         return COMMIT if max(accepted)[1] else ABORT
-    # J3, "a majority holds it": no majority can hold a conflicting transaction, so none was or will be committed. The
-    # abort was not decided either: one of these voters would have accepted it.
+    # J3, "a majority holds it": no majority can hold a conflicting transaction, so no conflicting one was or will be
+    # committed. The abort was not decided either: one of these voters would have accepted it.
     holders = {node for node, answer in answers.items() if answer.standing == Standing.HELD}
     if len(holders) >= majority(len(voters)):
         return COMMIT
@@ -75,15 +76,15 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     # approved the transaction. Or time is closed: a majority would have had to hold the transaction before.
     if any(answer.standing == Standing.NEVER for answer in answers.values()):
         return ABORT
-    # J5, "its leader is among them": the leader has not committed it, and since its promise counts no approvals.
+    # J5, "its leader is among them": the leader has not committed it, and counts no approvals since its promise.
     if leader in answers:
         return ABORT
     # J6, "the holders, and the voters out of reach that may have approved it, are fewer than a quorum". A voter out of
     # reach has not approved it if that voter leads a conflicting transaction that is still pending, because it holds
-    # its own transaction. Its vote for that is durable: a BEGIN may leave earlier only where all voters but the leader
-    # are among the answers here, so that none of them is counted out (``may_count_out``). The conflicting one is not
-    # certainly pending if a voter knows its end, or may have forgotten its end (``safe``). If one leader led both, it
-    # gave the conflicting one up before it began this one, so it has approved this one.
+    # its own transaction. Its vote for its own transaction is durable: a BEGIN may leave before that vote only in a
+    # cluster so small that all voters but the leader are among the answers here (``may_count_out``). The conflicting
+    # transaction is not certainly pending if a voter knows its end, or may have forgotten its end (``safe``). If one
+    # leader led both, it gave the conflicting one up before it began this one, so it has approved this one.
     ended = frozenset[Txid]().union(*(answer.ended for answer in answers.values()))
     blockers = frozenset[Txid]().union(*(answer.blockers for answer in answers.values()))
     forgotten = max(_forgotten(answer) for answer in answers.values())

@@ -24,7 +24,7 @@ from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
 PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
-TRAVELLING_MAX_S = 60.0  # the longest that a round waits for voters that fetch its body
+TRAVELLING_MAX_S = 60.0  # so long a round waits at most for voters that are fetching its body
 PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
 
 
@@ -65,7 +65,7 @@ class Recovery:
             # Increased patience decays, so that the death of this peer is noticed early again.
             peer.patience = max(1.0, peer.patience * (1 - 1000 * (now - self._checked_at) / PATIENCE_LASTS_MS))
         self._checked_at = now
-        # Safe time decides without messages, also at a node that has lost its vote and begins no more rounds.
+        # Safe time ends a round without messages, also at a node that has lost its vote and begins no more rounds.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]
         # No voter promises anything to a node without a vote (P1).
@@ -81,19 +81,19 @@ class Recovery:
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
-                # A recovery has our promise for this own transaction and has not ended it: any voter may finish it,
-                # also this node.
+                # A recovery has our promise for our own transaction, and has not ended it: every voter may finish it
+                # now, this node included.
                 attempts = self.coordinator.attempts
                 is_free = not attempts.decides(txid)
-                # Voters that have promised it to a recovery no longer approve it, and that recovery may have died
-                # before it asked this node. This node waits longer than other holders, which wait five times the
-                # suspicion; there may be no other holder.
+                # Or voters have promised it to a recovery that has not asked this node, and no longer approve it; the
+                # recovering node may have died. Perhaps no other node holds the transaction, so this node recovers it,
+                # but waits longer than other holders do (five times the suspicion, see below).
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
-            # A leader that is alive and does not end the transaction is asked for a promise, too; its answer decides
-            # (J5).
+            # A leader that is alive and does not end the transaction is asked for a promise like the other voters; its
+            # answer decides (J5).
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
-                # The nodes start one after the other: two simultaneous recoveries refuse each other's ballots.
+                # The nodes start one after the other: two simultaneous recoveries would refuse each other's ballots.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
             # The leader is alive: it may have ended the transaction, and its message was lost.
@@ -160,7 +160,7 @@ class Recovery:
         if leader is not None:
             # After its next message it gets more patience (``Node._receive``).
             leader.suspected = True
-        # Our own promise binds this node like any voter: it would refuse a lower ballot of its own (P4).
+        # This node's promise binds its own rounds as well: it would refuse a lower ballot of its own (P4).
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
@@ -247,11 +247,12 @@ class Recovery:
         return vote
 
     def settle(self) -> None:
-        """Answer the RECOVERs whose base is applied now, and adopt the decided commits that can be applied now."""
+        """Answer the deferred RECOVERs whose base is applied now; adopt the decided commits that can be applied now."""
         state = self.state
         for txid, peer in list(self.deferred.items()):
             vote = state.votes.by_txid.get(txid)
-            # The transaction has ended while its base was fetched: the peer gets the outcome when it asks again (P2).
+            # The transaction may have ended while its base was fetched: the peer gets the outcome when it asks again
+            # (P2).
             if vote is None or vote.transaction is None or state.outcome(txid) is not None:
                 del self.deferred[txid]
             elif covers(state.timelines.applied, vote.transaction.base):
@@ -263,10 +264,10 @@ class Recovery:
 
     def _answer(self, peer: str, vote: Vote, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
+        for given_up in transaction.rollbacks:  # P6: else its leader's earlier transactions would block it (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
-        # The rollbacks just accepted (P6) keep the leader's given-up transactions from blocking this one.
+        # The rollbacks were accepted before (P6), so the transactions that its leader gave up do not block this one.
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
@@ -361,12 +362,12 @@ class Recovery:
         # All blockers are decoded before the answer counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        # Of two answers to one ballot the newer counts: the promise is the same, and a voter that holds the transaction
-        # still holds it.
+        # If a voter answers a ballot twice, its newer answer counts: the promise is the same, and a voter that held the
+        # transaction still holds it.
         round_.answers[peer] = VoterAnswer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
-        # A ballot has one proposal: voters could accept each of two proposals at one ballot.
+        # A ballot has only one proposal: voters would accept two different proposals at the same ballot.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
@@ -374,7 +375,7 @@ class Recovery:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
-        # Without a verdict, the blockers have to end first; each further answer is judged with the others.
+        # The blockers have to end before there is a verdict; each further answer is judged together with these.
         if isinstance(verdict, EndFirst):
             self._unblock(round_)
         else:
@@ -384,14 +385,14 @@ class Recovery:
         """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # This node knows the blocker's end. A voter that answered BLOCKED does not know it; when it learns the end,
-            # it can hold our transaction.
+            # This node knows the blocker's end, but a voter that answered BLOCKED does not. Told of the end, that voter
+            # can hold the transaction.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
-            # A leader that is alive decides its own transaction; this node's coordinator needs no message.
+            # A leader that is alive decides its own transaction; if that leader is this node, no message is needed.
             elif txid.leader != state.me:
                 state.outbox.send(txid.leader, say.Ask(txid, state.clock.read()))
 
@@ -445,7 +446,7 @@ class Recovery:
             # Its label names, as the quorum, the voters that accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
-            # The body is also sent to members that have it in a vote; recoveries are too rare to save that.
+            # Members that have the body in a vote get it again: recoveries are too rare to save these bytes.
             state.outbox.send_all(say.Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: say.Refused) -> None:
@@ -464,7 +465,7 @@ class Recovery:
         self.released(txid)
 
     def released(self, txid: Txid) -> None:
-        """Retry the rounds that a transaction blocked, which no longer blocks them here."""
+        """Retry the rounds that a transaction blocked: it no longer blocks them here."""
         for other, round_ in list(self.rounds.items()):
             # The blocker has just ended here; other voters may not know that.
             if txid in round_.blockers and round_.decision is None:
@@ -481,7 +482,7 @@ class Recovery:
             self._again(txid, round_)
 
     def resend(self, peer: str) -> None:
-        """Send a peer again the messages of our rounds that it may have missed, and ask it for ends that we missed."""
+        """Send a peer again the messages of our rounds that it may have missed; ask it for outcomes that we missed."""
         state = self.state
         clock = state.clock.read()
         # The peer may have restarted and forgotten transactions that it had begun; others wait for their ends.

@@ -1,8 +1,8 @@
 """The commits that may be applied next, and the fetching of missing ones.
 
 A node takes the commits of a timeline in order: it takes a commit only when it has taken all earlier ticks. A COMMIT
-ahead of a gap is treated as if it had not arrived, and is told to no other node as an outcome: otherwise all nodes
-could know a commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered.
+ahead of a gap counts as not arrived, and the node tells no other node its outcome: otherwise all nodes could know a
+commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered.
 Every way in which a node learns of a commit ends in ``_take``: the node leads it, receives it in a COMMIT, fetches
 it, or adopts it for a dead leader.
 """
@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, T
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 FETCH_AGAIN_S = 1.0
-EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched again
+EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; further ones are dropped, and fetched later
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class ApplyQueue:
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
         self._take(entry)
         self.settle()
-        # The caller sends the commit next. The effect Apply comes before the messages, so the commit is durable before
-        # any peer hears of it.
+        # The caller sends the COMMIT next. The effect Apply comes before it, so the commit is durable before any peer
+        # hears of it.
         assert state.timelines.applied[me] == tick
         return entry
 
@@ -79,10 +79,10 @@ class ApplyQueue:
         label = decode_label(message.label)
         leader, tick = label.leader, label.tick
         taken = self.state.timelines.taken.get(leader, 0)
-        # The entry is here already, by a fetch or from another peer, or its timeline never grows again.
+        # The entry is here already, fetched or from another peer; or its leader has left, and its timeline is closed.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
-        # A COMMIT that is not taken does not count as an outcome: a peer that asks now does not get it as committed.
+        # A COMMIT that is not taken yet does not count as an outcome: this node tells no peer that it is committed.
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
             if len(early) < EARLY_MAX:
@@ -95,7 +95,7 @@ class ApplyQueue:
     def _take_early(self, leader: str) -> None:
         """Take the COMMITs that waited for the one before them."""
         early = self.early.get(leader, {})
-        # The COMMIT leaves the dictionary first: if it cannot be read, it must not be tried again with each later one.
+        # Remove the COMMIT first: one that cannot be read must not be tried again at each later COMMIT.
         while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
                 return
@@ -104,8 +104,8 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
-        # A voter that approved has the body in its vote, and is not sent the body again. A body that differs from the
-        # one in the vote is decoded: the hash below tells which of the two was committed.
+        # A voter that approved has the body in its vote, so the COMMIT comes without it. If the COMMIT has a body that
+        # differs from the vote's, that body is decoded; the hash below tells which of the two was committed.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
         elif message.body is not None:
@@ -115,7 +115,7 @@ class ApplyQueue:
             return False
         entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
-            # The node rejects the entry and goes on: a peer with another version of the timeline must not stop it.
+            # Reject the entry only: a peer with another version of the timeline must not stop this node.
             raise EntryMalformedError(f"hash mismatch: {leader}{tick} does not extend the local timeline {leader}")
         self._take(entry)
         return True
@@ -127,7 +127,7 @@ class ApplyQueue:
             EntryMalformedError: an entry cannot be read, or does not continue its timeline; those before it were taken.
         """
         for prev, label, body in message.entries:
-            # The label is read first: an entry that has arrived since, by COMMIT or from another peer, needs no body.
+            # Read the label first: the entry may have arrived otherwise since, and then its body need not be decoded.
             leader, tick = decode_label(label)[:2]
             if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
@@ -154,22 +154,21 @@ class ApplyQueue:
         """
         if message.commit and message.tick > self.state.timelines.taken.get(message.leader, 0):
             known = self.state.roster.peers[peer]
-            if known.applied.get(message.leader, 0) < message.tick:  # the peer has the entry; its last report is older
+            if known.applied.get(message.leader, 0) < message.tick:  # the peer has applied it since its last report
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
     def _take(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
-        # The protocol excludes two decisions for one transaction, so a disk or a program has failed. This node halts
-        # before it spreads the wrong one.
+        # The protocol excludes a commit of a transaction that was rolled back, so a disk or a program has failed. This
+        # node halts before it spreads a wrong outcome.
         if state.votes.outcomes.get(txid) is False:
             state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
             return
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # If the entry came from another peer, its COMMIT may still be in ``early``, where nothing would remove it
-        # later.
+        # If the entry was fetched, its COMMIT may still be in ``early``, and would never be removed.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
@@ -181,11 +180,12 @@ class ApplyQueue:
 
     def settle(self) -> None:
         """Apply everything that can be applied."""
-        # Every step calls this; the count saves a look at each timeline.
+        # Every step calls this method; the count saves a look at each timeline.
         moved = self._unapplied > 0
         while moved:
             moved = False
-            # An entry of another timeline may wait for one applied in this pass: repeat until none of them moves.
+            # An entry that is applied in this pass may be the base of one in another timeline: repeat until no entry
+            # is applied.
             for queue in self.waiting.values():
                 while (
                     queue
@@ -205,11 +205,11 @@ class ApplyQueue:
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
-        # A repeat was adopted by a recovery, and is in its leader's timeline as well: its rows are in the tables
-        # already, and only its label is kept.
+        # A repeat is a second label of a transaction, which a recovery adopted and which is in its leader's timeline,
+        # too. Its rows are in the tables already, so only the label is stored.
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
-        # At or below safe time all commits are applied (T4), so a later entry there is a second label. A node that
-        # halts (``_reach_schema``) counts neither this entry nor any later one as applied.
+        # All commits up to safe time are applied (T4), so an entry below it that arrives now is a second label. If
+        # ``_reach_schema`` halts the node, neither this entry nor any later one counts as applied.
         if not repeat and entry.transaction.schema != state.schema.version and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -225,14 +225,14 @@ class ApplyQueue:
             self._change_members(entry.place, txid, read_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
-        """Put a scheduled change in force if a transaction ran on its schema; return whether the entry can be applied.
+        """Put a scheduled change in force if an entry's transaction ran on it; return whether the entry can be applied.
 
         The leader had the scheduled change in force before it ran the transaction. So the transaction's base has
         everything with a smaller clock than the activation of that change, and all of it is applied here.
         """
         state, needed = self.state, entry.transaction.schema
-        # The activation can be ahead of our own safe time, which needs reports of a majority. The entry proves that the
-        # change is in force.
+        # Our own safe time may not have reached the activation, because it needs reports of a majority. But the entry
+        # proves that the change is in force.
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
@@ -243,13 +243,13 @@ class ApplyQueue:
         return needed == here
 
     def _change_members(self, place: Place, txid: Txid, membership: Membership) -> None:
-        """Count by the new membership, and end the transactions that were begun under an older one.
+        """Count votes by the new membership, and end the transactions that were begun under an older one.
 
-        Such a transaction never commits if it is not applied here: the change conflicts with everything, so each
-        transaction that had a quorum before the change is in the base of the change.
+        Such a transaction can never commit unless it is applied here already: the change conflicts with every
+        transaction, so its base contains each one that had a quorum before it.
         """
         state = self.state
-        # The level comes first: this program could misread entries of a later level.
+        # Test the level first: this program could misread entries of a later level.
         if membership.level > LEVEL:
             state.outbox.emit(
                 Halt(
@@ -274,10 +274,11 @@ class ApplyQueue:
                 state.votes.end(txid, commit=False)
 
     def _retire(self, place: Place, txid: Txid, leaders: AbstractSet[str]) -> None:
-        """Stop naming these timelines in vectors: their entries in the base of the membership change are applied here.
+        """Stop naming these timelines in vectors: all their entries that any base can contain are applied here.
 
-        A member may hold one more entry of them: the second label of a transaction, which changed no row. No later
-        base contains it, because a transaction of an older membership can commit only if that base contains it.
+        Those are the entries in the base of the membership change, because a transaction of an older membership commits
+        only if that base contains it. A member may have one more entry: the second label of a transaction, which
+        changed no row.
         """
         state = self.state
         state.timelines.retire([place])
@@ -299,20 +300,20 @@ class ApplyQueue:
         """Note that these ticks exist and are needed here."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
-                # The COMMIT usually arrives by itself. ``fetch_missing`` asks for an entry that has been missing for a
-                # while.
+                # The COMMIT usually arrives without a request; ``fetch_missing`` asks for it when it has been missing
+                # for a while.
                 gap = self.gaps.setdefault(leader, Gap(tick, self.state.clock.now.seconds))
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer for the outcome of the transaction for which it rejects ours.
+        """Ask a peer, which has rejected our transaction for this one, for the outcome of this one.
 
-        We ask if we neither know the outcome nor hear the leader of that transaction. The COMMIT will not reach us
-        then, and the peer would reject our next transactions for the same reason.
+        We ask if we neither know the outcome nor have a link to its leader: then its COMMIT does not reach us, and the
+        peer would reject our next transactions for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
-        # A node that hears the leader receives its COMMIT or ROLLBACK, or asks the leader in time (``Recovery.check``).
+        # With a link to the leader, this node gets its COMMIT or ROLLBACK, or asks for it later (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         is_open = txid not in state.votes.pending and txid.clock > state.clock.safe
         if unheard and is_open and state.outcome(txid) is None:
@@ -326,7 +327,7 @@ class ApplyQueue:
         state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
             return  # a fetched entry would not be applied; this node still serves its own entries
-        # A message that is being put together may have the missing entry, and may be large.
+        # A large message that is still being put together may be the missing COMMIT of its sender: do not fetch it.
         arriving = {one.peer for one in state.pieces.assembling}
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
@@ -350,14 +351,13 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._holders(leader, taken + 1):
                 self._give_up_if_removed(leader, taken + 1, had)
-            else:  # it was seen at a node that has left, maybe the only one; a peer that has it will report it
+            else:  # only a node that has left has reported the entry; a peer that has it will report it
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _peer_to_ask(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
-        # A peer that has removed this entry would only say so again. The leader has the entry, even if the leader's
-        # last report is older.
+        # Do not ask a peer that has removed this entry. The leader has the entry even if its last report is older.
         able = [
             node
             for node, peer in self.state.roster.peers.items()
@@ -365,7 +365,7 @@ class ApplyQueue:
             and (peer.applied.get(leader, 0) >= tick or node == leader)
             and peer.removed.get(leader, 0) < tick
         ]
-        # A peer that was asked and did not answer may be slow or cut off: prefer another one.
+        # The peer that was asked last and has not answered may be slow or cut off: prefer another one.
         others = [node for node in able if node != not_again] or able
         # The least busy peer; among these the timeline's leader, which surely has the entry; then by name, so that a
         # replay asks the same peer.
@@ -374,7 +374,7 @@ class ApplyQueue:
     def on_fetch(self, peer: str, message: Fetch) -> None:
         """Send a peer the wanted entries that are here, and tell the peer which of them were removed."""
         state = self.state
-        # A peer that requests removed entries must get an answer, or it would ask this node for ever.
+        # A peer that asks for removed entries must get an answer: otherwise it would ask this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:
@@ -383,7 +383,7 @@ class ApplyQueue:
         # The driver reads the entries to send from the journal. Entries that are taken and wait are in memory alone.
         have = {leader: tick for leader, tick in wants.items() if tick <= state.timelines.applied.get(leader, 0)}
         if have:
-            # The peer's limit is bounded: a peer must not decide how much memory an answer takes here.
+            # The peer's limit is itself limited: a peer must not decide how much memory an answer takes here.
             state.outbox.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
 
     def on_removed(self, peer: str, message: Removed) -> None:

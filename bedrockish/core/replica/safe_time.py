@@ -1,8 +1,8 @@
 """Closed, cut and safe: the clocks up to which no new transaction can appear (section 6 of the protocol).
 
 ``times`` computes the three clocks. This module decides when to compute them and from which reports, and acts on the
-result. No transaction at or below safe time can still appear at any node; the second round, of cuts, makes this hold
-against recoveries.
+result. No transaction at or below safe time can still appear at any node. That a majority has closed time does not
+suffice for it, because a recovery could still commit an older transaction; the second round, of cuts, excludes that.
 """
 
 from collections import deque
@@ -49,10 +49,10 @@ class SafeTime:
         # again here: otherwise the peer would seem to lack the entries of these timelines.
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
-        # A later release may know modes worse than the worst mode of this release.
+        # A later release may have a worse mode; this release treats that as its own worst one.
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
-        if had > have:  # only we write our timeline, and an entry is in our file before any peer hears of it
+        if had > have:  # only we write our timeline, and each entry is in our file before any peer hears of it
             self.state.lose(
                 f"node {self.state.me} has lost commits of its own, and so has forgotten promises: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
@@ -70,8 +70,8 @@ class SafeTime:
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # Of two holds of one reader, the hold with the later start counts, and of two with the same start, the hold
-            # with the greater clock. So all nodes agree, in whichever order the reports arrive.
+            # Of two holds of one reader, the one of the later start counts, and for the same start the one with the
+            # greater clock. So all nodes agree, in any order of the reports.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
@@ -84,7 +84,7 @@ class SafeTime:
         if clock is None:
             self.state.hold_journal(name, (times, RELEASED))
         elif before == RELEASED or clock < before:
-            # At all nodes, a new start outranks every clock of the earlier start (``_hear_holds``).
+            # Every node prefers a hold of a later start to any hold of an earlier one (``_hear_holds``).
             self.state.hold_journal(name, (times + 1, clock))
         elif clock > before:
             self.state.hold_journal(name, (times, clock))
@@ -110,8 +110,8 @@ class SafeTime:
         for known in self.state.roster.peers.values():
             if known.report is not None and covers(self.state.timelines.applied, known.report[0]):
                 _, closed, cut = known.report
-                # T7: a peer that reports 0 as closed withdraws its earlier reports: it has found that it had forgotten
-                # promises.
+                # T7: a peer that reports 0 as closed has found that it had forgotten promises, and so withdraws its
+                # earlier reports.
                 known.closed = max(known.closed, closed) if closed else 0
                 known.cut = max(known.cut, cut) if closed else 0
                 known.report = None
@@ -125,7 +125,7 @@ class SafeTime:
         self._cover()
         # All pending and unapplied transactions may still get into the journal, with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
-        # A BEGIN that is being compared or read arrived in time: our delay must not make it TOO LATE.
+        # A BEGIN whose rows or pieces this node is still reading arrived in time: our delay must not make it TOO LATE.
         state.votes.forget_comparisons()
         # A BEGIN below closed time is lost anyway, and must not keep time from closing further.
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
@@ -136,7 +136,8 @@ class SafeTime:
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
             assert state.schema.scheduled is not None
-            # The whole cluster waits for this clock, so time is closed here without the lag for late BEGINs.
+            # The whole cluster waits for the change to come into force, so close time up to its activation at once,
+            # without the lag that is granted to late BEGINs.
             closable = max(closable, state.schema.scheduled.activates)
         own = Times(clock.closed, clock.cut, clock.safe)
         found = times.times(
@@ -155,7 +156,7 @@ class SafeTime:
             self._cut_at = clock.now.seconds
             state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is announced, because P10 depends on it
         if found.safe > own.safe:
-            # A restarted node with an older safe time would count transactions between the two as open.
+            # A restarted node with an older safe time would count the transactions between the two times as open.
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
@@ -163,8 +164,8 @@ class SafeTime:
         # Without ``late``, votes that ended when safe time was past them already would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
-        # Every transaction with a smaller clock than the activation is applied, and these are the same at every node:
-        # now the schema may change.
+        # Every transaction with a smaller clock than the activation is applied, and at every node these are the same
+        # ones: now the schema may change.
         if state.schema.is_behind(clock.safe):
             state.activate()
 
@@ -172,17 +173,17 @@ class SafeTime:
         """Return the safe time that would hold if all that the others have reported as applied were applied here.
 
         A node that was away, or is new, needs long until it has applied everything. But no transaction below the
-        returned clock can be decided any more. So applied commits below it need not be remembered: each transaction
-        that is still compared with commits has a base with all commits older than that clock by a conflict window.
+        returned clock can be decided any more, so the node can drop commits without waiting for its own safe time: a
+        transaction that may still commit has in its base all commits that are a conflict window older than this clock.
         """
         roster = self.state.roster
-        # The majority is counted among the voters that decide the next transactions, as far as this node knows.
+        # Count the majority among the voters that decide the next transactions, as far as this node knows them.
         told = roster.membership
         if roster.joining is not None and roster.joining.membership.version > told.version:
             told = roster.joining.membership  # the voters that this node's own file names may be gone
         voters = [node for node in told.voters if node != self.state.me]
         peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
-        # T8: a report counts here even before everything that its peer had applied is applied here; but no report
+        # T8: a report counts here even if not everything that its peer had applied is applied here. But no report
         # counts if there may be voters that this node does not know.
         if any(peer.config > told.version for peer in peers):
             return 0
@@ -191,9 +192,9 @@ class SafeTime:
         return times.settled(words, self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
-        """Close time up to a schema change that is due, at once: all nodes wait until the change is in force.
+        """Close time at once up to the activation of a schema change that is due: all nodes wait for it.
 
-        A clock that only counts, or is behind, is moved up to the activation, which it would never reach otherwise.
+        The clock is moved up to the activation: a clock that only counts, or is behind, would not reach it.
         """
         scheduled = self.state.schema.scheduled
         if scheduled is not None and scheduled.txid == txid:
@@ -201,7 +202,7 @@ class SafeTime:
             self._due = txid
 
     def hurry(self) -> bool:
-        """After a step while a schema change is due, advance the times and gossip; return whether a change is due."""
+        """Advance the times and gossip after each step while a schema change is due; return whether one is due."""
         state = self.state
         if not self._in_a_hurry():
             return False
@@ -225,7 +226,7 @@ class SafeTime:
         """Tell all peers the ticks and clocks that we have reached."""
         state = self.state
         self._told = (state.clock.closed, state.clock.cut)
-        # Two reports serve all peers: a vector is made canonical once, and not for each peer.
+        # Two reports, with and without the retired timelines, serve all peers: the vector is built twice at most.
         whole = self._report(state.timelines.applied)
         timelines, has_retired = state.timelines, bool(state.roster.membership.retired)
         short = self._report(timelines.in_short(timelines.applied)) if has_retired else whole
@@ -245,7 +246,7 @@ class SafeTime:
         )
 
     def _knows_retired(self, peer: str) -> bool:
-        """Return whether a peer has all retired timelines; if not, gossip to it includes their ticks."""
+        """Return whether a peer has applied all retirements; if not, gossip to it includes the retired timelines."""
         return self.state.roster.peers[peer].config >= max(self.state.roster.membership.retired.values(), default=0)
 
     def _report(self, applied: Vector) -> Gossip:
@@ -259,22 +260,22 @@ class SafeTime:
         return Gossip(*report, *ours)
 
     def _forget(self) -> None:
-        """Drop the votes and outcomes up to safe time, which the journal has, and the settled commits."""
+        """Drop the votes and outcomes up to safe time, which the journal replaces, and old settled commits."""
         state, settled = self.state, self.state.clock.settled
-        # A taken commit that waits keeps its outcome: it is not in the journal yet, which would tell that it was rolled
-        # back.
+        # A taken commit that waits for its base keeps its outcome: it is not in the journal yet, and a transaction that
+        # the journal lacks counts as rolled back.
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
-        # New commits are in an index by key. Settled commits are seldom looked up, and take a tenth of the memory when
-        # they are packed.
+        # New commits are in an index by key. Settled commits are seldom looked up; packed, they take a tenth of the
+        # memory.
         state.commit_window.pack(settled, state.votes.outcomes)
-        # A base that V16 lets pass has all commits up to a conflict window before the transaction's clock. A commit
-        # that is dropped sooner leaves a floor.
+        # V16 accepts a base only if it has all commits that are a conflict window older than the transaction. For a
+        # commit that is dropped sooner, the window notes a floor, which V16 tests as well.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())
 
     def _safe_long_ago(self) -> int:
-        """Return the safe time of a conflict window ago, because a clock that only counts gives no age of a commit."""
+        """Return the safe time of a conflict window ago: a clock that only counts does not tell the age of a commit."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
         # Sixteen notes in a window are exact enough: the safe time has to be about that old, and no younger.

@@ -1,8 +1,8 @@
 """Transactions and messages in pieces: a node fetches the pieces from its peers, a few at a time, until it has all.
 
-The receiver asks for pieces, so it decides how many are under way: as many as the link takes without long waits for
-other messages. Pieces of an offered transaction are saved in the file, so that its BEGIN can be approved at once and
-the approval is durable. Pieces of other messages are in memory until the message is complete.
+The receiver asks for pieces, so it decides how many are under way: as many as the link carries without delaying other
+messages for long. Pieces of an offered transaction are saved in the file, so that the node can approve its BEGIN at
+once and durably. Pieces of other messages are in memory until the message is complete.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
 
 KEPT_S = 60.0  # how long an idle offer or an incomplete message is kept
-FOUND_S = 10.0  # how long pieces that are found in the file at the start wait for an offer that names them
+FOUND_S = 10.0  # how long pieces that are in the file at the start are kept for an offer that names them
 OFFERED_BYTES_MAX = 256 << 20  # bytes of one peer's offers together
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
 MESSAGES_MAX = 4  # incomplete messages of one peer; further ones are dropped, and the peer sends them again
 ASSEMBLING_MAX = 16  # complete messages of one peer that are not put together yet; further ones are dropped as well
-WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces under way from one peer
+WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces under way from one peer, like the window of TCP
 DELAY_S = 0.05  # a piece that takes so much longer than the quickest one makes the window smaller
 ASK_AGAIN_S = 2.0
-READING_S = 5.0  # how long closed time waits at most for a message that came in time and cannot be read yet
+READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being put together
 DROPPED_MAX = 32  # pieces dropped at a heartbeat: SQLite needs time to free their pages
 
 
@@ -44,7 +44,7 @@ class Offered:
 
 @dataclass(slots=True)
 class Incomplete:
-    """A message some of whose pieces are missing; ``since`` is seconds at which a piece of it last came."""
+    """A message that lacks pieces; ``since``: the seconds at which one of its pieces last came."""
 
     peer: str
     parts: tuple[Part, ...]
@@ -89,8 +89,8 @@ class Staging:
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
         self.pulls: dict[str, Pull] = {}
         if state.pieces.saved:
-            # The offers of these pieces were in memory alone. The leaders offer or begin the transactions again soon,
-            # or the pieces are dropped.
+            # The restart has lost the offers of these pieces. Their leaders repeat the offers soon, or begin the
+            # transactions; otherwise the pieces are dropped.
             found = frozenset(state.pieces.saved)
             self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
@@ -103,21 +103,21 @@ class Staging:
         """
         state, key = self.state, (peer, message.number)
         if not message.pieces:
-            # Its pieces stay until the next heartbeat has found that no vote names them either (``_drop_unnamed``).
+            # The next heartbeat drops its pieces, unless a vote names them (``_drop_unnamed``).
             self.offers.pop(key, None)
             return
-        # Pieces are sent ahead so that voters can approve at once. A learner gets the entry when it is committed.
+        # Only voters need the pieces ahead, to approve at once. A learner gets the entry when it is committed.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer):
             return
         names = dict(message.pieces)
         size = sum(names.values())
-        # A repeated offer does not count twice.
+        # The bound counts the peer's other offers: a repeated offer must not count twice.
         others = [offer for (of, number), offer in self.offers.items() if of == peer and number != message.number]
         if (
             size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
             or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
         ):
-            # The refusal is sent at once, because the leader then needs a quorum of the others, or has to offer again.
+            # Refuse at once: the leader then needs a quorum of other voters, or has to offer again later.
             state.counts["offers_refused"] += 1
             self._tell_stored(peer, message.number, stored=False)
             return
@@ -161,13 +161,14 @@ class Staging:
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
-        # A BEGIN with a clock above this one came in time. Reading the BEGIN takes a while, so the clock is noted now.
+        # Putting a BEGIN together takes a while. Note now up to which clock time could be closed: if the BEGIN's clock
+        # is above it, the BEGIN came in time.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
         state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
-        """Return the message that was put together from parts; None if it is malformed or again a message in pieces."""
+        """Return the message that was put together from parts; None if it is malformed, or itself an ``InPieces``."""
         waiting = self.state.pieces.assembling
         # Identified by its parts: several messages of one peer are put together at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
@@ -180,8 +181,8 @@ class Staging:
             self.state.counts["malformed"] += 1
             return None
         if isinstance(message, Begin):
-            # The pieces were checked against their names. The vote on this BEGIN refers to them, so the body need not
-            # be cut again.
+            # The pieces were checked against their names. The vote on this BEGIN names the same pieces, so remember
+            # the cut: the body need not be cut again.
             self.state.pieces.cutter.learn(message.body, data, parts)
         return message
 
@@ -214,8 +215,8 @@ class Staging:
         state = self.state
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
-        # A piece that an offer names has to outlast a restart, as the vote on that transaction does. A piece of a
-        # message is needed once.
+        # A piece that an offer names has to outlast a restart, because the vote on the transaction will. A piece of a
+        # message is needed only once.
         if offers:
             self.save(digest, data)
         elif messages:

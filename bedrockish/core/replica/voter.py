@@ -53,16 +53,16 @@ class Voting:
             EntryMalformedError: its body cannot be decoded; a leader that cannot encode gets no approval.
         """
         transaction = self.state.read_body(message.body)
-        # A BEGIN in another leader's name is dropped: no leader would count the vote, and its rollbacks (V5) could be
-        # forged.
+        # Drop a BEGIN in another leader's name: that leader would not count the vote, and the rollbacks in the BEGIN
+        # (V5) could be forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
 
     def settle(self) -> None:
         """Judge the deferred BEGINs whose base is applied now."""
         for txid, transaction in list(self.deferred.items()):
-            # An ended transaction is judged as well: its leader gets the outcome (V1), and its base may never arrive
-            # here.
+            # A transaction that has ended need not wait for its base, which may never arrive: its leader gets the
+            # outcome (V1).
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.deferred[txid]
@@ -76,7 +76,7 @@ class Voting:
 
     def _consider(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time no longer waits for this transaction, with any answer below.
+        # Closed time no longer waits for this transaction: each path below answers it or adds it again.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
             return
@@ -93,12 +93,12 @@ class Voting:
             self._approve(txid)  # V4: it is approved already, and the answer was lost
             return
         reason = self._untimely(transaction)
-        # A refused BEGIN counts, too: if only BEGINs in time counted, the lag would never grow.
+        # Measure how late the BEGIN is even if it is refused: if only BEGINs in time counted, the lag would never grow.
         state.clock.lag.late(state.clock.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
-        # The clock moves up only now, after V15 has accepted it. From here on our own transactions have later clocks.
+        # Move the clock up only after V15 has accepted the BEGIN's: from now on our own transactions have later clocks.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
@@ -115,8 +115,8 @@ class Voting:
                 state.timers.set(state.settings.fetch_after_ms, Timer.FETCH)
             return
         if not covers(transaction.base, state.commit_window.floor):
-            # The leader's safe time was young enough (V16). But a commit with an old clock that arrived late is
-            # dropped soon after its arrival, and transactions that were executed before it have not seen it.
+            # The leader's safe time is within the conflict window (V16). But a commit with an old clock that arrived
+            # late is dropped here soon after its arrival, and a transaction executed before it has not seen it.
             self._reject(txid, Reason.TOO_OLD)
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
@@ -128,7 +128,7 @@ class Voting:
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
         # V10: it conflicts with no transaction of this node whose rollback this node learned at or after its clock:
-        # others may still hold that transaction.
+        # other voters may still hold that transaction.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             state.contests.meet(found.key, state.clock.now.seconds)
@@ -156,14 +156,14 @@ class Voting:
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
-            # Rows that this step applies are in the tables after the step, when a timer asks again. A comparison in
-            # parallel ends with the event ``Compared``.
+            # Not compared yet. Rows that this step applies are in the tables only after the step: a timer then asks
+            # again. A comparison in another thread ends with the event ``Compared``.
             waiting = self.deferred if self.state.outbox.is_applying else self.compared
             waiting[txid] = transaction
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
-            # This node's own tables may be the damaged ones. The leader also notes the difference, and both nodes
-            # compare their tables with those of the others.
+            # The damaged tables may be this node's own. The leader notes the difference, too, and both nodes compare
+            # their tables with those of the others.
             self._reject(txid, Reason.DIFFERS)
         return why == ""
 
@@ -183,7 +183,7 @@ class Voting:
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts gives no age, so the floor decides
+            return Reason.TOO_OLD  # a clock that only counts does not tell an age, so test the floor
         return None
 
     def _approve(self, txid: Txid) -> None:
@@ -202,7 +202,7 @@ class Voting:
     # -- barriers --------------------------------------------------------------------------------------------------
 
     def _raise_barrier(self, transaction: Transaction, found: Conflict) -> None:
-        """Raise the barrier for a rejected membership change, which a busy cluster would starve otherwise.
+        """Raise the barrier for a rejected membership change: a busy cluster would starve the change otherwise.
 
         A rejected schema change needs no barrier: its next attempt leaves more time until it comes into force.
         """
@@ -210,13 +210,13 @@ class Voting:
         if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
             return
         now = self.state.clock.now.seconds
-        # A barrier is not renewed while it lasts: a change that can never succeed must not stop all writes for good.
+        # Do not renew a barrier while it lasts: a change that can never succeed must not stop all writes for good.
         if self.barrier is None or self.barrier.until < now:
             self.barrier = Barrier(transaction, now + BARRIER_S)
 
     def _is_behind_barrier(self, transaction: Transaction) -> bool:
         barrier = self.barrier
-        # Compared by command: the next attempt of the change is another transaction.
+        # Compare the commands: the next attempt of the change is another transaction.
         if barrier is None or transaction.command == barrier.transaction.command:
             return False
         if self.state.clock.now.seconds > barrier.until:
@@ -251,7 +251,8 @@ class Voting:
     def on_ask(self, peer: str, message: Ask) -> None:
         """Tell a peer the outcomes of the transactions that it asks about, as far as this node knows them."""
         for txid in (message.txid, *message.more[:ASKED_MAX]):
-            # The COMMIT of our own transaction is already under way on this link, and each GOSSIP tells our tick.
+            # Do not answer for our own commit: its COMMIT is already under way on this link, and each GOSSIP has our
+            # tick.
             if txid.leader != self.state.me or self.state.outcome(txid) is not True:
                 self.tell_outcome(peer, txid)
 
@@ -270,8 +271,8 @@ class Voting:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
-        # A commit that waits for its base is not in the journal yet, which would tell that it was rolled back. Any
-        # other commit that is not in ``known`` is packed or dropped, and is in the journal.
+        # A taken commit that waits for its base is not in the journal yet, and a transaction that the journal lacks
+        # counts as rolled back. Any other commit that is not in ``known`` is packed or dropped, and is in the journal.
         known = state.commit_window.known.get(txid)
         place = self.apply_queue.place_of(txid) if known is None else known.places[0]
         if place is None:

@@ -1,2 +1,2 @@
-"""The facts that one node knows, each kind in a part of its own: clock, roster, timelines, votes, schema, outbox; and
-the conflict tests."""
+"""The facts that one node knows, each kind in its own class (clock, roster, timelines, votes, schema, outbox); and the
+conflict tests."""

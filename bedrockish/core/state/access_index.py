@@ -1,11 +1,11 @@
 """Access sets indexed by key, to find the transactions that read or write the keys of another one.
 
 A dictionary holds the single keys, so the cost of a test does not grow with the number of transactions. A range is
-compared with the sorted keys, which stay sorted as long as queries ask for ranges, and with the other ranges one by
-one.
+looked up in the sorted keys, which are kept sorted only while range queries come, and compared with the other ranges
+one by one.
 
-An access set of thousands of keys is held whole: to index each of its keys would take longer than all comparisons with
-the set. A comparison looks up the few keys of another set among the many keys of this one.
+An access set of thousands of keys is not indexed by key but held whole: indexing would take longer than all comparisons
+with it. A comparison looks up the few keys of another set among the many keys of this one.
 """
 
 from bisect import bisect_left, insort
@@ -18,9 +18,9 @@ from bedrockish_journal.model.transaction import Txid
 Name = TypeVar("Name", bound=Hashable)
 
 LARGE = 4_000  # an access set with more keys than this is held whole
-UNUSED_MAX = 1_000  # changes without a range query after which the sorted keys are dropped
+UNUSED_MAX = 1_000  # after so many changes without a range query the sorted keys are dropped
 _CLOCKS, _CLOCKS_END = clocks_from(0)
-_CLOCK_PREFIX = _CLOCKS[:3]  # the prefix of keys with is_clock(); a call for each key costs more than the rest
+_CLOCK_PREFIX = _CLOCKS[:3]  # the prefix that ``is_clock`` tests; calling it for each key would dominate the cost
 
 
 class Conflict(NamedTuple):
@@ -36,7 +36,7 @@ class Conflict(NamedTuple):
 
 
 class _One(dict[Name, None]):
-    """A holder map with one holder, shared by all keys that only this holder has; never changed in place."""
+    """A map with one holder, shared by all keys that only this holder has, and so never changed in place."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class _Keys(Generic[Name]):
     """Keys, each with its holders."""
 
     def __init__(self) -> None:
-        self.holders: dict[bytes, dict[Name, None]] = {}  # in the order in which they came, not that of a hash
+        self.holders: dict[bytes, dict[Name, None]] = {}  # by key, the holders in the order of their arrival
         self._order: list[bytes] | None = None
         self._unused = 0
 
@@ -78,7 +78,7 @@ class _Keys(Generic[Name]):
             self._delete([key for key in points if key not in holders])
 
     def _insert(self, new: list[bytes]) -> None:
-        # Kept in order only while queries ask for ranges: the cost of an insertion grows with the number of keys.
+        # The keys are kept sorted only while range queries come: the cost of an insertion grows with their number.
         self._change(len(new))
         if self._order is not None:
             for key in new:
@@ -100,7 +100,7 @@ class _Keys(Generic[Name]):
         """Return the keys of a range, in order."""
         if self._order is None:
             self._order = sorted(self.holders)
-        # The order is kept for a while: a range query seldom comes alone.
+        # Keep the keys sorted for a while: a range query seldom comes alone.
         self._unused = 0
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 
@@ -247,13 +247,13 @@ class AccessIndex(Generic[Name]):
                 if found is not None:
                     seen.add(name)
                     yield name, found
-        # A schema change writes all clocks from its activation on, and the index lacks the clocks that are read. So the
-        # change is compared with every set.
+        # A schema change writes all clocks from its activation on, and the index does not have the clocks that
+        # transactions read. So the change is compared with every set.
         everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:
             return
-        # First find the candidates by their objects: of a hundred ranges, few are in the tables that this set touches.
+        # First find the candidates by table or index: of a hundred ranges, few are in the tables that this set touches.
         candidates = None if everybody else self._holders_of_ranges(access_set)
         if candidates is not None and candidates <= seen:
             return

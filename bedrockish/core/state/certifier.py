@@ -1,8 +1,8 @@
 """The conflict tests: the two calls that the gist asks SQLite for, on logical keys.
 
 ``conflict(a, b)`` tells whether two access sets conflict. ``prepare_commit(x)`` tells whether x conflicts with a
-transaction that is pending at this node, or with a known commit that x has not seen. The id of a command, the
-membership and the schema need no rules of their own: ``claim`` puts them into the access set as keys.
+transaction that is pending at this node, or with a known commit that x has not seen. Command ids, changes of the
+membership and changes of the schema need no conflict rules of their own: ``claim`` adds them to the access set as keys.
 """
 
 from bedrockish.core.state.access_index import Conflict
@@ -27,7 +27,7 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
     conflicts with the transactions that have such a clock, with every other schema change, and with no other
     transaction. A change of the membership writes every key.
     """
-    # Two runs of one command conflict, wherever they are led: the later one is told that the command has happened.
+    # Two transactions of one command conflict, at whatever nodes they are led, so that only one of them commits.
     writes = [*map(command_key, commands)]
     if kind == SCHEMA:
         return access_set.extended(writes=writes, write_ranges=(clocks_from(activates),))

@@ -12,7 +12,7 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import CLOCK_LIMIT, WALL_MS_MAX, milliseconds, moved, pack
 
-ABSURD_MS = 366 * 86_400_000  # more than a year; no node follows a wall clock or hearsay that far
+ABSURD_MS = 366 * 86_400_000  # more than a year: no node follows a wall clock or another node's clock that far
 FORGET_S = 5.0  # half-life, in seconds, of the observed lateness of transactions
 
 
@@ -48,16 +48,15 @@ class Clock:
         self.now = now  # the driver's clocks
         self.wall_ms = now.wall_ms  # Unix milliseconds, as our own machine has them
         self.believed_ms = 0  # the wall by most voters' clocks; 0 before that is known
-        # By how much most voters' walls have leapt ahead, if the cluster's clock does not follow so far; else 0.
+        # How far most voters' walls have leapt ahead, if that is too far for the cluster's clock to follow; else 0.
         self.leap_ms = 0
         self._pace: int | None = None  # the last believed wall, less our monotonic clock
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
-        # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: the durable bound, above
-        # which no value has left this node. ``floor``: the ceiling at the start, below which promises may be forgotten.
-        # No value above the ceiling ever left this node, so a clock that begins at the ceiling is later than every
-        # value that did.
+        # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
+        # above it has left this node, so a clock that begins at the ceiling is later than every value that did.
+        # ``floor``: the ceiling at the start; this node may have forgotten promises about clocks below it.
         self.value = self.ceiling = self.floor = ceiling
-        # Near the ceiling from the start on, so that the first step raises it, before a transaction needs it.
+        # At the start the value is at the ceiling, so the first step raises the ceiling, before a transaction needs it.
         self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
         self.follows_wall = follows_wall
         self.counted = not follows_wall  # whether the clock has only counted at any time since the start
@@ -75,15 +74,15 @@ class Clock:
     # -- the wall --------------------------------------------------------------------------------------------------
 
     def set_now(self, reading: Now, needed: int) -> None:
-        """Read the driver's clocks, and believe the wall as far as most voters would believe it.
+        """Read the driver's clocks, and compute how far this node follows its wall clock.
 
         The cluster's clock never goes back: one wall clock that is hours ahead for a moment would put the cluster's
-        clock hours ahead for good. So a node follows its wall no further than ``clock_offset_ms`` ahead of the middle
-        one of the walls that it knows, and not at all before it has heard from a majority.
+        clock hours ahead for good. So a node follows its wall at most to ``clock_offset_ms`` ahead of the median of the
+        walls that it knows, and not at all before it has heard from a majority.
 
         Args:
             reading: the reading of the driver's clocks.
-            needed: how many other voters' walls are needed to believe anything; 0: this node's own suffices.
+            needed: how many other voters' walls this node must know before it follows any; 0: its own wall suffices.
         """
         self.reading = self.now = reading
         wall_ms = self.wall_ms = self.believed_ms = reading.wall_ms
@@ -93,8 +92,8 @@ class Clock:
             wall_ms = self.believed_ms = 0
         elif needed:
             seconds_ms = int(reading.seconds * 1000)
-            # Take the lower median: of two walls, the wall that is behind. A clock that is behind only waits; a clock
-            # that is ahead moves all other clocks up, for good.
+            # Take the lower median: of two walls, the earlier one. A clock that is behind only waits; a clock that is
+            # ahead moves all other clocks up, for good.
             place = known // 2
             middle = min(wall_ms - seconds_ms, walls[place])
             if place and middle < walls[place - 1]:
@@ -104,25 +103,25 @@ class Clock:
                 middle = self._without_leap(middle)
             self.believed_ms = max(0, middle + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
-            # Never below 0, where no clock is: the machine's clock may stand in 1969.
+            # Never below 0, the least clock: the machine's clock may be set to 1969.
             wall_ms = max(0, min(wall_ms, most))
-        # A wall beyond the 42 bits of a clock: from now on the clock counts.
+        # The wall exceeds the 42 bits that a clock has for it: from now on the clock only counts.
         if wall_ms > WALL_MS_MAX:
             self.follow_wall(follows=False)
         self.followed_ms = wall_ms
         self._wall = pack(wall_ms) if self.follows_wall else 0
 
     def _without_leap(self, middle: int) -> int:
-        """Return the middle wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
+        """Return the median wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
 
-        If a majority set its wall clocks an hour ahead for a moment, the cluster's clock would stand still for an hour
-        afterwards. Leaps are not limited for the walls heard at the start.
+        If the cluster's clock followed a majority whose walls are an hour ahead for a moment, it would then stand still
+        for an hour. Leaps are not limited for the walls heard at the start.
 
         Args:
-            middle: the middle one of all known walls, less our monotonic clock, in milliseconds.
+            middle: the median of all known walls, less our monotonic clock, in milliseconds.
         """
         pace = self._pace
-        # The first walls that a node hears after its start may all be behind. With each further wall the middle moves,
+        # The first walls that a node hears after its start may all be behind. Each further wall moves the median,
         # although no wall has leapt.
         is_start = len(self.walls) > self._pace_count
         if pace is not None and not is_start and middle - pace > self.settings.clock_leap_ms:
@@ -145,16 +144,16 @@ class Clock:
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
     def ahead_ms(self, clock: int) -> int:
-        """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""
+        """Return how far a clock is ahead of our clock and of most voters' walls; 0 if it is within the bound."""
         # A clock that only counts has no wall, so no other clock can be ahead of it.
         if not self.follows_wall:
             return 0
-        # Our own clock may be ahead of every wall after walls were set back: a clock up to ours is harmless.
+        # If walls were set back, our own clock may be ahead of every wall; a clock up to ours moves no clock.
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
     def age_ms(self, clock: int, now: Now) -> int | None:
-        """Return the age of a clock, in ms, for people; None for the clock 0.
+        """Return the age of a clock in milliseconds, for the status and the log; None for the clock 0.
 
         The age is measured by most voters' walls, because this machine's wall may be wrong.
         """
@@ -163,10 +162,10 @@ class Clock:
         return max(0, wall_ms - milliseconds(clock)) if clock else None
 
     def is_absurd(self, clock: int) -> bool:
-        """Return whether a clock is so far ahead that it is an error, even if a promise or an outcome depends on it.
+        """Return whether a clock is so far ahead that it must be an error, even in a message with a promise or outcome.
 
-        No node follows a wall clock, or a clock without a promise or an outcome, that far. If one node did, all nodes
-        would follow its clock, and none its wall.
+        No sound node gets that far: it follows neither its wall nor the clock of any other message to such a value. If
+        one node followed this clock, all nodes would, and none would follow its wall again.
         """
         # A clock that only counts may be at any value, and is not compared with a wall.
         if not self.follows_wall or not self.believed_ms:
@@ -179,8 +178,8 @@ class Clock:
         """Return a new value, above all that this node has seen, closed or promised."""
         # This node's own vote rejects a clock at or below closed (V14).
         self.adjust(self.closed)
-        # The value is above every earlier one even if the wall stands still or goes back: a Txid, which is a clock and
-        # a leader, is given once.
+        # Above every earlier value even if the wall stands still or goes back: a Txid (a clock and a leader) must be
+        # given only once.
         self.value = max(self.value + 1, self._wall)
         assert self.value < CLOCK_LIMIT
         return self.value
@@ -203,7 +202,8 @@ class Clock:
 
     def raise_ceiling(self) -> int:
         """Return a new ceiling above all values; it must be durable before a value above the old ceiling leaves."""
-        # A block at a time: one sync serves all clocks of the next second, and a restart skips the rest of the block.
+        # Raised by a block at a time: one sync then serves all clocks of the next second. A restart skips the rest of
+        # the block.
         block_ms = self.settings.clock_block_ms
         self.ceiling = moved(self.value, block_ms)
         self._raise_above = moved(self.value, block_ms - block_ms // 4)
@@ -215,9 +215,9 @@ class Clock:
     def reopen(self, lowest: int) -> None:
         """Lower the cut and the closed time below the lowest pending clock of the file, at the start.
 
-        A file that was filled from another node's copy has the greater cut of the two nodes, and this node's own votes.
-        A recovery may still commit the transactions of these votes, so the node must not say that none of them can
-        commit any more.
+        A file that was filled from another node's copy has this node's votes, and the greater of the two nodes' cuts.
+        A cut claims that no pending transaction below it can commit, but a recovery may still commit the transactions
+        of these votes.
         """
         if lowest <= self.cut:
             self.cut = self.closed = lowest - 1
@@ -236,15 +236,16 @@ class Clock:
 
 
 class ClosingLag:
-    """The lag between a node's clock and its closed time: the least that does not refuse late transactions.
+    """The lag between a node's clock and its closed time: as short as possible without refusing late transactions.
 
     A BEGIN is delayed by the leader's disk, the network and our queue. A node that closed time right behind its clock
     would refuse every BEGIN; a node that closes time far behind makes readers of safe time wait. So a node observes the
     lateness of BEGINs, and keeps a lag of twice that, within bounds. The observed lateness decays slowly, so that the
     lag still suits the next burst, and is short in a quiet cluster.
 
-    The node closes an earlier reading of its clock, as old as the lag, and not the present clock less the lag: a clock
-    that only counts (it is logical, or the wall went backwards) would never close its last values.
+    To close time, the node takes the reading of its clock that is as old as the lag; it does not subtract the lag from
+    the present clock. A clock that only counts (it is logical, or the wall went backwards) stands still while nothing
+    happens, so subtracting would never close its last values.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -262,12 +263,12 @@ class ClosingLag:
     def read(self, seconds: float, clock: int) -> None:
         """Take a reading of the node's clock."""
         if seconds > self._decayed:
-            # The lateness decays by seconds, not by readings, which come at every heartbeat or at every step.
+            # Let the lateness decay by the seconds that have passed: readings come at irregular intervals.
             self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
             self._decayed = seconds
         assert not self._readings or self._readings[-1][1] <= clock, "the clock went back"
         self._readings.append((seconds, clock))
-        # One reading older than the longest lag is kept, so that there is always a reading to close.
+        # Keep one reading that is older than the longest lag, so that there is always one up to which to close time.
         while len(self._readings) > 1 and self._readings[1][0] <= seconds - self._most:
             self._readings.popleft()
 

@@ -1,8 +1,8 @@
 """The conflict window: the commits that some snapshot in use may not have seen.
 
 Every BEGIN is compared with the commits above safe time, which are indexed by key. Only long transactions are compared
-with the commits below safe time, a minute old and older: the access sets of these commits are packed
-(``packed_commits``).
+with the commits below safe time, down to the age of a minute; the access sets of these commits are packed to save
+memory (``packed_commits``).
 """
 
 import heapq
@@ -20,15 +20,15 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
-FEW = 32  # commits that are compared one by one where access sets have ranges ...
-FEWER = 2  # ... and where none has: looking up each key costs as much as two comparisons
+FEW = 32  # if access sets have ranges, up to so many commits are compared one by one; more are looked up by key
+FEWER = 2  # the same if no access set has ranges: looking up each key costs as much as two comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # greater than any version of the membership
 
 
 class _Line:
-    """The last commits of one timeline, without a gap; the first of them has the tick ``first``."""
+    """The newest commits of one timeline, without a gap; the first of them has the tick ``first``."""
 
     __slots__ = ("commits", "first")
 
@@ -49,8 +49,9 @@ class _Line:
             self._drop()
 
     def let_go_up_to(self, txid: Txid) -> None:
-        """Drop a commit, and all before it, if the line has the commit: the line's copy lacks a place that was noted
-        later.
+        """Drop a commit, and all before it, if the line has the commit.
+
+        A further place of the commit was noted in its packed form, and the line's object does not have it.
         """
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
@@ -72,13 +73,14 @@ class CommitWindow:
     def __init__(self, recovered: Vector | None = None) -> None:
         self.member_changes: dict[Txid, int] = {}  # the last changes of the members, see ``note_member_change``
         self.known: dict[Txid, Known] = {}  # the commits that are not settled, and up to a few hundred settled ones
-        self.floor: dict[str, int] = {}  # the last tick of each timeline that is the first place of a dropped commit
+        # By timeline, the greatest tick that is the first place of a dropped commit; retired timelines have their own.
+        self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of the commits that may not be settled
         self._below: list[Txid] = []  # the settled commits that are not packed yet
         self._below_oldest = CLOCK_LIMIT  # at most the smallest clock in ``_below``
         self._segments: deque[Segment] = deque()
-        self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
+        self._packed: dict[str, int] = {}  # the vector that a base has to cover to have seen all packed commits
         self._packed_newest = -1  # the greatest clock in any segment
         self._retired: dict[str, Retirement] = {}
         self._retired_floor: dict[str, int] = {}
@@ -87,16 +89,16 @@ class CommitWindow:
         self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
 
     def retire(self, leaders: AbstractSet[str], txid: Txid | None = None) -> None:
-        """Mark the commits of retired timelines as seen by each base that has the change of members that retired them.
+        """Count the commits of retired timelines as seen by each base that has the membership change that retired them.
 
-        A base without the change belongs to a transaction that is open here, and names the timelines.
+        Such a base does not name the timelines any more. A base without the change still names them.
 
         Args:
             leaders: the leaders of the timelines.
-            txid: the change; None: a change from before the start, which all bases have.
+            txid: the membership change; None: a change from before the start, which all bases have.
         """
         found = self.known.get(txid) if txid is not None else None
-        # A change that is not in the window is below the floor, and so is each base without it.
+        # A change that is not in the window was dropped from it: a base without the change is below the floor anyway.
         change = Retirement(EVERYWHERE if found is None else found.places)
         if found is not None:
             self._retiring.add(found.txid)
@@ -120,12 +122,12 @@ class CommitWindow:
         return any(base.get(leader, 0) < tick for leader, tick in floors)
 
     def note_member_change(self, txid: Txid, config: int) -> None:
-        """Note a change of the members.
+        """Note a change of the members, so that ``newer_than`` and ``first_conflict`` can except it.
 
-        A transaction that has not seen the change, and conflicts with no other commit, reads and writes the same after
-        the change. So it can be certified again on a base that has the change, if the rights of its user are checked by
-        the membership of version ``config`` or a later one. ``config`` is 0 if the change leaves the users as they are,
-        and ``NEVER`` if another release level begins with the change.
+        A transaction without the change in its base, and without any other conflict, reads and writes the same after
+        the change. So it may move up to a base with the change, if its user's rights are checked by the membership of
+        version ``config`` or a later one. ``config`` is 0 if the change leaves the users as they are, and ``NEVER`` if
+        it raises the release level.
         """
         self.member_changes[txid] = config
         if len(self.member_changes) > MEMBER_CHANGES_MAX:
@@ -137,11 +139,12 @@ class CommitWindow:
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
     def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
-        """Leave out a commit that would be dropped at once; return False if it is here under another place.
+        """Leave out a commit that would be dropped at once, but raise the floor to it.
 
-        A repeat is left out as well if its first place was dropped: with its second place alone, a base that has the
-        first place would seem to lack the commit. The repeat needs no floor of its own: the floor of its first place
-        covers it.
+        Return False, without any effect, if the commit is here under another place: then ``add`` notes the new place.
+
+        A repeat whose first place was dropped is left out as well: noted with its second place alone, it would seem
+        unseen by each base that has only the first. It raises no floor, because its first place has done so.
         """
         if txid in self.known or self._packed_in(txid) is not None:
             return False
@@ -171,14 +174,14 @@ class CommitWindow:
     def _extend_line(self, place: Place, known: Known) -> None:
         leader, tick = place
         if tick <= self._recovered.get(leader, 0):
-            return  # at a restart only some entries are read, which would leave gaps in a line
+            return  # a restart reads only some of the older entries: a line of them would have gaps
         line = self._lines.setdefault(leader, _Line(tick))
         # The length of a line tells how many commits a base lacks, so a line must have no gap and no older tick.
         assert tick == line.first + len(line.commits), f"{leader}{tick} is not the next of its line"
         line.add(known)
 
     def _restart_line(self, place: Place) -> None:
-        """Begin the line of a timeline again after a commit that is packed or left out."""
+        """Begin a new line of a timeline after a commit that is packed or left out, and so is a gap in the old line."""
         leader, tick = place
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
             self._lines[leader] = _Line(tick + 1)
@@ -195,7 +198,7 @@ class CommitWindow:
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
         for line in self._lines.values():
-            line.let_go_up_to(txid)  # the line keeps it while it needs the outcome of an earlier commit
+            line.let_go_up_to(txid)  # a packed commit stays in its line while an earlier one is not packed
         self._restart_line(place)
 
     def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
@@ -206,7 +209,7 @@ class CommitWindow:
         found: list[Known] = []
         for leader, line in self._lines.items():
             seen = base.get(leader, 0) + 1 - line.first
-            # The line begins later than the next commit that this base lacks, so the line lacks some newer commits.
+            # The line begins after the first commit that this base lacks, so it does not have all newer commits.
             if seen < 0:
                 return None
             if seen < len(line.commits):
@@ -214,8 +217,7 @@ class CommitWindow:
                 if most < 0:
                     return None
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
-        # The lines of retired timelines are not kept. This base is older than a retirement, and may lack commits of
-        # such a timeline.
+        # A base that is older than a retirement may lack commits of a retired timeline, which has no line here.
         if self._retiring and any(known.txid in self._retiring for known in found):
             return None
         return found
@@ -231,7 +233,7 @@ class CommitWindow:
         return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
-        """Set the floor after a restart, when of the timelines up to ``applied`` only these ticks were added here."""
+        """Set the floor after a restart: the timelines are applied up to ``applied``, and only ``ticks`` were added."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
             found.setdefault(leader, set()).add(tick)
@@ -243,11 +245,11 @@ class CommitWindow:
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
-        # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with each of
-        # them, instead of looking up the commit of every key.
+        # Tables that serve as queues are scanned over ranges full of deleted keys, and looking up each key would be
+        # slow. If the base lacks only a few commits, compare with each of them instead.
         newer = self.newer_than(base, FEW if access_set.has_ranges or self._index.has_ranges() else FEWER)
         if newer is not None:
-            for known in dict.fromkeys(newer):  # an adopted commit may stand in two timelines
+            for known in dict.fromkeys(newer):  # without duplicates: an adopted commit may be in two timelines
                 key = None if known.txid == own else conflict(access_set, known.access_set)
                 if key is not None:
                     yield Conflict(known.txid, key)
@@ -257,7 +259,7 @@ class CommitWindow:
                 yield Conflict(txid, key)
         if covers(base, self._packed):
             return  # nearly always: the base has seen all packed commits
-        # The newest segments first: these are the ones that a base has not seen if it is only a little old.
+        # The newest segments first: a base that is a little old has not seen only these.
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(access_set, base, own)
@@ -290,7 +292,7 @@ class CommitWindow:
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
-            # A needed commit is not applied yet, or ended in this step, so its place will still be looked up.
+            # A needed commit is not applied yet, or ended in this step: its place is still looked up in ``known``.
             if txid in needed:
                 kept.append(txid)
             else:
@@ -326,11 +328,12 @@ class CommitWindow:
             self._drop(self._take(txid).places[0])
 
     def _drop(self, place: Place) -> None:
-        """Raise the floor to the first place of a commit.
+        """Raise the floor to the first place of a dropped commit.
 
-        A base that has only another place of the commit is below the floor, and is compared with the journal.
+        A base that has the commit only under another place then counts as below the floor, and is compared with the
+        journal.
         """
         leader, tick = place
-        # A later base names no retired timeline, and would seem to lack all of it.
+        # Retired timelines have their own floor: a later base does not name them, and would seem to lack all of them.
         floor = self._retired_floor if leader in self._retired else self.floor
         floor[leader] = max(tick, floor.get(leader, 0))

@@ -1,7 +1,8 @@
 """Counts of conflicts by table and index, and the leaders that competed lately.
 
-A conflict at a ``key`` is a conflict of the data. A conflict in a ``range`` may be. A conflict in the ``whole`` table
-or index means that a statement reads more than it needs: ``bedrockish explain`` names the statement, and the reason.
+A conflict at a ``key`` is a true conflict: two transactions use the same row. A conflict in a ``range`` may be one. A
+conflict in the ``whole`` table or index means that a statement reads more than it needs: ``bedrockish explain`` names
+the statement, and the reason.
 """
 
 from collections import Counter
@@ -10,9 +11,9 @@ from typing import NamedTuple
 
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
-OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals are forgotten
+OBJECTS_MAX = 1_000  # further tables and indexes share one count of conflicts, and rivals are forgotten
 MEMORY_S = 10.0  # how long a rival, or a key with a conflict of two leaders, is remembered
-KEYS_MAX = 1_000  # keys at which leaders have met
+KEYS_MAX = 1_000  # remembered keys at which transactions of two leaders have conflicted
 _PREFIX = "conflict "
 _OTHERS = "others"
 
@@ -95,5 +96,5 @@ class Contests:
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders with which our transactions have lately conflicted at these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
-        # A rival that has gone must not slow us down; a rival that only pauses comes again within these seconds.
+        # A rival that has stopped must not slow us down; a rival that only pauses comes again within these seconds.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

@@ -11,18 +11,19 @@ from bedrockish_journal.model.vector import Vector
 
 @dataclass(frozen=True, slots=True)
 class FileLookups:
-    """The functions of the driver; each looks up the file in the state after the effects of earlier steps."""
+    """The functions of the driver; each reads the file in its state after the effects of earlier steps."""
 
     # Returns the transaction of a command; None if the command never happened, ``FORGOTTEN`` if the journal does not
     # reach back to the age of its id.
     find_command: Callable[[str], Txid | None] = lambda _: None
     has_applied: Callable[[Txid], bool] = lambda _: False  # returns whether the journal has a transaction
     find_places: Callable[[Txid], Iterable[Place]] = lambda _: ()  # returns its places in the journal
-    # Returns whether an access set conflicts with an entry of the journal that is in the second vector and not in the
-    # first one; None if the journal lacks one of these entries.
+    # Returns whether an access set conflicts with an entry of the journal after the first vector and up to the second;
+    # None if the journal lacks one of these entries.
     conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None
-    # Returns why the rows that a transaction rests on differ from the rows here; empty if they are equal; None if the
-    # comparison takes longer, and the driver steps ``Compared`` at its end. The field is None where no tables exist.
+    # Returns why the before-images of a transaction differ from the rows here; empty if they are equal; None if the
+    # comparison takes longer, in which case the driver steps ``Compared`` at its end. The field is None where no tables
+    # exist.
     compare_rows: Callable[[Transaction], str | None] | None = None
 
 

@@ -19,7 +19,7 @@ from bedrockish_journal.model.transaction import parse_txid
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
 ANYWHERE = ("0.0.0.0", "[::]", "::", "*")
-BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; it gets them while it is one
+BEHIND_MAX = 1_000  # commits that a learner may still lack when it becomes a voter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
                 members[member.node] = replace(member, address=change.address)
             case _:
                 _replace(old, members, member, change, facts)
-    # Every change binds each member whose file is known by now to that file: a node with another file may not use the
-    # member's name.
+    # Every change binds each member to its file, if the file's id is known by now: from then on, a node with another
+    # file may not use the member's name.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
     # Sorted, so that the same change has the same bytes at every node.
@@ -86,10 +86,10 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
 
 
 def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
-    """Return the timelines that the new membership retires, each with the version that retired it.
+    """Return all retired timelines, each with the version of the membership that retired it.
 
-    Each change retires the timelines of former nodes that every member has whole. The change conflicts with everything,
-    so a base that has this change, or a later one, has all commits of these timelines.
+    Each change retires the timelines of former nodes that every member has completely. The change conflicts with every
+    transaction, so a base that has this change, or a later one, has all commits of these timelines.
     """
     gone = facts.whole - old.retired.keys() - old.members.keys() - members.keys()
     return {**old.retired, **dict.fromkeys(sorted(gone), old.version + 1)}
@@ -132,7 +132,7 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
     """Add a node as a learner; a learner may return with another file after its old process has ended."""
-    # The name must be short and plain: each entry and vector has it as text, and it is half of each transaction's name.
+    # The name must be short and plain: each entry and vector contains it as text, and each transaction's name as well.
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
@@ -140,15 +140,16 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
     # A voter with another file would have forgotten its promises, so its successor gets another name.
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish nodes'")
-    # Each of two processes with one name would receive the other's messages.
+    # Two processes with one name would each receive messages for the other.
     if known is not None and node in facts.alive and known.store and known.store != store:
         raise _refused(
             "alive",
             f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
             "place, or give the new node another name",
         )
-    # Two entries at one place are a fork. This node's timelines do not show whether a former voter has led commits:
-    # only the lost file of that voter and one member out of reach may have these commits.
+    # A new node with a former leader's name could write a second entry at one of that leader's places: a fork. This
+    # node's timelines do not show every former leader: perhaps only its lost file and a member out of reach have its
+    # commits. So the names of all former voters are excluded.
     used = node in facts.timelines or node in old.former
     if used and (known is None or known.store != store or not store):
         raise _refused(
@@ -221,7 +222,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
             "decide anything",
         )
     needed = approvals_needed(len(new.voters))
-    # By the quorum of the new membership: the old membership decides this change, and the new one all later ones.
+    # Test with the quorum of the new membership, which decides all later changes; the old one decides only this one.
     alive = [node for node in new.voters if node in facts.alive]
     if len(alive) < needed and not change.force:
         silent = ", ".join(node for node in new.voters if node not in facts.alive)

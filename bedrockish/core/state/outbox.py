@@ -1,4 +1,4 @@
-"""The effects of a step for the driver, in order and with the messages; and the timers that call the node again."""
+"""The effects of a step, messages included, in the order for the driver; and the timers that call the node again."""
 
 import heapq
 from enum import StrEnum
@@ -44,12 +44,12 @@ class Outbox:
     def send(self, peer: str, message: Message, early: Early | None = None) -> None:
         """Send a message to one peer; ``early`` is that of the effect ``Send``."""
         kind = message.__class__
-        # An older member cannot read such a message: it would end each link at it, and hear no other message.
+        # A member below the message's level cannot read it: it would end the link, and so hear no other message either.
         assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
             f"level {self.roster.level} does not read {kind.__name__}"
         )
         sent = self.to_send(peer, message)
-        # The parts of a large message name pieces, which have to be durable.
+        # A large message names pieces, which must be durable before it leaves, so it is not sent early.
         self.effects.append(Send(peer, sent, early if sent is message else None))
 
     def send_voters(self, message: Message, early: Early | None = None) -> None:
@@ -67,7 +67,7 @@ class Outbox:
 
     def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
         """Return the message to send: itself, or its parts if it is large; ``cut`` is the result of ``cut_ahead``."""
-        # The class is tested first: most classes of messages are always small, and need not be measured.
+        # Test the class first: most classes of messages are always small, and need not be measured.
         if message.__class__ in MAY_BE_LARGE and self._is_cut(message):
             return self.pieces.to_send(peer, message, self.clock.now.seconds, cut)
         return message
@@ -98,7 +98,7 @@ def _size(message: Message) -> int:
 
 
 class Timer(StrEnum):
-    """The kinds of calls that are made later; a comment names the subject of each that has one."""
+    """The kinds of calls that are made later; for each call about one subject, a comment names the subject."""
 
     HEARTBEAT = "heartbeat"
     VOTES = "votes"  # deferred BEGINs are judged in the next step
@@ -113,7 +113,7 @@ class Timer(StrEnum):
     RECOVER_AGAIN = "recover_again"  # the transaction
 
 
-DROPPED_MAX = 8  # dropped timers that may always stay in the heap
+DROPPED_MAX = 8  # up to so many dropped timers always stay in the heap
 
 
 class Timers:
@@ -123,23 +123,23 @@ class Timers:
         self.clock = clock
         self._timers: list[tuple[float, int, Timer, object]] = []
         self._dropped: set[tuple[Timer, object]] = set()
-        self._moved: dict[tuple[Timer, object], int] = {}  # the count of the last one, for timers that were moved
+        self._moved: dict[tuple[Timer, object], int] = {}  # for timers that were moved, the count of the valid one
         self._timer_count = 0
 
     def set(self, after_ms: float, timer: Timer, subject: object = None) -> None:
         """Schedule a call for ``subject``."""
         self._timer_count += 1
         due = self.clock.now.seconds + after_ms / 1000
-        # The count keeps timers of one instant in the order in which they were set, the same in every replay.
+        # The count keeps timers that are due at the same time in the order in which they were set, as a replay needs.
         heapq.heappush(self._timers, (due, self._timer_count, timer, subject))
 
     def move(self, after_ms: float, timer: Timer, subject: object) -> None:
-        """Have a call made for ``subject`` after a while, and not at the time of an earlier timer for it."""
+        """Schedule a call for ``subject``, and drop an earlier timer of this kind for it."""
         self.set(after_ms, timer, subject)
         self._moved[timer, subject] = self._timer_count
 
     def drop(self, timer: Timer, subject: object) -> None:
-        """Drop a timer that was set once, and is not set again, for a subject."""
+        """Drop the timer for a subject; the caller has set it only once, and does not set it again."""
         self._dropped.add((timer, subject))
         # A timer inside the heap can only be removed by making the heap again. If that is done when half of the timers
         # are dropped, a drop costs on average as little as a set.
@@ -162,8 +162,9 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the time, in seconds, of the next timer; None without one. Skip dropped and moved timers, which would
-        cost a turn of the loop for nothing.
+        """Return the time, in seconds, of the next timer; None without one.
+
+        Dropped and moved timers are removed first: waking for one would cost a turn of the loop for nothing.
         """
         timers, dropped, moved = self._timers, self._dropped, self._moved
         while timers and (dropped or moved):

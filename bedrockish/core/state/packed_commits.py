@@ -1,6 +1,6 @@
-"""Commits of the conflict window: new ones as Python objects, older ones packed into segments of a few hundred.
+"""The two forms of a commit in the conflict window: a Python object, and a part of a packed segment for older ones.
 
-A commit with ten keys takes less than 400 bytes in a segment; as Python objects it would take ten times that.
+A commit with ten keys takes less than 400 bytes in a segment of a few hundred commits, and ten times that as objects.
 """
 
 from array import array
@@ -16,19 +16,21 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 SEGMENT = 256  # commits that are packed together
-FILTER_BYTES = 4_096  # the size of a segment's filter, in which one of ten absent keys seems present
+FILTER_BYTES = 4_096  # the size of a segment's filter (a Bloom filter with one false positive in ten)
 _READ, _WRITE = 1, 2
 Place = tuple[str, int]
 
 
 class Retirement:
-    """A change of the members that retired timelines: a base with it has all of their entries and omits their ticks."""
+    """A change of the members that retired timelines: a base with the change has all their entries and omits their
+    ticks.
+    """
 
     __slots__ = ("later", "places")
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places  # the places of the change
-        # The change that retired the timeline in which this change stands; None if none did.
+        # The change that retired the timeline of this change itself; None if that is not retired.
         self.later: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
@@ -49,7 +51,7 @@ def _is_among(places: Iterable[Place], base: Vector) -> bool:
 
 
 class Known:
-    """A commit above safe time."""
+    """A commit that is not packed: above safe time, or not long below it."""
 
     __slots__ = ("access_set", "command", "kind", "places", "retired_by", "txid")
 
@@ -60,7 +62,7 @@ class Known:
         self.access_set = transaction.access_set
         # Its places in timelines; more than one if it was adopted and its leader's own commit arrived later.
         self.places: list[Place] = []
-        # The change that retired a timeline with one of its places; None if none did.
+        # The change that retired the timeline of one of its places; None if none of these is retired.
         self.retired_by: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
@@ -90,7 +92,7 @@ class Keys:
             begin = end
 
     def place(self, key: bytes) -> int:
-        """Return the place of the first packed key that is not smaller than a key; the packed keys are in order."""
+        """Return the index of the first packed key that is not smaller than a key; the packed keys are in order."""
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
     def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -110,8 +112,8 @@ class Keys:
 class Segment:
     """Packed access sets of a few hundred commits: all keys, each with its commit, and whether it was read or written.
 
-    The first query sorts the keys, and makes a filter of bits, which sorts out most keys that no commit here has
-    touched. The keys of large access sets are kept apart.
+    The first query sorts the keys, and makes a Bloom filter, which excludes most keys that no commit here has touched.
+    Large access sets are kept separately.
     """
 
     __slots__ = (
@@ -149,9 +151,8 @@ class Segment:
         for owner, change in retired.items():
             self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
         self._last = _last_of(one.places[0] for one in commits)
-        # For most bases, one comparison with this vector shows that the base has seen all commits of the segment. The
-        # vector has one place of each commit; a base that has only another place of a commit is compared commit by
-        # commit.
+        # The vector of one place of each commit. For most bases, one comparison with it shows that the base has seen
+        # all commits of the segment. A base that has a commit only under another place is compared commit by commit.
         self._covered = _last_of(
             retired[owner].newest() if owner in retired else one.places[0] for owner, one in enumerate(commits)
         )
@@ -171,18 +172,18 @@ class Segment:
     def _pack(self, commits: Sequence[Known]) -> None:
         keys, owners = list[bytes](), array("H")
         for owner, one in enumerate(commits):
-            # The keys of a large access set would be most of the segment; they are kept and compared apart.
+            # The keys of a large access set would be most of the segment; they are kept and compared separately.
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
-            # The number of one of 256 commits and two bits fit into the 16 bits of an item.
+            # An item of 16 bits holds the number of the commit, one of 256, and the two bits for read and written.
             for some, bits in ((writes - reads, _WRITE), (writes & reads, _WRITE | _READ), (reads - writes, _READ)):
                 keys += some
                 owners.extend([owner << 2 | bits] * len(some))
         self._keys, self._owners, self._is_sorted, self._bits = Keys(keys), owners, False, None
 
     def _sort(self) -> None:
-        """Sort the keys at the first search: most segments are never searched, since each base has seen them."""
+        """Sort the keys at the first search: most segments are never searched, because every base has seen them."""
         if not self._is_sorted:
             touched = sorted(zip(self._keys, self._owners, strict=True))
             self._keys = Keys([key for key, _ in touched])
@@ -210,7 +211,7 @@ class Segment:
 
     def owner_of(self, txid: Txid) -> int | None:
         """Return the number of a commit in this segment, None if it is not here."""
-        # The clocks in a segment are not in order: without this test, each late place would search each segment.
+        # Without this test, looking for the commit of a late place would search every segment.
         if not self.oldest <= txid.clock <= self.newest:
             return None
         clocks = enumerate(self._clocks)
@@ -223,7 +224,7 @@ class Segment:
         self._more.setdefault(owner, []).append(place)
 
     def retire(self, leaders: AbstractSet[str], change: Retirement) -> None:
-        """Mark the commits of these timelines as seen by a base that has the change that retired the timelines."""
+        """Count the commits of these timelines as seen by each base that has the change that retired the timelines."""
         for owner in range(len(self._clocks)):
             if any(leader in leaders for leader, _ in self._places_of(owner)):
                 self._more.setdefault(owner, []).extend(change.all_places())
@@ -321,8 +322,8 @@ class Segment:
         yield from self._more.get(owner, ())
 
     def _owner_is_in(self, owner: int, base: Vector) -> bool:
-        # A commit counts as seen under any of its places: a base may have the place of the leader, and this node that
-        # of the node that adopted it.
+        # A commit counts as seen under any of its places: the base may have the leader's place, and this node the place
+        # of the node that adopted the commit.
         return any(base.get(leader, 0) >= tick for leader, tick in self._places_of(owner))
 
 

@@ -1,4 +1,4 @@
-"""The transactions, besides the commits, that conflict tests search: pending ones, and our own rolled-back ones."""
+"""The transactions without a commit that conflict tests search: pending ones, and our own rolled-back ones."""
 
 import heapq
 from collections import deque
@@ -40,7 +40,7 @@ class Pending:
         return [self.transactions[txid] for txid in takewhile(lambda txid: self.since[txid] < seconds, self.since)]
 
     def renew(self, txid: Txid, seconds: float) -> None:
-        """Make a pending transaction the youngest, as if it had come only now."""
+        """Count a pending transaction as pending from now on, and so as the newest."""
         assert txid in self.transactions
         # A dict keeps the order of insertion, so a key that is removed and inserted again is the last one.
         del self.since[txid]
@@ -74,7 +74,7 @@ class Pending:
 
 
 class OwnEnds:
-    """Rolled-back transactions of this node, each with the clock at which the node learned it, for clause V10."""
+    """Rolled-back transactions of this node, each with the clock at which it learned the rollback, for clause V10."""
 
     def __init__(self) -> None:
         self.latest = 0  # the greatest clock at which an end was learned
@@ -94,15 +94,17 @@ class OwnEnds:
 
     def vetoes(self, transaction: Transaction) -> Conflict | None:
         """Return a conflicting transaction whose end was learned at or after the clock of this transaction, or None."""
-        # Nearly always no end was learned that late, and no key need be looked up.
+        # Nearly always every end was learned before this clock, and no key need be looked up.
         if self.latest < transaction.txid.clock:
             return None
         found = self._index.conflicts(transaction.access_set)
         return next((Conflict(txid, key) for txid, key in found if self._at[txid] >= transaction.txid.clock), None)
 
     def forget(self, closed: int) -> None:
-        """Drop the ends that were learned up to a closed time: transactions approved from now on have later clocks."""
-        # V14 refuses transactions with a clock up to closed time, so V10 no longer needs these ends.
+        """Drop the ends that were learned up to a closed time.
+
+        V14 refuses transactions with a clock up to closed time, so V10 no longer needs these ends.
+        """
         while self._ended and self._ended[0][0] <= closed:
             txid = self._ended.popleft()[1]
             del self._at[txid]

@@ -1,7 +1,7 @@
 """The pieces of large messages that this node has: pieces saved in its file, and pieces of messages that it sends.
 
-A saved piece is known by its hash, so a body that is sent again, or is the same after another execution, is not fetched
-again. A piece stays as long as a vote, an offer or an incomplete message names it.
+A saved piece is found by its hash, so a body is not fetched a second time if it is sent again, or if another execution
+has the same effect. A piece stays as long as a vote, an offer or an incomplete message names it.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Assembling:
-    """A message whose pieces are all here, and which is being put together."""
+    """A message that has all its pieces, and is being put together."""
 
     peer: str  # its sender
     parts: tuple[Part, ...]
@@ -66,7 +66,7 @@ class Pieces:
 
     def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
         """Return the parts that store the large transaction of a vote; None if some of its pieces are not saved."""
-        # Cut like its message, so that the parts name pieces that have arrived or were offered.
+        # Cut the body as its message was cut, so that the parts name pieces that have arrived or were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
             # The vote then contains the whole body, and needs no saved pieces.
@@ -109,7 +109,7 @@ class Pieces:
         waiting = self.sent.get(peer, [])
         found = None
         for one in waiting:
-            # The piece is taken out of all messages that name it: afterwards the peer has it for all of them.
+            # Remove the piece from all messages that name it: the peer has it for all of them now.
             found = one.pieces.pop(digest, None) or found
         self.sent[peer] = [one for one in waiting if one.pieces]
         return None if found is None else found.read()

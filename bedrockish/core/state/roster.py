@@ -21,7 +21,7 @@ class Peer:
     up: bool = False  # whether messages to the peer can arrive
     heard: float = 0.0  # seconds at which the peer was last heard of
     applied: Vector = field(default_factory=dict)  # the vector that the peer last reported as applied
-    # Its latest (applied, closed, cut) that our applied vector does not cover yet; or None.
+    # Its latest report (applied, closed, cut), if our applied vector does not cover it yet; else None.
     report: tuple[Vector, int, int] | None = None
     # ``closed`` and ``cut``: the clocks of its latest report that our applied vector covers.
     closed: int = 0
@@ -33,7 +33,7 @@ class Peer:
     # When to ask the peer again for the outcomes of its transactions that are pending here; None if none has been
     # pending for long.
     ask: Repeat | None = None
-    pending_s: float = 0.0  # how long transactions that the peer led and committed were pending here lately, in seconds
+    pending_s: float = 0.0  # seconds for which the peer's committed transactions were pending here lately
     # How many times ``suspicion_ms`` the peer may be silent; doubled when it was suspected and is alive.
     patience: float = 1.0
     # How far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.
@@ -58,8 +58,8 @@ class Roster:
         self.health = health
         self.joining = recovered.joining  # the facts that a new node got when it was added; None once it has caught up
         self.heard_level = 0  # the highest release level of the messages received since the start
-        # The peers that have sent messages to this process, and so accept its file as ours; and this node.
-        # Only this node at first: a peer that accepted this node's file before the restart may refuse the present file.
+        # The nodes that accept our file: this node, and the peers that have sent messages to this process. After a
+        # restart no peer counts yet: it may refuse the present file.
         self.let_in = {self.me}
         self.accused: dict[str, str] = {}  # the peers that refuse our file as another or an older one: their reasons
         self.lost = recovered.lost  # why our file certainly lacks a promise, also stored in the file; or empty
@@ -73,7 +73,7 @@ class Roster:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def set_membership(self, membership: Membership, seconds: float) -> None:
-        """Count by a membership; keep a record of each other member, and of no other node."""
+        """Count votes by a membership from now on; keep a record of each of its other members, and of no other node."""
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
@@ -100,7 +100,7 @@ class Roster:
         Returns whether this call made the node an ordinary member.
         """
         told = self.joining
-        # The change that added this node has to be applied first: until then the membership here is an older one.
+        # Until the change that added this node is applied, the membership here is an older one.
         if told is None or self.membership.version < told.membership.version:
             return False
         if covers(applied, told.vector):
@@ -110,10 +110,10 @@ class Roster:
         return False
 
     def hear(self, peer: str, level: int) -> None:
-        """Note a message of a peer, and the release level at which such messages can be read."""
+        """Note that a peer has sent a message, of a kind that belongs to a release level."""
         self.let_in.add(peer)
-        # The sender has applied the change that raises the level. This node may lack that change, and still answers at
-        # the raised level.
+        # The sender has applied the change that raises the cluster to this level. This node may still lack the change,
+        # but answers at the raised level.
         if level > self.heard_level:
             self.heard_level = level
 
@@ -139,8 +139,8 @@ class Roster:
     def level(self) -> int:
         """The release level of the cluster: messages and behaviour of later levels are not used yet.
 
-        A peer that sends a message of a higher level has applied the change that raises it, so every member reads that
-        level; the change may not be here yet, and the answer has to be of that level too.
+        It is at least the level of each message that was received. The sender of such a message has applied the change
+        that raises the level, so every member reads that level; this node may still lack the change.
         """
         return max(self.membership.level, self.heard_level)
 
@@ -151,7 +151,7 @@ class Roster:
 
     @property
     def barred(self) -> str:
-        """Why this node neither votes nor leads: it has forgotten promises; empty if it may."""
+        """Why this node may neither vote nor lead, because it has forgotten promises; empty if it may."""
         # The reason in the file is final; an accusation ends when the peer accepts a link again.
         return self.lost or next(iter(self.accused.values()), "")
 
@@ -167,8 +167,8 @@ class Roster:
     def is_voter(self, node: str) -> bool:
         """Return whether a node is a voter now; this node also has to be allowed to vote."""
         member = self.membership.members.get(node)
-        # If this node may have forgotten promises, it must not vote. Each peer also judges for itself whether our votes
-        # count.
+        # This node must not vote if it may have forgotten promises. (Each peer also decides for itself whether to count
+        # our votes.)
         if node == self.me and (self.lost or (self.accused and self.barred) or not self.health.writes):
             return False
         return member is not None and member.voter
@@ -177,8 +177,8 @@ class Roster:
     def certifies_reads(self) -> bool:
         """Whether our answer counts for a strict read: this node has to be a voter; it may be read-only.
 
-        This node knows every transaction that it has approved. While it is read-only it approves no other, so no commit
-        depends on a later vote of this node.
+        This node knows every transaction that it has approved. While it is read-only it approves no further one, so
+        every quorum of a commit that it does not know is without this node.
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads
@@ -186,7 +186,7 @@ class Roster:
     @property
     def walls_needed(self) -> int:
         """The number of other voters' walls that this node must know before it follows its own; 0: none."""
-        if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
+        if not self.voters or self.voters == [self.me]:  # with one voter, a learner needs that voter's wall
             return 0
         # If we are a voter, our own wall is one of the majority.
         return self.majority - self.is_voter(self.me)

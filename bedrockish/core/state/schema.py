@@ -21,7 +21,7 @@ class Schema:
 
     def schedule(self, change: Transaction) -> None:
         """Schedule an applied change for its activation."""
-        # A second change would wait for a clock, and run on a version, that exists only after the first.
+        # A second change would need the schema version, and an activation clock, that exist only after the first.
         assert self.scheduled is None, f"{self.scheduled} is not in force yet"
         self.scheduled = change
 

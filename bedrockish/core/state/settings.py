@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # time for the arrival of transactions from before a schema change
+SCHEMA_GRACE_MS = 20  # how much later than a schema change's activation clock time is closed, for BEGINs under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Settings:
     suspicion_ms: int = 1_000  # silence of a leader after which others finish its transactions
     # Greatest lag of a node's closed time behind its clock; slower transactions are rejected as TOO LATE.
     closing_lag_ms: int = 500
-    # Smallest such lag; between the two bounds, the lag adapts to the delay of transactions.
+    # Smallest lag of closed time; between the two bounds, the lag adapts to the delay of transactions.
     closing_lag_ms_min: int = 100
     # Greatest age of a snapshot at BEGIN; access sets are kept for up to twice that time.
     conflict_window_ms: int = 60_000
@@ -21,7 +21,7 @@ class Settings:
     # Greatest leap of most voters' wall clocks that the cluster's clock follows while the node runs.
     clock_leap_ms: int = 600_000
     clock_block_ms: int = 1_000  # distance by which the durable ceiling is raised above the clock at a time
-    fetch_after_ms: int = 50  # age of a gap in a timeline after which the missing entries are fetched
+    fetch_after_ms: int = 50  # age of a gap in a timeline at which the missing entries are fetched
     fetch_bytes: int = 4_000_000  # size of the entries of a timeline that one FETCH requests
     inline_bytes: int = 256 << 10  # size above which a transaction or a message is sent in pieces
     piece_bytes: int = 64 << 10  # size of one piece
@@ -48,8 +48,9 @@ BELOW = (  # in each pair, the first must be below the second
 def approvals_needed(voters: int) -> int:
     """Return the approval quorum q(n) = max(n//2+1, (n+f)//2): a plain majority up to 6 voters, and more from 7 on.
 
-    With a plain majority, the survivors may find two orphaned, conflicting transactions of which each could have been
-    committed; neither could ever be decided (``docs/protocol.md``, the trace at seven voters).
+    f is the number of voters that may fail. With a plain majority of seven, the survivors may find two conflicting
+    transactions without a leader, each of which could have been committed; neither could ever be decided
+    (``docs/protocol.md``, the trace at seven voters).
     """
     failures = (voters - 1) // 2
     return max(majority(voters), (voters + failures) // 2)
@@ -58,8 +59,8 @@ def approvals_needed(voters: int) -> int:
 def may_count_out(voters: int) -> bool:
     """Return whether a recovery may have to count out a voter that it cannot reach (J6).
 
-    If the leader of the transaction answers, it decides the matter. Up to four voters, a majority of answers without
-    the leader has the answers of all other voters, so no voter is left to be counted out.
+    If the leader of the transaction answers, it decides the matter. With up to four voters, a majority that does not
+    include the leader includes all other voters, so none of these has to be counted out.
     """
     return majority(voters) <= voters - 2
 

@@ -35,9 +35,9 @@ from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers
 
-LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares, in some tenths of a second
+LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares; that takes some tenths of a second
 
-COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # seconds from BEGIN to the quorum: first average, bound of one
+COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # seconds from BEGIN to the quorum: the first average; the bound of one sample
 WEIGHT = 0.2  # the weight of the newest commit in the average
 
 
@@ -90,7 +90,7 @@ class State:
 
     def _recover(self, recovered: Recovered) -> None:
         votes, window, settled = self.votes, self.commit_window, self.clock.settled
-        # This comes before the window is filled, because ``add`` compares each entry with the retired timelines.
+        # Before the window is filled, because ``add`` compares each entry with the retired timelines.
         window.retire(self.roster.membership.retired.keys())
         places: list[Place] = []
         for entry in recovered.window:
@@ -98,13 +98,12 @@ class State:
             window.add(entry.place, entry.transaction)
             # A settled commit is not remembered: ``outcome`` looks it up in the journal.
             if entry.txid.clock > settled:
-                # If the commit was adopted, its second label may still come, and must then be known as a repeat.
+                # If the commit was adopted, its second label may still come, and must then be recognized as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
         window.reaches_back_to(recovered.applied, places)
-        # This comes after the window is filled, so that a vote on a transaction in the journal is dropped, not held
-        # again.
+        # After the window is filled, so that a vote on a transaction in the journal is dropped and not restored.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
@@ -142,9 +141,9 @@ class State:
         self.clock.hear_walls(peer.wall_ahead_ms for node, peer in peers if self.roster.is_voter(node))
 
     def hear_clock(self, peer: str, clock: int) -> bool:
-        """Move up to a peer's clock on which neither a promise nor an outcome rests; return False if it is refused."""
+        """Move up to the clock of a message without a promise or an outcome; return False if the clock is refused."""
         ahead = self.clock.ahead_ms(clock)
-        # For people, whether the clock is followed or not: ``status`` names the peer whose clock is ahead.
+        # Note how far the clock is ahead, followed or not: ``status`` names the peer.
         known = self.roster.peers.get(peer)
         if known is not None:
             # Before a majority has reported its wall clocks, every clock is ahead of the known walls, and no clock
@@ -164,7 +163,7 @@ class State:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def set_membership(self, membership: Membership) -> None:
-        """Count by a new membership from now on."""
+        """Count votes by a new membership from now on."""
         self.roster.set_membership(membership, self.clock.now.seconds)
         self._hear_walls()
 
@@ -172,14 +171,14 @@ class State:
         """Become an ordinary member once all commits are applied that the cluster had when it added this node."""
         if self.roster.join_if_caught_up(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
-            # From now on the file says that the node is an ordinary member, for the next restart.
+            # Note it in the file, for the next restart.
             self.outbox.emit(Keep("joining", 0))
             self.outbox.emit(SetMembers(self.roster.membership))
 
     def lose(self, reason: str) -> None:
         """Note in the file that the file lacks some of this node's promises, so that the node never votes again.
 
-        The evidence may be gone later: the peer that remembers more may leave, and later members remember less.
+        It is stored because the evidence may be gone later: the peer that knows of the lost promises may leave.
         """
         if self.roster.lose(reason):
             self.outbox.emit(Keep("lost", reason))
@@ -206,7 +205,7 @@ class State:
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
         """Note that another leader's transaction conflicted with one of ours."""
-        # A node that no longer votes does not lead either, so no request has to wait for its turn.
+        # A node that no longer votes does not lead either, so no request has to leave it a turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
@@ -224,31 +223,29 @@ class State:
         # The session has seen the next schema; here it would find the old one.
         if self.schema.scheduled is not None and self.schema.is_behind(token.clock):
             return False
-        # A label may be lost with all nodes that had it. Safe time then proves that no commit up to the token is
-        # missing.
+        # The entry of a tick in the token may be lost together with all nodes that had it. Then safe time at or above
+        # the token's clock proves that this node lacks no commit up to the token.
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
 
     def read_clock(self) -> int:
-        """Return the clock for the token of a read at this node now: above every applied transaction.
+        """Return the clock for the token of a read at this node now: above the clock of every applied transaction.
 
-        The clock is also below the activation of the next schema. With a later clock, the session would count as having
-        seen the next schema, and would wait at this very node until that schema is in force. Every transaction that is
-        applied before has a smaller clock.
+        The clock is also below the activation of the scheduled schema change: with a later clock, the session would
+        count as having seen the next schema, and would wait even at this node until that is in force. Both are
+        possible, because every transaction that is applied before the activation has a smaller clock.
         """
         clock, scheduled = self.clock.read(), self.schema.scheduled
         return clock if scheduled is None else min(clock, scheduled.activates - 1)
 
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
-        """Return a transaction other than ``own`` that has executed one of these commands already; None if there is
-        none.
+        """Return a transaction other than ``own`` that has executed one of these commands already, or None.
 
-        The transaction counts even if the base has it: a leader executes a command only after it has looked for the
-        command's earlier transaction, so if the command runs a second time, the leader did not find that transaction
-        then.
+        It counts even if the base of the new transaction has it. A leader looks for an earlier transaction of a command
+        before it executes the command; if there is one nevertheless, the leader did not find it.
         """
         for command in commands:
             key = command_key(command)
-            # The window comes first: it has entries that are taken and not applied yet, which the journal lacks.
+            # Search the window first: it has entries that are taken and not applied yet, which the journal lacks.
             for txid in self.commit_window.writers_of(key):
                 if txid != own:
                     return Conflict(txid, key)
@@ -269,8 +266,8 @@ class State:
     def outcome(self, txid: Txid) -> bool | None:
         """Return whether a transaction was committed; None if it is open or unknown.
 
-        Above safe time, the journal is searched for applied and settled transactions, because a node that was away for
-        long applies more than it could remember. Up to safe time, only the memory is searched.
+        Outcomes of applied and settled transactions above safe time are looked up in the journal, because a node that
+        was away for long applies more than it could keep in memory. Up to safe time, only the memory is searched.
         """
         # Memory first: a transaction that ended in this step is not in the journal yet.
         found = self.votes.outcomes.get(txid)
@@ -284,9 +281,10 @@ class State:
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
-        """Return whether a transaction was applied in an earlier step, if its clock is above safe time and settled.
+        """Return whether the journal has a transaction from an earlier step; searched only for settled clocks above
+        safe time.
 
-        For other clocks False says nothing.
+        For other clocks, False says nothing.
         """
         return self.clock.safe < txid.clock <= self.clock.settled and self._lookups.has_applied(txid)
 
@@ -296,7 +294,7 @@ class State:
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._lookups.find_places(txid))
 
     def safe_of(self, base: Vector) -> int:
-        """Return the clock up to which a base has seen all commits; safe time now may be past commits that it lacks."""
+        """Return the clock up to which a base has seen all commits: safe time, or less if it lacks an older commit."""
         if covers(base, self.timelines.applied):
             return self.clock.safe
         lacking = self.commit_window.oldest_outside(base)
@@ -309,7 +307,7 @@ class State:
         """
         access_set, base, floor = transaction.access_set, transaction.base, self.commit_window.floor
         for found in self.commit_window.conflicts(access_set, base, transaction.txid):
-            # The window knows only the places that came after it learned of the commit; the journal knows all places.
+            # After a restart the window may lack a place of the commit; the journal has all its places.
             if not self.is_in_base(found.other, base):
                 return True
         lacking = {leader: tick for leader, tick in floor.items() if base.get(leader, 0) < tick}
@@ -323,11 +321,12 @@ class State:
     def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why the before-images of a transaction differ from the rows here; empty if they are equal.
 
-        None: this step applies entries, which the tables do not have yet; or the transaction is so large that the
-        driver compares it in parallel. In both cases the voter considers the transaction again.
+        None: the rows are not compared yet, because this step applies entries, which are not in the tables yet, or
+        because the transaction is so large that the driver compares it in parallel. In both cases the voter judges the
+        transaction again later.
 
-        The caller has checked that the base is applied and that no commit outside it conflicts. So the rows that the
-        transaction rests on are the same at every sound node.
+        The caller has checked that the base is applied and that no commit outside the base conflicts. So the rows
+        that the transaction has read or changed are the same at every sound node.
         """
         if self._lookups.compare_rows is None:
             return ""
@@ -357,23 +356,22 @@ class State:
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # Find this out before the end of the transaction is noted: a repeat was committed at another place before, so
-        # it is not pending.
+        # A repeat was committed at another place before, so it is not pending. Test that before its end is noted.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
-        # The transaction leaves ``pending`` and enters the commit window in one step, without a conflict test between.
+        # The transaction leaves ``pending`` here and enters the commit window below, with no conflict test in between.
         self.votes.end(txid, commit=True)
-        # No base that lacks a commit of this age or older is compared any more: V16 refuses it.
+        # V16 refuses each base that lacks a commit of this age or older, so such commits are not compared any more.
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
-        # Our own commits are looked up by their ids, however old they are.
+        # Our own commits are added even if they are older: their answers look up their places in the window.
         is_late = txid.clock <= forgotten and txid.leader != self.me
         window, place = self.commit_window, entry.place
         if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
             window.add(place, entry.transaction)
 
     def _note_pending(self, entry: Entry, since: float) -> None:
-        """Note how long a commit of another leader was pending here: a slow leader is asked later for outcomes."""
+        """Note how long a commit of another leader was pending here: we wait longer before we ask a slow leader."""
         peer = self.roster.peers.get(entry.leader)
-        # An adopted transaction does not count: it waited because its leader had died.
+        # An adopted transaction does not count: it was pending until a recovery finished it.
         if peer is not None and entry.leader == entry.txid.leader:
             peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
 

@@ -18,11 +18,11 @@ class Timelines:
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
         self.applied: dict[str, int] = dict(recovered.applied)  # the last tick that is applied to the tables
-        # Entries that were taken and not applied are lost with the memory; they are fetched again.
+        # A restart loses the entries that were taken and not applied; they are fetched again.
         self.taken: dict[str, int] = dict(recovered.applied)  # the last tick that is here, applied or not
         self.heads: dict[str, bytes] = dict(recovered.heads)  # the hash of the last taken entry
         self.removed: dict[str, int] = dict(recovered.removed)  # the last tick that was removed from the journal
-        # Each vector that covers this vector has all of the retired timelines.
+        # A vector that covers this one contains all entries of the retired timelines.
         self.retirement: Vector = self._without_retired(self.applied)
 
     def take(self, entry: Entry) -> None:
@@ -44,7 +44,7 @@ class Timelines:
     # -- timelines that are retired --------------------------------------------------------------------------------
 
     def retire(self, places: Iterable[tuple[str, int]]) -> None:
-        """Note the places of a change: a vector that covers them has all of the timelines that the change retires."""
+        """Note the places of a membership change: a vector that covers them contains the timelines that it retires."""
         self.retirement = dict(places)
 
     def _without_retired(self, vector: Vector) -> dict[str, int]:
@@ -52,22 +52,22 @@ class Timelines:
         return {leader: tick for leader, tick in vector.items() if leader not in retired}
 
     def in_short(self, vector: Vector) -> dict[str, int]:
-        """Return a vector without the retired timelines if it covers their retirement, and so has all of their entries.
+        """Return a vector without the retired timelines, if it covers their retirement, and so has all their entries.
 
-        A vector from before the retirement has to name its ticks of these timelines, which its receiver cannot know.
+        A vector from before the retirement must keep its ticks of these timelines: the receiver cannot know them.
         """
         if self.roster.membership.retired and covers(vector, self.retirement):
             return self._without_retired(vector)
         return dict(vector)
 
     def in_full(self, vector: Vector, config: int) -> Vector:
-        """Return the full form of a vector that a member sent without the timelines retired by its version of the
-        membership.
+        """Return the full form of a vector from a member, which left out the timelines that were retired up to version
+        ``config`` of the membership.
         """
         retired: Mapping[str, int] = self.roster.membership.retired
         if not retired:
             return vector
-        # The retired timelines are applied here to their ends, so our ticks are the last ticks.
+        # The retired timelines are applied here to their ends, so our ticks of them are their last ticks.
         old = (leader for leader, since in retired.items() if since <= config)
         unsaid = {leader: self.applied[leader] for leader in old if leader in self.applied}
         return {**unsaid, **vector}
@@ -75,21 +75,21 @@ class Timelines:
     def whole(self) -> set[str]:
         """Return the timelines of former nodes that every member has reported up to the same tick.
 
-        Each member has reported that it counts by our membership, so its link to the former node is gone. A member
-        with more of the timeline would have reported it. So none of these timelines ever grows again.
+        Each member has reported that it has applied our membership, so it has no link to the former node any more, and
+        has reported all that it has of the timeline. So none of these timelines can grow again.
         """
         roster, membership = self.roster, self.roster.membership
         members = [roster.peers.get(node) for node in membership.nodes if node != roster.me]
         if roster.me not in membership.members:
             return set()
-        # A member that counts by an older membership may still receive more of a timeline, or send it on.
+        # A member with an older membership may still receive more of a timeline, and send it on.
         if any(peer is None or peer.config != membership.version for peer in members):
             return set()
         return {
             leader
             for leader, tick in self.applied.items()
             if leader not in membership.members
-            # An entry that is taken and not applied would be lost from every vector.
+            # No vector has an entry that is taken and not applied: a timeline with one is not retired yet.
             and self.taken[leader] == tick
             and all(peer is not None and peer.applied.get(leader, 0) == tick for peer in members)
         }

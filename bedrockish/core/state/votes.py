@@ -27,8 +27,8 @@ class Votes:
         self.by_txid: dict[Txid, Vote] = {}  # every vote on record
         # The transactions that this node approved or holds, and whose outcome it does not know.
         self.pending = Pending()
-        # For each ended transaction, whether it was committed. Transactions up to safe time are left out, and so are
-        # those that are both applied and settled: the journal decides about them.
+        # For each ended transaction, whether it was committed. Left out are transactions up to safe time, and
+        # transactions that are applied and settled: their outcomes are looked up in the journal.
         self.outcomes: dict[Txid, bool] = {}
         self.done: set[Txid] = set()  # the transactions that are applied at one of their places, and not settled
         self.own_ends = OwnEnds()  # our own transactions that were rolled back
@@ -37,7 +37,7 @@ class Votes:
         # The transactions that came in time and whose rows are being compared, each with the time, in seconds, until
         # which closed time waits for it.
         self.comparing: dict[Txid, float] = {}
-        self.late = False  # whether a transaction was noted that was settled already, and can be forgotten at once
+        self.late = False  # whether the next ``forget`` has outcomes to drop even if no time has advanced
         self.ended: list[Txid] = []  # the transactions whose outcome became known in this step
         # The transactions that ceased to be pending in this step, because their rollback was accepted.
         self.released: list[Txid] = []
@@ -59,7 +59,7 @@ class Votes:
         vote = self.by_txid.get(txid)
         if vote is None:
             vote = self.by_txid[txid] = Vote(txid, transaction)
-        # The rollback came before the BEGIN. From now on the keys of the transaction are known for conflict tests.
+        # The rollback came before the BEGIN: only now are the transaction's keys known for conflict tests.
         elif vote.transaction is None:
             vote.transaction = transaction
         return vote
@@ -89,7 +89,7 @@ class Votes:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
-        # The transaction may be known only since now, or a higher ballot may have another decision.
+        # Enter the transaction again: its keys may be known only now, or a higher ballot may have another decision.
         if vote.txid in self.aborting.sets:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
@@ -120,13 +120,13 @@ class Votes:
     def accept_rollback(self, txid: Txid) -> bool:
         """Accept a leader's rollback (ballot 1); return False if a higher ballot is promised."""
         if txid in self.outcomes or txid.leader == self.me:
-            return True  # it has ended; or it is our own, which stays pending until a majority has accepted
+            return True  # it has ended; or it is our own, which stays pending until a majority accepts its rollback
         vote = self.of(txid)
         # A recovery may be about to commit the transaction because we hold it; our promise to it forbids the rollback.
         if vote.promised > 1:
             return False
-        # A transaction that this node never saw gets the same vote: its BEGIN may still arrive, and is rejected for the
-        # promise (V3).
+        # Store this vote even if the transaction is unknown here: its BEGIN may still arrive, and is rejected because
+        # of the promise (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
@@ -182,17 +182,17 @@ class Votes:
         safe, settled = self.clock.safe, self.clock.settled
         self.late = self.outbox.is_applying and settled > safe
         if self.late:
-            settled = safe  # the journal does not have the entries of this step yet
+            settled = safe  # this step applies entries, which the journal does not have yet
         for txid in [txid for txid in self.by_txid if txid.clock <= safe]:
             if txid in self.pending:
-                # A transaction that is pending below safe time is not in the journal, so it can never be committed.
+                # A transaction that is still pending below safe time is not in the journal: it can never commit.
                 self.end(txid, commit=False)
             self.drop(txid)
-        # A waiting commit is not in the journal yet: only ``outcomes`` has its outcome.
+        # A taken commit that waits for its base is not in the journal yet: only ``outcomes`` has its outcome.
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
-            # At the end of this step, the requests that wait for the transaction get its outcome.
+            # Keep an outcome of this step: at its end, the requests that wait for the transaction get it.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

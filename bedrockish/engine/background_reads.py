@@ -55,8 +55,8 @@ class BackgroundReads:
     def reader(self) -> Iterator[apsw.Connection]:
         """Lend a connection that only reads, for a brief use outside of a transaction.
 
-        The connection is kept for the next use, because a new one first parses all definitions: a tenth of a second
-        with some thousand tables. It keeps no pages and no unpacked entries, so each use sees the bytes of the file.
+        The connection is kept for the next use, because a new one first parses all definitions, a tenth of a second for
+        some thousand tables. Its caches of pages and entries are emptied, so each use reads the bytes in the file.
 
         Raises:
             apsw.Error: the file cannot be opened once more.
@@ -77,7 +77,7 @@ class BackgroundReads:
             self._idle.pop().close()
 
     def close(self) -> None:
-        """Close the kept connection, and soon those that are lent."""
+        """Close the kept connection; a connection that is lent is closed at the end of its use."""
         self._is_closed = True
         while self._idle:
             self._idle.popleft().close()
@@ -148,7 +148,7 @@ class BackgroundReads:
     def snapshot_to(self, path: str | os.PathLike[str], go_on: Callable[[], None] = lambda: None) -> None:
         """Copy the database as of the last flush into a new file, page by page, so that rowids stay the same.
 
-        The last flush need not be durable yet: send the copy to no node before it is.
+        The last flush need not be durable yet. Until it is, the caller must not send the copy to another node.
 
         Args:
             go_on: called throughout; an error that it raises ends the copy.

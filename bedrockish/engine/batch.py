@@ -1,8 +1,8 @@
 """The batch: the transaction that is always open on the writing connection.
 
 Every write of the node goes into the open batch. ``flush`` commits it and opens the next one. SQLite sometimes rolls
-back the whole transaction because of one statement; ``redo`` then writes the batch again from the list of its actions,
-so no request can undo a decided write.
+back the whole transaction because one statement failed; ``redo`` then writes the batch again from the list of its
+actions, so no request can undo a decided write.
 
 The connection has one user at a time: the engine, an open transaction of a client (the *guest*, which leaves when the
 engine needs the connection), or another thread (between ``hand_over`` and ``take_back``).
@@ -21,7 +21,7 @@ from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage.wal import Wal
 from bedrockish.errors import DamagedError, EntryMismatchError
 
-LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, since other clients would wait for it
+LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, so that clients need not wait for it
 FRAMES = 500  # an upper bound of the WAL frames of a batch that is not long
 
 
@@ -56,7 +56,7 @@ class Batch:
 
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
         self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
-        self.control = db.cursor().execute  # a cursor for each savepoint costs more than the savepoint
+        self.control = db.cursor().execute  # one cursor for all savepoints: a cursor costs more than a savepoint
         self.state = State.STARTING  # the state of the connection
         self.failed = False  # whether the file or the machine failed; nothing is committed any more then
         self.weight = 0  # about how many bytes the open batch has
@@ -73,17 +73,17 @@ class Batch:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the batch has a write, or another thread has it; if not, a new reader sees all applied entries."""
+        """Whether the batch has a write, or another thread uses it; otherwise a new reader sees every applied entry."""
         return bool(self._actions) or self._wait is not None
 
     @property
     def is_long(self) -> bool:
-        """Whether ``flush`` belongs in another thread, because it takes long or may restart the log."""
+        """Whether to call ``flush`` in another thread, because it takes long or may restart the write-ahead log."""
         return bool(self._actions) and (self.weight > LONG_BYTES or self.may_finish_log)
 
     @property
     def may_finish_log(self) -> bool:
-        """Whether the next ``flush`` may restart the write-ahead log, which a held snapshot would prevent."""
+        """Whether the next ``flush`` may restart the write-ahead log, so that held snapshots should be released."""
         return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, FRAMES)
 
     # -- users of the connection -----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Batch:
     def hand_over(self, wait: Callable[[], None]) -> None:
         """Give the connection to another thread until ``take_back``.
 
-        Other users wait for that thread, or test ``is_away`` first and come back later.
+        Until then, another user waits for that thread, or tests ``is_away`` and tries again later.
 
         Args:
             wait: blocks until that thread is done; called in that thread, it returns at once.
@@ -118,8 +118,7 @@ class Batch:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Write the batch again, after a read failed because of the disk or the memory and SQLite rolled the batch
-        back.
+        """Write the batch again after a failed read: for lack of disk or memory, SQLite has rolled the batch back.
 
         Otherwise the next write would be committed without the writes before it.
         """
@@ -211,7 +210,7 @@ class Batch:
                 self._wal.finish(self._db, self._limits.wal_frames_max)
             self.open()
             if self._wal.is_overtaken():
-                # Between two batches another process could write the file; the node's own writes do not count here.
+                # Another process has written the file between two batches; the node's own writes do not count here.
                 self.failed = True
                 raise DamagedError(FOREIGN_WRITER)
             self._wal.reserve(self._limits.wal_frames_max)

@@ -4,8 +4,8 @@ One connection writes, and is always inside a transaction, the *batch*. Requests
 entries and votes are written into it. ``flush`` commits the batch and opens the next one, and ``sync`` makes it
 durable. No message may leave the node before the batches that it depends on are durable.
 
-SQLite sometimes rolls back a whole transaction because of one statement. The batch is then written again from the list
-of all writes since the last commit, so that no request can undo decided entries.
+SQLite sometimes rolls back a whole transaction because one statement failed. The batch is then written again from the
+list of all writes since the last commit, so that no request can undo decided entries.
 """
 
 import os
@@ -63,8 +63,8 @@ WINDOW_MS = 60_000  # the default of the conflict window
 class Engine:
     """A node's file. Used from one thread, except ``sync``, ``checkpoint`` and the reads of ``background``.
 
-    Why so large: It wires the parts that work on one file, each of which is an attribute. The short methods keep
-    callers from reaching through two parts.
+    Why so large: It wires the parts that work on one file; each part is an attribute. Short methods forward to them, so
+    that a caller need not know the parts of a part.
     """
 
     def __init__(self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare) -> None:
@@ -122,7 +122,7 @@ class Engine:
         cls,
         path: str | os.PathLike[str],  # the database file. Its directory must be writable and local.
         *,
-        # The contents of a new file, with which an old file must agree. None: the file must be a node's already.
+        # The facts that a new file gets, and with which an existing file must agree. None: the file must exist.
         founding: Founding | None,
         limits: Limits | None = None,
         prepare: Prepare = lambda _db: None,  # registers the functions and collations of plugins on every connection
@@ -151,7 +151,7 @@ class Engine:
         """Return the state with which the core starts, read from the file.
 
         Args:
-            window_ms: how many milliseconds below the settled clock the returned entries begin; see
+            window_ms: the returned entries begin so many milliseconds below the settled clock; see
                 ``Journal.recover``.
         """
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batch.number, window_ms)
@@ -224,11 +224,11 @@ class Engine:
                 self.batch.redo()
 
     def only_writes(self, texts: Sequence[str]) -> bool:
-        """Return whether all of these texts have run before, write rows, and have no other lasting effect."""
+        """Return whether each of these SQL texts has run before, writes rows, and has no other lasting effect."""
         return self._executor.texts.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
-        """Run as many of the first requests as can share a transaction, roll them back, and return what to begin.
+        """Run as many of the first requests as can share a transaction, roll them back, and return that transaction.
 
         The errors are those of ``execute``.
         """
@@ -270,7 +270,7 @@ class Engine:
                     control("RELEASE request")
                 else:
                     self.batch.redo()
-            except apsw.Error as error:  # something of the request may be left in the batch
+            except apsw.Error as error:  # a part of the request may be left in the batch
                 raise self.batch.broken(error) from error
 
     def lend(self, guest: Guest) -> Parts:
@@ -284,7 +284,7 @@ class Engine:
         return Parts(*writer, reader, batch.control, batch.redo)
 
     def beside(self) -> Beside:
-        """Return the functions and objects to open connections in parallel with the writer's."""
+        """Return the functions and objects with which other threads open connections in parallel with the writer's."""
         wal = self._wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
@@ -321,7 +321,7 @@ class Engine:
 
     @property
     def is_slow_to_roll_back(self) -> bool:
-        """Whether each rollback of a request makes SQLite read thousands of definitions again.
+        """Whether a rollback of a request takes long, because SQLite then reads thousands of definitions again.
 
         From a change of the schema until the commit of its batch, every ROLLBACK TO makes SQLite read the schema again.
         """
@@ -450,7 +450,7 @@ class Engine:
     def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
         """Return whether the wanted entries are few and short.
 
-        Each timeline has fewer than ``count`` entries from its tick in ``wants`` on, and the entries of all timelines
+        That is: from its tick in ``wants`` on, each timeline has fewer than ``count`` entries, and all of these entries
         together have fewer than ``size`` bytes.
         """
         self.batch.come_back()

@@ -88,7 +88,7 @@ class EntryApplier:
             DamagedError: the file failed; the node must stop.
         """
         if transaction.kind != ROWS or transaction.schema != self._versions.current:
-            return ""  # rows of a schema that is not in force here yet cannot be compared
+            return ""  # the transaction ran on another schema than the one in force here, so rows cannot be compared
         self._batch.leave()
         try:
             if len(transaction.changes) > KEPT_BYTES:
@@ -111,12 +111,12 @@ class EntryApplier:
         """
         db, changes = self._db, [] if repeat else self._few_changes(entry)
         if changes is not None and len(changes) <= 1:
-            # SQLite makes a single change completely or not at all, so no savepoint is needed. With a savepoint, SQLite
-            # would copy every written page.
+            # SQLite makes a single change completely or not at all, so it needs no savepoint, which would make SQLite
+            # copy every written page.
             self._rows.apply(entry, (changes,))
             try:
                 store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
-            except BaseException:  # the file failed: roll back, so that no row is there without its entry
+            except BaseException:  # the file failed: roll back, so that no row is written without its entry
                 self._batch.give_up()
                 raise
             return
@@ -127,7 +127,7 @@ class EntryApplier:
             self._apply_kind(entry, changes)
             store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
         except BaseException:
-            if db.in_transaction:  # otherwise SQLite gave up the whole batch: the disk is full, or failed
+            if db.in_transaction:  # otherwise SQLite has rolled back the whole batch: the disk is full, or failed
                 db.execute("ROLLBACK TO entry")
                 db.execute("RELEASE entry")
             raise
@@ -159,7 +159,7 @@ class EntryApplier:
             raise
 
     def _write_without(self, entry: Entry) -> None:
-        """Roll back the batch, which has a part of an entry, and write the batch again without that part."""
+        """Roll back the batch, because it has only a part of an entry, and write it again without that entry."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         if self._batch.state is State.REDOING:
@@ -203,9 +203,8 @@ class EntryApplier:
     def _apply_staged(self, entry: Entry, applied_ms: int) -> bool:
         """Apply an entry by its unpacked changes; return False, with the batch unchanged, if that fails.
 
-        With a savepoint, SQLite would copy every written page, which takes a third of the time of a large entry. So the
-        entry has no savepoint: if it does not fit, the whole batch is rolled back and written again without the entry.
-        Nearly every entry fits.
+        It uses no savepoint: SQLite would copy every written page, which takes a third of the time of a large entry. If
+        the entry does not fit, the whole batch is rolled back and written again without it; nearly every entry fits.
         """
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void:

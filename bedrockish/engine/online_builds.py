@@ -48,7 +48,7 @@ class OnlineBuilds:
             UnavailableError: the machine has no room for another connection, or the disk has none.
         """
         assert not self._batch.is_dirty
-        check_room(self._file, os.stat(self._file).st_size)  # a full disk ends the node, and the build is optional
+        check_room(self._file, os.stat(self._file).st_size)  # a full disk would end the node; the build is optional
         version = self._versions.current
         build: Build
         if isinstance(plan, SearchPlan):
@@ -81,8 +81,8 @@ class OnlineBuilds:
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
         """Apply an entry to the tables, and its rows to the build.
 
-        The batch keeps the build's rows themselves: when the batch is written again, the build may have gone on, and
-        would find other rows.
+        The batch records these rows, and does not compute them again when it is written again: by that time the build
+        may have gone on, and would give other rows.
 
         Args:
             apply: writes the entry into the open batch.

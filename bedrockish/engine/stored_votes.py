@@ -22,7 +22,7 @@ class StoredVotes:
         Args:
             parts: the parts of its transaction's body, whose pieces are saved; they are stored instead of the body.
         """
-        # Copied, because the core goes on to change its vote, and ``redo`` must write the vote as it is now.
+        # Copied, because the core may change its vote later, and ``Batch.redo`` must write the vote as it is now.
         copy = Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
         self._batch.write(system.save_vote, self._db, copy, parts)
         if parts is None and vote.transaction is not None:

@@ -1,8 +1,8 @@
-"""Commands of virtual tables: INSERTs into the column that has the name of an FTS5 table, or into ``cmd`` of vec1.
+"""Commands of virtual tables, which look like INSERTs: into an FTS5 table's column of its own name, or vec1's ``cmd``.
 
-A command that configures an index is replicated like a definition, so its text must contain its values. The values of
-vec1's commands, which may be models of a megabyte, are written into the text. All other commands run at the node that
-receives them and are rolled back: every node keeps its index complete and merges it by itself.
+A command that configures an index is replicated as its text, like a definition, so the text must contain its values.
+The values of vec1's commands, such as models of a megabyte, are written into the text. All other commands maintain an
+index. They run only at the node that receives them, and are rolled back: every node maintains its indexes by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
         if "cmd" not in (_name(words, place) for place in range(at + 2, end)):
             return None
         rest = words[end + 1 :]
-        # Literal only with one list of values. Each node would run a query by itself, and could get another model.
+        # Literal only with one list of values. A query would run at each node, and could return different models.
         return Command(of_vec1, rest[0].is_word("VALUES") and sum(token.text == "(" for token in rest) == 1)
     table = next((one for one in tables if folded(one) == name == given), None)
     values = next((place for place, token in enumerate(words) if token.is_word("VALUES")), len(words))
@@ -64,7 +64,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
         return None
     command = words[values + 2]
     if command.kind == "param" and _name(words, at + 4) == "rank":
-        return Command(table, False)  # the parameter's value says which command it is
+        return Command(table, False)  # a parameter: only its value tells which command this is
     name = (command.name or "").lower()
     if name not in _CONFIGURES | _UPKEEP:
         return None

@@ -1,10 +1,10 @@
 """FTS5 indexes on the rows of ordinary tables, which every node updates as it changes these rows.
 
-The triggers with which programs maintain such an index run when a request is executed, and are rolled back with it.
-When the rows are applied, triggers are off: the applier removes the old values of a row from the index and adds the new
-ones, in the transaction that changes the row. So the index of every node always matches its content table.
+Applications maintain such an index with triggers. These run when a request is executed, and are rolled back with it.
+When rows are applied, triggers are off: instead, the applier removes the old values of a row from the index and adds
+the new ones, in the transaction that changes the row. So the index of every node always matches its content table.
 
-An index contains nothing that its table lacks. So an index that SQLite finds corrupt is rebuilt from the table.
+An index contains only values from its table, so an index that SQLite finds corrupt is rebuilt from the table.
 """
 
 import logging
@@ -95,12 +95,12 @@ class IndexKeeper:
         self._rebuild_corrupt()
 
     def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Remove the rows of a run of changes from the indexes; the table ``source`` has their rowids in column k."""
+        """Remove from the indexes the rows that a run of like changes writes; column k of ``source`` has the rowids."""
         if op != INSERT:
             self._run(table, op, written, source, is_gone=True)
 
     def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Add the rows that a run of changes has written to the indexes."""
+        """Add to the indexes the rows that a run of like changes has written."""
         if op != DELETE:
             self._run(table, op, written, source, is_gone=False)
         self._rebuild_corrupt()
@@ -190,7 +190,7 @@ def stale_indexes(
 
 
 def _replaced(statements: Iterable[str]) -> set[str] | None:
-    """Return the folded names of tables that statements drop, or that they rename others to; None if unknown."""
+    """Return the folded names of tables that statements drop, or give to another table by a rename; None if unknown."""
     found: set[str] = set()
     for sql in statements:
         try:

@@ -1,4 +1,4 @@
-"""Modules for vectors: the modules installed at this node, and the modules that a schema's tables need."""
+"""SQLite modules for vectors: those installed at this node, and those that the tables of a schema need."""
 
 from collections.abc import Iterable
 

@@ -1,9 +1,10 @@
 """Reads of the last committed batch in the file, while another thread uses the writing connection.
 
 With SQLite's write-ahead log, another connection sees the last committed batch while the writer writes the next one. So
-a request that only reads need not wait for the writer if the last batch has everything that its session has seen. The
-snapshot itself tells the number of its batch, because the writer's thread may commit the next batch at any moment, and
-the vector of that batch is not known yet.
+a request that only reads need not wait for the writer if the last batch has everything that its session has seen.
+
+The number of the batch is read from the snapshot itself: the writer's thread may commit the next batch at any moment,
+before the vector of that batch is known here.
 """
 
 from dataclasses import dataclass
@@ -85,8 +86,8 @@ class CommittedReads:
         """Return the encoded results of a request on the pinned snapshot; None if the core has to answer.
 
         The core has to answer if the request does not only read, if its session has seen commits that are not in the
-        snapshot, if its command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the
-        execution by the writer then finds the error.
+        snapshot, if its command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails; in
+        the last case, the writer executes it again and reports the error.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.

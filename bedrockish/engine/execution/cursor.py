@@ -1,4 +1,4 @@
-"""Results that are too long for one answer: helper threads read them on a snapshot, in bounded batches.
+"""Results that are too long for one answer: helper threads read them on a snapshot, in batches of bounded size.
 
 Between two batches only SQLite's state of the statement is kept, so a result may be larger than the memory.
 """
@@ -40,7 +40,7 @@ def compile_read(
         if found is not None:
             raise UnsupportedError("a stream is the result of one statement; leave out what follows it")
         found = piece, params
-    assert found is not None  # texts without a statement were refused before
+    assert found is not None  # a text without a statement was refused before
     return *found, executor.analysis.plan(found[0])
 
 

@@ -88,7 +88,7 @@ def execute_mixed(
 
 
 class Mixed:
-    """The execution of one such change, inside a savepoint of a connection; the caller rolls the savepoint back.
+    """The execution of one change of rows and schema in a savepoint of a connection; the caller rolls it back.
 
     Why so large: Each statement may set an option for the statements after it; all options last until the end.
     """
@@ -183,8 +183,8 @@ class Mixed:
             ConstraintError: a foreign key is broken.
             UnsupportedError: the change makes a table that cannot be replicated, or does not change the schema.
         """
-        # A change is valid if all of its statements failed. If only its schema statements failed, it may change rows,
-        # unless it has switched foreign keys off.
+        # A change whose schema statements have all failed is still valid, and may change rows, unless it has switched
+        # foreign keys off.
         if self._writes and self._before is not None and not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
@@ -236,7 +236,7 @@ class Mixed:
         elif piece.kind == WRITE:
             self._writes = True
             self._note(Step(text, DO, answer_digest(text, rows, changed, rowid)))
-        elif not piece.whole_schema or piece.checks_keys:  # reads of the schema have the same results at the activation
+        elif not piece.whole_schema or piece.checks_keys:  # a read of the schema has the same result at the activation
             self._note(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
@@ -246,7 +246,7 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Compiled, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; roll it back if SQLite may have drawn random ids for its rows."""
+        """Run a statement; roll it back and refuse it if SQLite may have drawn random ids for its rows."""
         if piece.kind != WRITE:
             return self._executor.run_piece(piece, (), room, allowed)
         db = self._db
@@ -289,7 +289,7 @@ class Mixed:
 
     def _check(self, piece: Compiled) -> None:
         """Refuse a statement that reads data that differ between nodes."""
-        # Such a statement runs only here.
+        # A statement that shows the schema runs only here.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:
             way = f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"
@@ -308,11 +308,11 @@ class Mixed:
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
 
     def _check_stable(self, text: str) -> Lengths:
-        """Refuse unstable functions, and conflict clauses that roll back more than a statement; return the lengths of
-        values.
+        """Refuse nondeterministic functions, and conflict clauses that roll back more than a statement; return the
+        bounds on the lengths of values.
 
-        SQLite's bytecode shows the functions that a statement calls, also in triggers, defaults and views. It also
-        shows how long the statement's values may be.
+        SQLite's bytecode shows the functions that a statement calls, also in triggers, defaults and views, and how long
+        its values may be.
         """
         program = self._explained(text)
         for _, opcode, first, second, _, fourth, *_ in program:
@@ -350,7 +350,7 @@ class Mixed:
             raise translate(error, text) from error
 
     def _bound(self, piece: Compiled, params: tuple[Any, ...], told: Result | None) -> str:
-        """Return the text of a statement that ran before, with the id that the node assigned to its row."""
+        """Return the text of a statement to record; if the node assigned an id to its row, the text contains the id."""
         piece.auto = self._executor.texts.with_ids(piece)
         text = piece.text(params)
         if text == piece.sql or (told is not None and told.rowcount == 0):
@@ -388,7 +388,7 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
 
 
 def _with_id(sql: str, rowid: int) -> str:
-    """Return a statement whose only call for an id is replaced by the id; empty unless there is exactly one call."""
+    """Return a statement with its single call for an id replaced by the id; empty without exactly one such call."""
     found = _tokens(sql)
     calls = [place for place, token in enumerate(found) if token.is_word(FUNCTION.upper())]
     if len(calls) != 1:
@@ -412,8 +412,9 @@ def _tokens(sql: str) -> list[Token]:
 def _rests_on_definitions(piece: Compiled, error: ConstraintError | SqlError) -> bool:
     """Return whether ALTER failed when SQLite parsed all definitions again (``error in view v after rename: ...``).
 
-    No row can change this failure, and the activation requires the same definitions. The nodes cannot repeat its text:
-    while they compare an answer, SQLite first meets the view of ``packing.set_aside``.
+    Such an error need not be recorded: it does not depend on rows, and the definitions are the same at the activation.
+    The nodes could not get the same error text: while they compare answers, SQLite first meets the view of
+    ``packing.set_aside``.
     """
     return piece.kind == SCHEMA and str(error.__cause__).startswith("error in ")
 

@@ -1,9 +1,9 @@
 """An open transaction that changes the schema: its statements run on a private copy, which is deleted at its end.
 
 The copy is an overlay on a snapshot (``workspace``) and is kept until COMMIT, so that other requests never wait for
-its statements, however long they take. The statements and their answers are recorded; COMMIT submits them, and they are
-run again at the activation (``ddl_execution``). Statements that the transaction ran before its first schema statement
-are run again here.
+its statements, however long they take. The statements and their answers are recorded. COMMIT submits them, and every
+node runs them again at the activation (``ddl_execution``). The transaction's statements from before its first schema
+statement are first run again on the copy.
 
 The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """

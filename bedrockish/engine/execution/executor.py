@@ -45,7 +45,7 @@ from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
 
-ANALYSIS_S = 0.05  # seconds for the analysis of a statement in the loop, which delays other clients
+ANALYSIS_S = 0.05  # seconds for the analysis of a statement in the loop's thread, where it delays other clients
 
 
 class MixesError(Exception):
@@ -92,11 +92,11 @@ class Executor:
         capture.documents = lambda: self.analysis.documents
         self._most_bytes = limits.length_bytes
         self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
-        self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
+        self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half a statement
         self._unlimited_query = connection_query(db)
-        # A faster connection that shows the same rows while the request has changed none.
+        # A faster connection, which shows the same rows as long as the request has changed none.
         self.reader: apsw.Connection | None = None
-        self.stays = False  # whether only a rollback of the whole transaction undoes an effect of the request
+        self.stays = False  # whether the request has an effect that only a rollback of the whole transaction undoes
         self.scope = Scope()  # the values of the functions that statements call
         db.set_progress_handler(governor.progress, STEPS)
 
@@ -163,7 +163,7 @@ class Executor:
     ) -> Prepared:
         self.capture.start()
         cookie = None
-        begun = 0  # the statements before this place have run in a batch
+        begun = 0  # the statements before this index have run in a batch
         for place, statement in enumerate(request.statements):
             if at_once and place >= begun and not run.schema:
                 begun = place + run.alike(request, place)
@@ -179,7 +179,7 @@ class Executor:
                     raise MixesError
                 if piece.kind == SCHEMA:
                     if self.governor.budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
-                        raise TakesLongError(piece.sql)  # after its rollback, SQLite has to read all definitions
+                        raise TakesLongError(piece.sql)  # after its rollback, SQLite reads all definitions again
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
                         self.capture.deafen()  # a module writes shadow rows when it creates a table
@@ -187,7 +187,7 @@ class Executor:
                     self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
-                    if piece.is_upkeep and not run.writes:  # the index matches the committed rows already
+                    if piece.is_upkeep and not run.writes:  # skip it: the index matches the committed rows already
                         run.results.append(Result((), [], 1, None))
                         continue
                     run.writes = True
@@ -195,7 +195,7 @@ class Executor:
                     if self.stays:
                         raise UnsupportedError(ALONE)
                     raise MixesError
-                # If another statement writes, the journal keeps all results, as lists of rows.
+                # Only for a single read: with a write, the journal keeps all results, in the form of lists of rows.
                 packs = request.by_column and len(request.statements) == 1 and piece.only_reads(statement.sql)
                 run.one(piece, params, Blocks() if packs else None)
         if run.schema:
@@ -282,7 +282,7 @@ class Executor:
                 if until < FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
-            self._change = db.cursor().execute  # after a value that did not fit, the old cursor would keep all values
+            self._change = db.cursor().execute  # after a value that SQLite refused, the old cursor keeps all values
             return None
         finally:
             restore(db, lengths, most=self._most_bytes)
@@ -292,7 +292,7 @@ class Executor:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        The runs may take as long as the statement, because finding the end of a loop takes another run of the loop.
+        The runs may take as long as the statement itself: to find where a loop ended, its query has to run again.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.
@@ -371,7 +371,7 @@ class Executor:
         except apsw.Error as error:
             if governor.caused(error):
                 raise governor.error_of_interrupt(piece.sql) from error
-            # After a value that did not fit, the old cursor would keep all values.
+            # After a value that SQLite refused, the old cursor keeps all values.
             self._change = self._db.cursor().execute
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
@@ -424,8 +424,8 @@ class Executor:
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
-        # A write that changed no row is led like any other, so that it claims its command's id. Otherwise, if the
-        # client sent it again after a lost answer, it could report no row while its first attempt commits elsewhere.
+        # A write that changed no row is led like any other, to claim its command's id. Otherwise a client that sends it
+        # again after a lost answer could be told that it changed no row, while its first attempt commits elsewhere.
         packed = self.encode_changes(changes) if writes else b""
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
@@ -433,7 +433,7 @@ class Executor:
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet, *, reads_system: bool = False) -> Prepared:
-    """Return the reads before an error as a transaction that only reads."""
+    """Return the reads that an error rests on, as a transaction that only reads."""
     return Prepared(base, version, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
@@ -455,7 +455,7 @@ class Run:
         self.results.append(Result((), [], -1, None))
 
     def one(self, piece: Compiled, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
-        """Run a statement; record its result, of which ``blocks`` takes all but the last rows, and its reads."""
+        """Run a statement; record its reads and its result. ``blocks`` takes the rows, if they are many."""
         executor = self._executor
         resolved = lengths = None
         if piece.kind != SCHEMA:
@@ -475,7 +475,7 @@ class Run:
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None, blocks))
 
     def alike(self, request: Request, first: int) -> int:
-        """Run statements of one text, from a place on, in a batch; return their number, 0 if a batch is not possible.
+        """Run the statements from index ``first`` on that have the same text, as a batch; return their number, or 0.
 
         Raises:
             OneByOneError: a statement failed.
@@ -503,7 +503,7 @@ class Run:
         return encode_in_steps(self.results, self._most - self._room, by_column=by_column)
 
     def looked_at(self) -> AccessSet:
-        """Return the reads of the statements and constraint checks so far, on which an error rests."""
+        """Return the reads of the statements and constraint checks so far: an error of the request rests on them."""
         if self.schema:
             return AccessSet(read_ranges=EVERYTHING)  # the reads of a schema statement are not known
         points, ranges = set[bytes](), set[Range]()

@@ -1,4 +1,4 @@
-"""Descriptions of a statement's reads and writes, for people: its conflicts, and advice to reduce them."""
+"""Descriptions of a statement's reads and writes for its author: what it conflicts with, and how to reduce that."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -15,10 +15,10 @@ FOREVER = float("inf")
 
 
 class Governor:
-    """The limits of the statement that runs on one of its user's connections.
+    """The limits on time and memory of the client's statement that runs on a connection.
 
-    Only a client's statement is interrupted, from ``watch`` to ``release``: SQLite also calls ``progress`` during the
-    engine's own statements, because it counts a statement's steps over all of its runs.
+    It interrupts only between ``watch`` and ``release``, while a client's statement runs: SQLite calls ``progress``
+    during the engine's own statements as well.
 
     Args:
         failure: returns the error for which the running statement has to end, such as too many changes; else None.
@@ -86,7 +86,7 @@ class Governor:
         return self.limits.memory.refusal("the statement was ended") if self._is_refused else None
 
     def ending(self) -> BedrockishError | None:
-        """Return the error for which the running statement had to end, whatever time it took; else None."""
+        """Return the error for which the running statement had to end, apart from its time limit; else None."""
         return self.stopped or self._failure()
 
     def error_of_interrupt(self, sql: str) -> Exception:
@@ -121,7 +121,7 @@ class Governor:
             self._until, self._interrupter.is_interrupted = FOREVER, False
 
     def patience(self, sql: str, seconds: float) -> Check:
-        """Return a check that an analysis calls: it raises when the budget or some seconds of processor are used up."""
+        """Return a function for an analysis to call: it raises when the budget, or some processor time, is used up."""
         busy = self.limits.busy
         until = busy() + seconds
 

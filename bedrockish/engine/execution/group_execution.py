@@ -1,8 +1,9 @@
 """Groups of requests in one transaction: each is executed on top of the changes of the requests before it.
 
 Commands that wait for the same key would only conflict with each other. Led together, they cost one round of votes
-instead of one round each. The transaction has all of a request or nothing: if a request fails, is slow or needs more
-than row changes, the requests before it are executed again without it, so that the capture has no part of it.
+instead of one round each. The transaction has each request completely or not at all: if a request fails, is slow or
+needs more than row changes, the requests before it are executed again without it, so that the captured changes contain
+no part of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,11 +73,11 @@ def execute(
         for request in requests:
             scope.begin(request.command, 0, base)
             result = _one(executor, request, gatherer)
-            if scope.named:  # the journal finds the transaction by the id of its first command
+            if scope.named:  # it names its transaction, which the journal finds only by its first command's id
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)
-        can_tell = not executor.capture.blind  # changes of tables without capture are merged at the end
+        can_tell = not executor.capture.blind  # changes of tables without capture are known only at the end, merged
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
@@ -87,7 +88,7 @@ def execute(
     except DamagedError:
         raise
     except (TakesLongError, BedrockishError, _AloneError) as error:
-        # All requests together may exceed a limit that each alone does not; otherwise the running request has failed.
+        # If all requests have run, they exceed a limit only together; otherwise the running request has failed.
         whole = len(results) == len(requests) or isinstance(error, TakesLongError)
         raise ApartError(len(results) // 2 if whole else len(results)) from None
     finally:

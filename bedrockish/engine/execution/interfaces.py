@@ -58,7 +58,7 @@ class Guest(Protocol):
 
 
 class Lends(Protocol):
-    """The part of the engine that open transactions use."""
+    """The engine's methods that open transactions use."""
 
     applied: dict[str, int]
     flushed: Flushed

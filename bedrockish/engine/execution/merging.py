@@ -1,7 +1,7 @@
-"""Transactions that were executed before, each by itself, led as one: none of them conflicts with another.
+"""The merging of executed transactions into one, if no two of them conflict.
 
 A round of votes costs every node nearly the same, whether it decides one transaction or ten. Two transactions that do
-not conflict have the same effect in either order, one after the other or as one.
+not conflict have the same effect in either order, and also as one transaction.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS
 
-MERGED_BYTES = 24 << 10  # the most bytes of changes and results that are merged, so that no group travels in pieces
+MERGED_BYTES = 24 << 10  # the most bytes of changes and results that are merged, so that no group is sent in pieces
 MoveUp = Callable[[str, Prepared], Prepared | None]
 Join = Callable[[Sequence[bytes]], tuple[bytes, tuple[int, ...]]]
 
@@ -24,14 +24,14 @@ def may_share(prepared: Prepared) -> bool:
 
 
 def merge(
-    # The request and the transaction that the others join; it is returned as it is if none of them can.
+    # A request and its transaction, which the others join; returned unchanged if none of them can.
     first: tuple[Request, Prepared],
     # Further requests of the same isolation, each with a function that returns its transaction.
     others: Iterable[tuple[Request, Callable[[], Prepared]]],
     move_up: MoveUp,  # returns a command's transaction with the newest commits as its base; None if it has lost to one
     join: Join,  # joins encoded changes, and counts the changes of each transaction
 ) -> Prepared:
-    """Merge transactions; those that cannot be merged are left out."""
+    """Merge transactions into the first one; leave out those that cannot be merged."""
     request, prepared = first
     moved = move_up(request.command, prepared)
     if moved is None:
@@ -48,7 +48,7 @@ def merge(
 
 
 class _Merger:
-    """Transactions that are merged, the first one among them from the beginning."""
+    """The transactions merged so far; at the beginning only the first one."""
 
     def __init__(self, request: Request, prepared: Prepared) -> None:
         self._requests, self._parts = [request], [prepared]
@@ -63,7 +63,7 @@ class _Merger:
         return len(self._parts) > 1
 
     def add(self, request: Request, prepared: Prepared) -> None:
-        """Add a transaction, unless it cannot be merged or conflicts with one of those before."""
+        """Add a transaction, unless it cannot be merged or conflicts with one added before."""
         first, keys, size = self._parts[0], prepared.access_set, _size(prepared)
         if self._bytes + size > MERGED_BYTES or not (_can_merge(first) and _can_merge(prepared)):
             return
@@ -81,7 +81,7 @@ class _Merger:
             self._with_ranges.append(keys)
 
     def _conflicts(self, keys: AccessSet) -> bool:
-        """Return whether a transaction conflicts with one of those before."""
+        """Return whether a transaction conflicts with one added before."""
         writes = self._writes
         if not (writes.isdisjoint(keys.write_points) and writes.isdisjoint(keys.read_points)):
             return True

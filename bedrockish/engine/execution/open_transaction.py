@@ -16,7 +16,7 @@ from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
-ASKED_BYTES = 32 << 20  # bytes of the texts and parameters of these statements
+ASKED_BYTES = 32 << 20  # bytes that the texts and parameters of these statements may have
 KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 
@@ -40,7 +40,7 @@ class Logged:
 
 
 class TransactionWorkspace(Protocol):
-    """A workspace of one transaction, as far as its end needs it: a copy of the database, or an overlay."""
+    """The methods with which an open transaction ends its workspace, which is a copy of the database or an overlay."""
 
     version: int
 
@@ -72,7 +72,7 @@ class TransactionWork:
     serializable: bool
     command: str = ""  # the id of its command
     user: str = ""  # the client's user name; empty where clients need no user
-    base_clock: int = 0  # a clock at or after the clocks of all these commits
+    base_clock: int = 0  # a clock at or after the clocks of all commits in ``base``
     clock: int = 0  # the value of ``transaction_clock()`` in the transaction; 0 until it is called
     base: dict[str, int] | None = None  # the vector of the commits that it has seen; None until its first statement
     schema: int = 0  # the version of the schema that it runs on
@@ -95,9 +95,9 @@ class TransactionWork:
     moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
     unsure: bool = False  # whether a deferred foreign key was broken when the transaction was swapped out
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
-    # Whether rows that it has read on its snapshot were written since, so that it cannot get a newer snapshot.
+    # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.
     behind: bool = False
-    looked_behind: bool = False  # whether it has read the schema or system tables, which are in no access set
+    looked_behind: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
     over: bool = False  # whether SQLite itself has ended the transaction
     # Whether another thread reads on its snapshot; if ``ended`` is set then, the transaction ends after that.
@@ -146,7 +146,7 @@ class TransactionWork:
     def saw(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Note the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
-        A check of foreign keys without a violation is not noted, because no other commit can cause one.
+        A check of foreign keys that found no violation is not noted, because no other commit can cause a violation.
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
@@ -198,7 +198,7 @@ class TransactionWork:
         raise SqlError(f"no such savepoint: {name}")
 
     def owns(self, piece: Compiled) -> bool:
-        """Return whether a statement that reads could meet rows that the transaction itself has changed."""
+        """Return whether a statement could read rows that the transaction itself has changed."""
         if self.serializable:
             return self.wrote
         written = {change.table.lower() for change in self.changes}

@@ -32,7 +32,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 IDLE_MAX = 64  # idle connections that are kept open
 CACHE_KIB = 1 << 10
-UNCOUNTED_BYTES = 4 << 10  # bytes of rows that are not counted: a call for each row takes as long as the row
+UNCOUNTED_BYTES = 4 << 10  # the first bytes of rows are not counted: a call for each row takes as long as the row
 WAY_OUT = "stream them, select less, or use LIMIT"
 
 
@@ -62,7 +62,7 @@ def fetch(
         size = packed = 0
         for row in cursor:
             rows.append(row)
-            size += ROW_BYTES + VALUE_BYTES * len(row)  # as ``row_bytes``, whose call takes as long as the row
+            size += ROW_BYTES + VALUE_BYTES * len(row)  # ``row_bytes`` inlined, because a call takes as long as the row
             for value in row:
                 if type(value) is str or type(value) is bytes:
                     size += len(value)
@@ -153,7 +153,7 @@ class Snapshot:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
 
-        It runs in the loop's thread, even if the statement ran in another one, so it has the loop's budget.
+        It has the budget of the loop, because it runs in the loop's thread even if the statement ran in another one.
 
         Raises:
             apsw.Error: it exceeds that budget, or SQLite failed otherwise.
@@ -171,7 +171,7 @@ class Snapshot:
 
         Args:
             known: the tables as another connection has read them.
-            staged: the unpacked changes, if there are any; their owner may delete them after the snapshot has ended.
+            staged: the unpacked changes, if there are any; their owner deletes them only after the snapshot has ended.
 
         Raises:
             DamagedError: the file cannot be read.

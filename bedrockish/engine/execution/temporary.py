@@ -103,7 +103,7 @@ class TemporaryTransaction(OverlayTransaction):
         Raises:
             ConflictError: its rows no longer fit.
             TemporaryLostError: the database now has an object with the name of a TEMP object.
-            BedrockishError: the file cannot be read, or the error that ``stop`` was given.
+            BedrockishError: the file cannot be read, or the transaction was stopped with this error.
         """
         if self._like is not None:
             self.work.follow(self._like)
@@ -144,7 +144,7 @@ class TemporaryTransaction(OverlayTransaction):
             self.executor.texts.forget()
             clash = self._clash(self.db)
             if clash:
-                # The statement has run, so the transaction cannot go on without its effects.
+                # The statement has run, and only the end of the transaction removes its TEMP object.
                 self.work.over = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP one another name", sql=piece.sql

@@ -79,7 +79,7 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
 
 def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
     """Return values as SQLite stores them. ``before`` is the number of the text's values before them, for errors."""
-    for value in values:  # no call for most values, because a call for each would cost too much
+    for value in values:  # most values need no conversion, and a call for each would cost too much
         kind = type(value)
         if not (
             (kind is int and INT_MIN <= value <= INT_MAX)
@@ -96,7 +96,7 @@ class Binder:
     """The distribution of a text's parameters to its statements, one after the other."""
 
     def __init__(self, params: Params) -> None:
-        # The exact type is compared first, because isinstance with an abstract class costs more than all the rest.
+        # Compare the exact type first: isinstance with an abstract class costs more than everything else here.
         if params is not None and type(params) not in (tuple, list, dict):
             if isinstance(params, str | bytes) or not isinstance(params, Mapping | Sequence):
                 raise SqlError(f"parameters should be a list of values or a map of names, not {type(params).__name__}")

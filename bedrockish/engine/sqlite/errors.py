@@ -145,7 +145,7 @@ def beginning(path: object) -> Iterator[None]:
 def lost_file(path: object, error: apsw.Error) -> DamagedError:
     """Return the error that ends a node which can neither start from its file nor fill the file again.
 
-    The error has no detail ``table``: new indexes may help (``rebuild_indexes``), and another start does not.
+    The error has no detail ``table``, because another start does not help; rebuilt indexes may (``rebuild_indexes``).
     """
     return DamagedError(
         f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "
@@ -155,13 +155,13 @@ def lost_file(path: object, error: apsw.Error) -> DamagedError:
 
 
 def broken(error: apsw.Error, number: int = 0) -> DamagedError:
-    """Return the error with which a node stops that cannot write decided entries; ``number`` as in ``translate``."""
+    """Return the error of a node that stops because it cannot write decided entries; ``number``: see ``translate``."""
     if _lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")
     if isinstance(error, apsw.CorruptError):
         return damaged_page(error)
-    if isinstance(error, apsw.BusyError):  # the node holds the lock, except between two batches
+    if isinstance(error, apsw.BusyError):  # between two batches, another program has taken the node's write lock
         return DamagedError(FOREIGN_WRITER)
     return DamagedError(f"the database file failed: {error}; check the disk, and start the node again")

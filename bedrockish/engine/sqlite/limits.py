@@ -23,7 +23,7 @@ SMALL_TIMES = 2  # a request that is usually small is refused only above so many
 
 
 class Memory:
-    """The memory of all requests of a node; above the bound, the newest statement is ended.
+    """The account of the memory that all requests of a node take; above its bound, the newest statement is ended.
 
     SQLite reports its own share; code that keeps rows, answers and messages adds to it. Only clients' statements, and
     the work that they begin, are refused; decided transactions never are. Used from the node's loop and from the
@@ -63,7 +63,7 @@ class Memory:
             del self._held[owner]
 
     def move(self, owner: object, count: int) -> None:
-        """Move bytes from an owner's account to ``elsewhere``, where they are counted with all others."""
+        """Move bytes from an owner's account to the sum ``elsewhere``, which has no owner."""
         self.hold(owner, -count)
         self.elsewhere += count
 
@@ -214,18 +214,18 @@ class Rows:
             raise TooLargeError(f"the results take more than {most} bytes; {self._way_out}", limit=most)
         if self.size - self._noted > ROWS_NOTED:
             self._noted = self.size
-            self._limits.memory.note(self._number, 2 * self.size)  # twice: the rows will be encoded, too
+            self._limits.memory.note(self._number, 2 * self.size)  # twice: the rows will also be in memory encoded
 
 
 _FOREVER = float("inf")
-WALL_FACTOR = 10  # a request may take so many times its budget by the wall clock: it waits for the disk or processor
+WALL_FACTOR = 10  # by the wall clock, a request may take so many times its budget: it may wait for disk or processor
 
 
 class Budget:
-    """The time that work in the node's loop may still run there.
+    """The time for which work may still run in the node's loop, before it has to move to another thread.
 
     The budget is counted in the thread's processor time. On a busy machine, or one that was stopped for a moment,
-    everything takes long by the wall clock, and running the work in another thread would only make that worse.
+    everything takes long by the wall clock, and more threads would only make that worse.
     """
 
     __slots__ = ("_busy", "_limits", "_soonest", "_thread", "_wall", "is_brief")

@@ -1,9 +1,10 @@
 """A watchdog thread that ends statements that run for too long.
 
 SQLite calls a progress handler after a number of its own steps. Where each step is expensive, as with
-``hex(randomblob(…))`` for every row, these calls are seconds apart, and a call after each step would slow all other
-statements too much. SQLite checks for an interrupt at every jump, at no cost. A single call of a function, which no
-interrupt can end, is bounded by the length of its values (``call_costs``).
+``hex(randomblob(…))`` for every row, these calls are seconds apart, and a call after each step would slow down all
+other statements. But SQLite tests for an interrupt at every jump, at no cost, so this thread interrupts late
+statements. An interrupt cannot end a single call of a function; that is bounded by the length of its values
+(``call_costs``).
 """
 
 import threading
@@ -15,8 +16,8 @@ import apsw
 
 from bedrockish.common.forks import watch_forks
 
-TICK_S = 0.005  # between two checks of the running statements
-IDLE_S = 0.5  # without a statement, after which the thread sleeps until the next statement
+TICK_S = 0.005  # seconds between two checks of the running statements
+IDLE_S = 0.5  # after so many seconds without a statement, the thread sleeps until the next statement
 
 
 class Interrupter:
@@ -45,7 +46,7 @@ class Interrupter:
             _WATCHDOG.wake()
 
     def renew(self) -> None:
-        """Forget the statement and the lock in a forked child, because another thread of the parent has them."""
+        """Forget the statement and the lock in a forked child: they belong to a thread of the parent."""
         self._lock, self._db = threading.Lock(), None
 
     def end(self) -> None:
@@ -129,7 +130,7 @@ class _Watchdog:
             if now - last > IDLE_S:
                 self._woken.clear()
                 self.sleeps = True
-                if not self.is_wanted:  # otherwise a statement has just begun, which saw the thread awake
+                if not self.is_wanted:  # otherwise a statement has just begun, and has not woken this thread
                     self._woken.wait()
                 self.sleeps, last = False, time.monotonic()
             time.sleep(TICK_S)

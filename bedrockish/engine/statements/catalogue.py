@@ -32,7 +32,7 @@ def with_users_tables(sql: str) -> str:
     try:
         found = tokens(sql)
     except NotTokensError:
-        return sql  # SQLite itself reports the error
+        return sql  # the text has an error, which SQLite itself reports
     if found and found[-1].text == ";":
         found = found[:-1]
     if not found or any(token.text == ";" for token in found):
@@ -66,7 +66,7 @@ def _filtered(sql: str, found: list[Token], rowid: str) -> str:
                 schema = qualifier
                 cuts.append((found[place - 2].start, token.start, ""))
         if schemas.setdefault(name, schema) != schema:
-            return sql  # one name for the tables of two schemas
+            return sql  # the text names the same table in two schemas, and one common table cannot replace both
     if not schemas:
         return sql
     texts = ", ".join(_filter(name, schemas[name], rowid) for name in sorted(schemas))

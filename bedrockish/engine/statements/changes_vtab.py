@@ -59,7 +59,7 @@ _TESTS = {
     _TABLE: "j.kind = 'rows' AND instr(j.body, CAST(?{number} AS BLOB)) > 0",
 }
 _COSTS = {_CLOCK: 0.3, _COMMAND: 1e-6, _TABLE: 0.2}
-# A change of the schema stands where it came into force, as in the feed.
+# A schema change is listed at the clock at which it came into force, as in the change feed.
 _QUERY = """
 SELECT j.clock, j.origin, j.leader, j.tick, j.body, '' FROM bedrockish_journal AS j
 WHERE j.repeat = 0 AND (j.kind <> 'schema' OR NOT EXISTS (

@@ -83,7 +83,7 @@ _PAST_PACKS = (
 _NOT_HERE = "the module {} is not installed at this node; install {} at every node"
 ALONE = "a table of vec1 is made in a request of its own; make others, and fill it, before or after"
 _OF_CONNECTION = "{} sets something for one connection to the node's file; leave it out"
-_TAKES_LONG = frozenset({"vec1_train"})  # functions that no interrupt ends
+_TAKES_LONG = frozenset({"vec1_train"})  # functions that take long and cannot be interrupted
 _MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
 _MODEL = (
@@ -144,7 +144,7 @@ class Compiled:
     is_upkeep: bool = False  # whether it is a command of FTS5 that changes no result of an index that matches its rows
     is_dear: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
     # Whether it makes a table of vec1. Only a rollback of the whole transaction undoes that: after a rollback to a
-    # savepoint the connection fails later.
+    # savepoint, later statements of the connection fail.
     stays: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
@@ -236,7 +236,7 @@ class Guard:
         self.virtual = VirtualLayout()  # the virtual tables of the schema
         # Whether the connection belongs to one session, which may make TEMP objects on it.
         self.allows_temporary = False
-        # The sizes of the texts (of views and triggers, say) that a statement's names stand for.
+        # The sizes of the texts (such as views) that SQLite writes out for the names in a statement.
         self.expansion = Expansion()
         # Returns whether the compilation runs in the node's loop and so blocks it.
         self.is_in_loop: Callable[[], bool] = lambda: False
@@ -245,11 +245,11 @@ class Guard:
     def compile_next(
         self, sql: str, at: int = 0, *, is_limited: bool = False, optimizes: bool = True
     ) -> tuple[Compiled, int]:
-        """Compile the first statement of a text that begins at a place or after it.
+        """Compile the first statement of a text at or after the offset ``at``.
 
         SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
 
-        Return the statement, which is empty at the end of the text, and the place after it.
+        Return the statement, which is empty at the end of the text, and the offset after it.
 
         Args:
             at: where to look for the statement.
@@ -267,7 +267,7 @@ class Guard:
         except SqlError:
             if end == len(sql) or after_nothing(sql, end) == len(sql):
                 raise
-            # SQLite may see another end of the statement.
+            # Pass the rest of the text: SQLite may find another end of the statement than the search here.
             piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
         return piece, end - len(piece.rest)
 
@@ -307,13 +307,13 @@ class Guard:
         cursor = self._db.cursor()
         cursor.exec_trace = look
         try:
-            # Not from the statement cache: a text that equals one of the node's own would run without the authorizer's
-            # check.
+            # Not from the statement cache: a text that equals a cached one of the node would not be compiled again, and
+            # the authorizer would not check it.
             cursor.execute(sql, _NO_VALUES, can_cache=False)
         except apsw.ExecTraceAbort:
             pass
         except apsw.InterruptError:
-            raise  # an interrupt, also of reading a large schema: the caller knows which of its limits caused it
+            raise  # an interrupt, possibly while SQLite read a large schema: the caller knows which limit caused it
         except apsw.Error as error:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None
@@ -344,14 +344,14 @@ class Guard:
         if not self.virtual.tables:
             return
         layout, text = self.virtual, piece.sql.lower()
-        # The authorizer is also asked about a module's own statements, if SQLite connects a virtual table here.
+        # If SQLite connects a virtual table here, it also asks the authorizer about the module's own statements.
         own = {name for name in layout.shadows if name.lower() not in text} - seen.by_views
         for name in seen.writes & layout.shadows.keys() - own:  # SQLite itself does not protect all of them
             seen.refusal = seen.refusal or f"{name} is storage of a virtual table; write to that"
         piece.tables -= own
         for found in (seen.reads, seen.named):
             found -= own
-        for name in list(seen.reads):  # a search shows the rows of the content table
+        for name in list(seen.reads):  # a search of an FTS5 index shows the rows of its content table
             seen.reads.update(table.removeprefix("t:") for table in layout.objects_of(name))
         command = command_of(piece.sql, layout.tables) if piece.kind == WRITE else None
         piece.is_dear = piece.is_dear or any(
@@ -385,7 +385,7 @@ class Guard:
         return sql
 
     def _find_named(self, sql: str) -> None:
-        """Make SQLite refuse a REINDEX or VACUUM of an unknown name; a node answers both without running them."""
+        """Raise SQLite's error for a REINDEX or VACUUM of an unknown name: a node answers both without running them."""
         try:
             self._db.execute("EXPLAIN " + next(split(sql)), can_cache=False).close()
         except apsw.SQLError as error:
@@ -433,7 +433,7 @@ class Guard:
         if refusal:
             seen.refusal = seen.refusal or refusal
             return apsw.SQLITE_DENY
-        if pragmas.DEFER in seen.given:  # SQLite would set it now, and forget which keys are broken
+        if pragmas.DEFER in seen.given:  # compiling it alone made SQLite set it, and forget which keys are broken
             return apsw.SQLITE_IGNORE
         return apsw.SQLITE_OK
 

@@ -108,7 +108,7 @@ def register(db: apsw.Connection, holder: Holder) -> None:
         return scope.command
 
     def safe_clock() -> int:
-        # The value as of this connection's snapshot, which has every commit at or below it.
+        # Safe time as stored in this connection's snapshot, which has every commit at or below it.
         row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
         return 0 if row is None or not isinstance(row[0], int) else row[0]
 

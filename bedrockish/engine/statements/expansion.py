@@ -1,9 +1,9 @@
 """The size of a statement after SQLite's expansion of its views, common tables and generated columns.
 
-While it compiles, SQLite writes out such a text at each mention of its name, and no interrupt ends that. A chain in
-which each text names the text before it twice doubles with each link, so definitions of 500 bytes can take all memory.
-The size is computed in tokens from the texts alone, before SQLite gets the statement. The computed size is never too
-small; it is too large where a column has the name of a view.
+While it compiles, SQLite replaces each mention of such a name by the whole text, and cannot be interrupted. A chain of
+views, each of which names the one before it twice, doubles with each link, so definitions of 500 bytes can take all
+memory. The size is computed in tokens from the texts alone, before SQLite gets the statement. The computed size is
+never too small; it is too large where a column has the name of a view.
 """
 
 import re
@@ -21,11 +21,11 @@ from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 LOOP_TOKENS = 5_000  # tokens that a statement may add in the loop: SQLite takes about 4 ms for them
 STATEMENT_TOKENS = 500_000  # tokens that a statement may add at all: SQLite takes half a second and some 100 MB
 DEFINITION_TOKENS = 50_000  # tokens that a definition may have: nodes describe all views when they start
-AGGREGATES = CONSTRAINTS = 2_000  # in a statement, in a table's definition: SQLite compares each with all others
+AGGREGATES = CONSTRAINTS = 2_000  # most in one statement, most in one table: SQLite compares each with all others
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
-_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # the parser decides about a text after a comment
+_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # after a comment, only the parser can tell
 _AGGREGATE = re.compile(
     r"\b(?:(?:sum|total|avg|count|min|max|median)|\w*_(?:concat|agg|array|object|cont|disc))\s*\(", re.I
 )
@@ -77,7 +77,8 @@ class Expansion:
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
-        self._parts: set[str] = set()  # of each of these names its longest part without quotes, which a text may double
+        # The longest part of each of these names without a quote: text that has none of them cannot mention a name.
+        self._parts: set[str] = set()
         if definitions is not None:
             self._read(definitions, known)
             self._learn()
@@ -151,7 +152,7 @@ class Expansion:
             return 0
         parsed = parse(sql)
         if parsed is None:
-            return 0  # SQLite reports the error
+            return 0  # the text has an error, which SQLite reports
         added = self._size(parsed, {}) - parsed.whole.size
         if added > STATEMENT_TOKENS:
             raise TooLargeError(
@@ -166,7 +167,7 @@ class Expansion:
         return added
 
     def _may_add(self, sql: str) -> bool:
-        """Return whether a statement may have to be parsed: a search costs a hundredth of that for a long text."""
+        """Return whether a statement may have to be parsed; this search costs a hundredth of parsing a long text."""
         text = folded(sql)
         if "with" in text or "create" in text or _MAY_COMPUTE.search(sql):
             return True
@@ -202,7 +203,7 @@ def _check_counts(sql: str) -> None:
     try:
         tokens = list(walk(sql))
     except NotTokensError:
-        return  # SQLite reports the error
+        return  # the text has an error, which SQLite reports
     words = [
         f"{one.text}(" if follows.text == "(" else one.text for one, follows in pairwise(tokens) if one.kind == "word"
     ]
@@ -276,11 +277,11 @@ class _Parser:
         self._named: dict[str, Text] = {}
         self._frames = [_Frame("", "", Text())]
         self._column = ""  # in the definition of a table, the column that is being defined
-        self._closed = ""  # the name before the parentheses that ended last
+        self._closed = ""  # the name before the last closed pair of parentheses
         self._candidate = ""  # the name of the text in the next parentheses, if they begin now
 
     def run(self) -> Parsed:
-        head: list[str] = []  # the first words, without those of EXPLAIN
+        head: list[str] = []  # the first words of the statement, without EXPLAIN
         is_table = False
         before, name_before = "", ""
         for token in self._tokens:

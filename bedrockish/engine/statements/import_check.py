@@ -36,7 +36,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
             except BedrockishError as error:
                 found.append(f"{what}: {error.message}")
                 for kind in ("table", "view", "trigger"):
-                    if error.details.get(kind):  # otherwise each later statement reports it again
+                    if error.details.get(kind):  # drop the object, or each later statement would report it again
                         db.execute(f"DROP {kind} {quote(error.details[kind])}")
             except apsw.Error as error:
                 found.append(f"{what}: {error}")

@@ -1,6 +1,7 @@
 """Finds the parts of an INSERT in its tokens, as far as they are needed to add a column to it.
 
-The parser does not understand a text that deviates from SQLite's grammar for INSERT, or could be read in two ways.
+It raises ``NotUnderstoodError`` for a text that deviates from SQLite's grammar for INSERT, or could be read in two
+ways.
 """
 
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ class NotUnderstoodError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Positions of the parts of an INSERT; ``first`` to ``end`` are places of tokens, end not included."""
+    """The positions of the parts of an INSERT, as indexes of tokens; ``end`` is not included."""
 
     schema: str | None  # the name before the dot, or None
     table: str  # the table as it was named
-    target_end: int  # number of tokens up to the table's name or alias
+    target_end: int  # the index after the table's name or alias
     columns: tuple[str, ...] | None  # names in the list of columns; None without a list
     kind: str  # kind of the source of rows: ``default``, ``values`` or ``select``
-    first: int  # place of the source's first token
-    end: int  # place after the source's last token
+    first: int  # the index of the source's first token
+    end: int  # the index after the source's last token
 
 
 class InsertParser:
@@ -94,7 +95,7 @@ class InsertParser:
 
     def _skip_ctes(self) -> None:
         if self._word("RECURSIVE") and (self._peek() == "(" or self.tokens[self._at].is_word("AS")):
-            raise NotUnderstoodError  # a common table has the name RECURSIVE
+            raise NotUnderstoodError  # a common table that is named RECURSIVE
         while True:
             self._name()
             if self._peek() == "(":
@@ -140,7 +141,7 @@ class InsertParser:
             if self.tokens[at].text != ",":
                 break
             at += 1
-        return "select"  # VALUES is a part of a compound SELECT
+        return "select"  # the VALUES that begins here is a part of a compound SELECT
 
     def _end(self, kind: str, first: int) -> int:
         """Return the place after the rows to insert, where ON CONFLICT, RETURNING or the end of the text follows."""

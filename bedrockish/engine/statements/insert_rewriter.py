@@ -1,7 +1,7 @@
 """Rewrites INSERTs that leave a row's id to SQLite, so that the node assigns the id.
 
-A text is changed only by splicing: the client's text stays, and only ``bedrockish_id('table')`` is inserted, as one
-more column or around a value that may be NULL. Parameters keep their numbers.
+The client's text stays, and only calls of ``bedrockish_id('table')`` are inserted: as one more column, or around a
+value that may be NULL. Parameters keep their numbers.
 
     INSERT INTO t(a) VALUES (?)         INSERT INTO t(a, "id") VALUES (?, bedrockish_id('t'))
     INSERT INTO t VALUES (?, 'x')       INSERT INTO t VALUES (bedrockish_id('t', ?), 'x')     when ? is NULL
@@ -171,7 +171,7 @@ class _Splicer:
             self._around(first, end)
         else:
             self._always = self._always or not self._is_literal(first, end)
-            self._around(first, end)  # so that no other row of the statement gets this id
+            self._around(first, end)  # the function notes this id, so that no other row of the statement gets it
 
     def _is_literal(self, first: int, end: int) -> bool:
         if end == first + 2 and self._tokens[first].text in ("-", "+"):
@@ -179,7 +179,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Assign ids for a NULL or a parameter in a SELECT; other expressions stay, so that copying is cheap."""
+        """Assign an id where a SELECT has NULL or a parameter; other expressions stay, so that copying is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):
@@ -212,7 +212,7 @@ class _Splicer:
 
     def _materialize(self, names: str, chosen: str) -> None:
         insert = self._insert
-        # Without WHERE, SQLite would take ON CONFLICT for the ON of a join.
+        # Without a WHERE before it, SQLite would take ON CONFLICT for the ON of a join.
         where = " WHERE true" if self._parser.on_conflict(insert.end) else ""
         self._insert_before(insert.first, f"WITH {ROWS}{names} AS MATERIALIZED (")
         self._insert_after(insert.end - 1, f") SELECT {chosen} FROM {ROWS}{where} ")

@@ -9,7 +9,7 @@ from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
-WORDS_MAX = 12  # more tokens than any PRAGMA has that a node answers or replicates
+WORDS_MAX = 12  # the PRAGMAs that a node answers or replicates have fewer tokens
 READABLE = frozenset(
     {
         *("application_id", "collation_list", "compile_options", "data_version", "database_list", "encoding"),
@@ -44,7 +44,7 @@ _AS_EVER = {
 }
 """The PRAGMAs that change the meaning of statements: name -> its value at the nodes, the only one that may be set."""
 REPLICATED = ("user_version", "application_id")
-"""Numbers in the file that every node sets, like a definition; migration tools use them as version numbers."""
+"""PRAGMAs that set a number in the file; replicated like a definition, because migration tools store versions there."""
 
 DEFER = "defer_foreign_keys"
 SETTINGS = frozenset({DEFER, "foreign_keys"})
@@ -92,7 +92,7 @@ ANSWERED = {
     "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
     "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
 }
-"""PRAGMA -> its answer; None: setting it has no result, and SQLite answers the query."""
+"""PRAGMA -> its answer; None: a text that sets it gets no result, and SQLite itself answers a query."""
 
 _SETS_SILENTLY = frozenset(
     {
@@ -110,13 +110,13 @@ def lacks_statistics(db: apsw.Connection) -> bool:
 
 
 def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
-    """Return a text with its first statement replaced by a SELECT if that is a PRAGMA of ``ANSWERED``.
+    """Return a text with its first statement replaced by a SELECT of the answer, if it is a PRAGMA of ``ANSWERED``.
 
-    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE where statistics are lacking. Any
+    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE if statistics are lacking. Any
     other text is returned unchanged.
 
-    Programs for SQLite begin with such PRAGMAs. Their purpose is met already (each commit is durable before it is
-    acknowledged, and readers do not block the writer), or has no meaning at a node.
+    Programs written for SQLite begin with such PRAGMAs. At a node these are needless (each commit is durable before it
+    is acknowledged, and readers do not block the writer) or have no meaning.
     """
     first = first_word(sql)
     if first not in ("PRAGMA", "REINDEX", "VACUUM"):
@@ -214,7 +214,7 @@ def asks(sql: str) -> bool:
 
 
 def apply(db: apsw.Connection, sql: str) -> None:
-    """Run a PRAGMA of ``SETTINGS``, never from the statement cache: SQLite makes the setting when it compiles it."""
+    """Run a PRAGMA of ``SETTINGS``, never from the statement cache: SQLite changes the setting when it compiles it."""
     cursor = db.cursor()
     cursor.execute(sql, can_cache=False)
     cursor.close(True)

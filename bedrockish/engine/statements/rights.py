@@ -1,5 +1,4 @@
-"""Checks users' rights: the roles of a user in the membership against the effects that SQLite reports for a compiled
-statement.
+"""Checks whether a user's roles, which the membership has, permit the effects that SQLite reports for a statement.
 
 All users share a compiled statement, so the right to run it is checked at each execution. A revoked right ends at once,
 and a statement that was compiled for one user gives no rights to another user.
@@ -26,7 +25,7 @@ KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
 SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # they contain the hashes of passwords
-# Their replacements for users who are not admins: the same without hashes, under names that no statement can use.
+# For users who are not admins: the queries, without hashes, that replace the tables with secrets.
 _OPENED = {
     JOURNAL: f"""{OPEN_JOURNAL} AS NOT MATERIALIZED (SELECT seq, leader, tick, clock, origin, command, kind, repeat,
   applied_ms, {UNPACKED["label"]} AS label,
@@ -200,9 +199,9 @@ class Access:
 
 @lru_cache(500)
 def opened(sql: str) -> str:
-    """Return a text whose tables with secrets are replaced by queries without; the same text if it names no such table.
+    """Return a text in which queries without secrets replace the tables with secrets; unchanged if it names none.
 
-    Only a single SELECT is changed. Any other way to read secrets needs an admin.
+    Only a single SELECT is changed. Any other statement that reads secrets needs an admin.
     """
     lower = sql.lower()
     if JOURNAL not in lower and META not in lower:

@@ -9,8 +9,8 @@ of other transactions, and locks a free row for the calling transaction until th
 A row is not free if another transaction that is open at this node has locked it, if a transaction that this node has
 approved or led writes it, or if a commit that the calling transaction has not seen has written it. The result is only a
 hint: this node cannot know the future writes of other nodes' clients, and the later of two transactions then gets a
-conflict, as always. To make such conflicts rare, nodes that have met at a table divide its rows among themselves for a
-while.
+conflict, as always. To make such conflicts rare, nodes whose transactions have conflicted at a table divide its rows
+among themselves for a while.
 
 A statement that calls the function relaxes only its reads of that table: of these, only the rows that it has locked
 count (see ``readset``). All its changes to them are certified as always, so no row is handed out twice.
@@ -33,7 +33,7 @@ Base = Mapping[str, int]
 
 
 class Others:
-    """A node's knowledge of other transactions; this base class knows of none."""
+    """A node's knowledge of transactions that are not open on it; this base class knows none."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:  # noqa: ARG002
         """Return whether a transaction under way writes a key, or a commit outside ``base`` has written it.
@@ -43,7 +43,7 @@ class Others:
         return False
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:  # noqa: ARG002
-        """Return this node's place among the nodes that have conflicted at a table or its indexes, and their number."""
+        """Return this node's index among the nodes that have conflicted at a table or its indexes, and their number."""
         return 0, 1
 
     def seconds(self) -> float:
@@ -62,7 +62,7 @@ class RowLocks:
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
         self._schema = schema
-        self.others = Others()  # what is known of other transactions
+        self.others = Others()  # the node's knowledge of other transactions
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
         # The keys that each transaction has locked, by its command; usually empty.
         self.held: dict[str, list[bytes]] = {}
@@ -118,7 +118,7 @@ class RowLocks:
         return found
 
     def _is_left(self, key: bytes, objects: tuple[str, ...]) -> bool:
-        """Return whether a row is left to another of the nodes that have met at its table, for ``LEFT_S`` seconds."""
+        """Return whether a row is left, for ``LEFT_S`` seconds, to another node that has conflicted at its table."""
         place, count = self.others.share(objects)
         if count < 2 or crc32(key) % count == place:
             return False

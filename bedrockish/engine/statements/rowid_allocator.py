@@ -1,8 +1,8 @@
 """Allocates ids for rows that come without one, so that no two nodes, and no two clients of a node, use the same id.
 
-Each node has a stripe: of N consecutive ids it gives only the id whose remainder modulo N is the node's own. A node
-also remembers the highest id that it gave for each table, even if the transaction failed, because other transactions
-may be in flight. An id is always above the highest id in the table as this node knows it.
+Each node has a stripe: it gives only ids with its own remainder modulo N. A node also remembers the highest id that it
+has given for each table, even if that transaction failed, because other transactions may be in flight. An id is always
+above the highest id that this node sees in the table.
 
 Two nodes may share a stripe for a moment, because only one of them knows of a new member. That is harmless: an id is a
 written key, and of two transactions that write the same key, one is executed again.
@@ -24,7 +24,7 @@ from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.table_layout import quote
 
-STRIPES_MIN = 16  # the number of stripes is the same for up to so many members
+STRIPES_MIN = 16  # the least number of stripes, so that it does not change while members are few
 LEASE_MAX = 1_000  # ids that a program gets at a time
 
 
@@ -55,7 +55,7 @@ class AutoIds:
         self._home: AutoIds | None = None
 
     def twin(self) -> "AutoIds":
-        """Return a twin for a connection that another thread uses. Both know the ids that either has given.
+        """Return an allocator for a connection that another thread uses. Both know the ids that either has given.
 
         The twins take no lock: if both give the same id at the same instant, one of the transactions is executed again.
         """
@@ -101,7 +101,7 @@ class AutoIds:
                     self.note(change.table, change.rowid_after)
 
     def begin(self) -> None:
-        """Start a statement: forget the highest ids seen, since the tables may have changed since the last one."""
+        """Start a statement: forget the highest ids seen, because the tables may have changed since the last one."""
         self._seen.clear()
         if self._home is not None:
             self._stripes, self._own = self._home._stripes, self._home._own
@@ -128,8 +128,8 @@ class AutoIds:
     def take_back(self, table: str, ids: list[int]) -> None:
         """Take leased, unused ids back; the next rows of the table get them, in this order.
 
-        Ids that this node did not lease are ignored: after the greatest id of all, each INSERT into the table would
-        fail.
+        Ids that this node did not lease are ignored: once a table has the greatest possible id, each further INSERT
+        into it would fail.
         """
         highest = self._highest.get(table, 0)
         leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]
@@ -159,7 +159,7 @@ class AutoIds:
             return rowid
         if table in self._sequences:
             raise _used_up(table)
-        return None  # SQLite looks for a free id
+        return None  # the greatest possible id is in use: SQLite itself looks for a free one
 
     def _in_table(self, db: apsw.Connection, table: str) -> int:
         """Return the highest id in the table, including the ids that this statement has noted so far."""
@@ -183,7 +183,7 @@ class AutoIds:
         return highest
 
     def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
-        """Note a row's own id, so that later rows of this statement, which may not see the row yet, do not get it."""
+        """Note an id that the statement gives itself, so that its later rows do not get it, too."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # else SQLite will refuse it
             self._seen[table] = max(self._in_table(db, table), rowid)

@@ -75,9 +75,9 @@ def _has_like(sql: str | None) -> bool:
 def _needs_triggers(db: apsw.Connection, piece: Compiled) -> bool:
     """Return whether recursive_triggers may change the effect of a statement.
 
-    A trigger may then fire itself, and REPLACE fires delete triggers. The bytecode shows both: for a trigger that is
-    fired in another trigger, SQLite notes whether it may run already, and a REPLACE that fires triggers has other
-    instructions.
+    With the setting, a trigger may fire itself, and REPLACE fires delete triggers. The bytecode shows both: the
+    instruction that fires a trigger inside a trigger has a flag against recursion, and a REPLACE that fires triggers
+    has other instructions.
     """
     plain = _program(db, piece)
     with in_force(db, frozenset({TRIGGERS})):
@@ -99,7 +99,7 @@ def _program(db: apsw.Connection, piece: Compiled) -> list[Any] | None:
     cursor = db.cursor()
     cursor.row_trace = cursor.exec_trace = None
     try:
-        # Not cached: a compiled EXPLAIN does not notice that the schema has changed since.
+        # Not cached: a compiled EXPLAIN does not notice a later change of the schema.
         return cursor.execute("EXPLAIN " + piece.sql, (None,) * len(piece.names), can_cache=False).fetchall()
     except (UnicodeDecodeError, apsw.SQLError):  # a trigger may name a missing table, which compiling reports
         return None

@@ -130,7 +130,7 @@ class _Cursor:
         return self._number if number < 0 else self._row[number]
 
     def Close(self) -> None:  # noqa: N802
-        """End the query; its own statements, still open, would keep the caller's transaction from being rolled back."""
+        """End the query: its statements, if left open, would prevent a rollback of the caller's transaction."""
         if self._rows is not None:
             self._rows.close()
             self._rows = None

@@ -77,7 +77,7 @@ def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
 
 
 def _holds(db: apsw.Connection) -> tuple[str, Heads]:
-    """Return the digest of a file's rows and rowids, and the heads of its journal: the new file must have the same."""
+    """Return the digest of a file's rows and rowids, and the heads of its journal; the new file must have the same."""
     return digest(db), heads(db)
 
 
@@ -87,7 +87,8 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         prepare(db)
         if not system.exists(db):
             raise ConfigError(f"{path} is a database, and not that of a node; SQLite's VACUUM does this for others")
-        # DELETE mode removes the log, whose frames hold old rows; the node creates a new one. A reader prevents that.
+        # DELETE mode removes the WAL, whose frames contain old rows; the node creates a new one. An open reader
+        # prevents the removal.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
         db.pragma("auto_vacuum", INCREMENTAL)  # for the new file

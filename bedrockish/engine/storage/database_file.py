@@ -34,14 +34,14 @@ SQLITE_VERSION_MIN = (3, 51, 3)  # an older version can lose commits if the WAL 
 READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be returned to the disk, some at a time
 CACHE_KIB = 64 << 10
-WIDE_KIB = 256 << 10  # while the batch has a large write
-MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # in the header of a SQLite file: the versions of its format
+WIDE_KIB = 256 << 10  # the page cache while the batch has a large write
+MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # the offset of the format's versions in a file's header; their value without WAL
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """Initial values for a new file, with which an old file must agree."""
+    """The facts that a new file gets, and with which an existing file must agree."""
 
     node: str  # name of the node whose file this is
     membership: Membership  # the first members of the cluster
@@ -52,9 +52,9 @@ class Founding:
 
 
 def _foreign(path: Path) -> str:
-    """Return which of a node's files this user may not write, and what to do; empty without such a file.
+    """Return an error text for the first of a node's files that this user may not write, or an empty text.
 
-    A node that was once started by root leaves such files, which name no user in SQLite's errors.
+    A node that was once started by root leaves such files, and SQLite's own error does not name the user.
     """
     for suffix in (".lock", "", "-wal", "-shm"):
         one = path.with_name(path.name + suffix)
@@ -108,7 +108,7 @@ def whole_path(path: str | os.PathLike[str]) -> Path:
     """
     try:
         place = Path(path).resolve()
-        if place.is_symlink():  # Python 3.13 and later; before, ``resolve`` raises a RuntimeError
+        if place.is_symlink():  # a circle of links; before Python 3.13 ``resolve`` raises a RuntimeError instead
             raise RuntimeError(place)
         what = "is a directory" if place.is_dir() else "is a device, a pipe or a socket"
         is_file = place.is_file() or not place.exists()
@@ -219,10 +219,10 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
 
 
 def check_log(path: Path) -> None:
-    """Check that the log next to a database can be its own. Call it before the process opens the database.
+    """Check that the write-ahead log next to a database is its own. Call it before the process opens the database.
 
-    A restored file is in SQLite's rollback mode, and no database in that mode has a write-ahead log: it is of the file
-    that had this path before. SQLite would write its pages into the restored file.
+    A restored file is in SQLite's rollback mode, in which a database has no write-ahead log. So a log next to it
+    belongs to the file that had this path before, and SQLite would write that file's pages into the restored one.
 
     Raises:
         ConfigError: the log is of another database.
@@ -262,8 +262,8 @@ def _looking_into(path: Path) -> Iterator[apsw.Connection]:
 def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
     """Make sure that a new node does not found a cluster with tables that the other founders do not have.
 
-    No commit made these tables, so they would not reach the other founders. The others would be the majority, and this
-    node's file would be filled again from theirs.
+    No commit made these tables, so they would never reach the other founders. The other founders would be the majority,
+    so the cluster would fill this node's file again from theirs, and lose the tables.
 
     Raises:
         ConfigError: the file has tables, and there are other founders.
@@ -297,7 +297,7 @@ def _check_level(path: Path, level: int) -> None:
 
 
 def _check_own(db: apsw.Connection, path: Path) -> None:
-    """Refuse a file with objects that another program put among a node's own: SQLite would run such a trigger."""
+    """Refuse a file in which another program has put objects among a node's own: SQLite would run such a trigger."""
     found = ", ".join(strange_objects(db))
     if found:
         raise ConfigError(
@@ -341,7 +341,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} may only be read: {no_room}")
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
-    # After a crash the first program that opens the file, even a reader, recovers the WAL and locks others out.
+    # After a crash, the first program that opens the file, even a reader, recovers the WAL and locks others out.
     db.set_busy_timeout(RECOVERY_MS)
     db.pragma("auto_vacuum", INCREMENTAL)  # works only on a file that is still empty; others stay as they are
     mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
@@ -381,7 +381,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             tables.check_references()
         except UnsupportedError as error:
             raise ConfigError(f"{path} cannot be a node's file: {error}") from error
-        rebuild_indexes(db)  # another program may have let an index fall behind its table
+        rebuild_indexes(db)  # another program may have changed a table without its index
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         system.create(db)
         store.create(db)
@@ -415,4 +415,4 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
 def set_up_reader(reader: apsw.Connection) -> None:
     """Set the options of a connection that only reads."""
     reader.set_busy_timeout(5_000)
-    reader.pragma("foreign_keys", 1)  # a client that queries the PRAGMA gets the writer's value
+    reader.pragma("foreign_keys", 1)  # so that a client that queries this PRAGMA gets the writer's value

@@ -2,7 +2,7 @@
 
 A change of the schema is decided long before it comes into force. Until then each node does the long part by itself,
 between its other work; no part of the build is replicated. A failure here ends only the build: the change's statement
-then runs when the change comes into force. A build does not outlive its process.
+then runs, as usual, when the change comes into force. A restart of the process abandons a build.
 
 1. The build takes a snapshot and reads its rows in the order of the index; SQLite sorts them in another thread.
 2. The rows are added to the index through the *stand-in* (``index_plan``), some thousand at a time. In the order of the
@@ -13,10 +13,12 @@ then runs when the change comes into force. A build does not outlive its process
 4. From then on each applied transaction changes the index, too, so that it always matches the table.
 5. When the change comes into force, the index's row in ``sqlite_schema`` is rewritten, as an index of the user's table.
 
-The stand-in is always empty between two edits; otherwise every row would be stored twice. SQLite adds and removes a row
-and its entry together. So one of the two steps (add or remove) names the stand-in, with the index, and the opposite
-step names another table with the same root page and no index: the *bare* name. That name is never in the file: it is
-written into ``sqlite_schema``, which the connection then reads, and removed again in the same transaction.
+The stand-in is empty between two edits; otherwise every row would be stored twice. SQLite adds or removes a row and its
+index entry together, but an edit must change only the entry. So to add entries, rows are inserted through the stand-in,
+which has the index, and deleted again through a second table name with the same root page and no index: the *bare*
+name. To remove entries, rows are inserted through the bare name and deleted through the stand-in. The bare name is
+never in a committed file: it is written into ``sqlite_schema``, which the connection then reads, and removed again in
+the same transaction.
 """
 
 from collections import deque
@@ -40,8 +42,8 @@ from bedrockish_journal.storage.wide_rows import all_of, select
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
 SLICES = 4  # slices that are read at a time, because each read waits for a thread
 EDIT_ROWS = 64  # rows that the stand-in has at a time: about a page
-LOADED = 2 / 3  # once this part of the rows is loaded, the rest takes less time than SQLite's own CREATE INDEX ...
-LEFT_MAX = 250  # ... if the rest has no more slices than this: they stay in memory until the batch is committed
+LOADED = 2 / 3  # once this part of the rows is loaded, loading the rest takes less time than SQLite's own CREATE INDEX
+LEFT_MAX = 250  # the most slices of such a rest: they stay in memory until the batch is committed
 NOTED_MAX = 1_000_000  # rows that may change while the index is built; with more, the build is given up
 SAMPLES = 64  # rows whose entries are looked up before the index becomes the table's
 ASK_STEPS = 10_000  # steps of SQLite's sort after which it checks whether the build is still wanted
@@ -97,8 +99,8 @@ class Build:
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Note that the change is due: abandon a build with much left; for others, ``next_edit`` now fetches rows
-        itself.
+        """Note that the change is due. A build with much left is abandoned; otherwise ``next_edit`` now fetches the
+        rows itself, without a thread.
         """
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
@@ -234,7 +236,7 @@ class Build:
     def after(self, rowids: Iterable[int]) -> list[Row]:
         """Note rows of the table that have just changed; return the rows whose entries to add now."""
         touched = set(rowids)
-        if self.phase is Phase.REMOVING:  # under a unique index, another row's old entry may still conflict
+        if self.phase is Phase.REMOVING:  # add them later: under a unique index, a row's old entry may still conflict
             self._missing |= self._settled(touched)
             return []
         if self.phase in (Phase.ADDING, Phase.READY):
@@ -330,7 +332,7 @@ class IndexBuild(Build):
         marks = ", ".join("?" * len(plan.columns))
         self._add = f"INSERT INTO {STAND_IN}({columns}) VALUES ({marks})"
         self._add_bare = f"INSERT INTO {BARE}({columns}) VALUES ({marks})"
-        # Never without WHERE: SQLite would clear the table and its index, and not look at the entries.
+        # With a WHERE: without it, SQLite would clear the whole index, and not remove single entries.
         self._remove = f"DELETE FROM {STAND_IN} WHERE {plan.rowid} = ?"
         self._remove_bare = f"DELETE FROM {BARE} WHERE {plan.rowid} = ?"
 
@@ -361,7 +363,7 @@ class IndexBuild(Build):
             # the same on every node.
             db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
-            # A new version makes every connection read the schema again: this connection at its next statement, and
+            # A new schema version makes each connection read the schema again: this one at its next statement, and
             # again after a rollback of this change.
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
@@ -369,7 +371,7 @@ class IndexBuild(Build):
         return self._is_right()
 
     def _is_right(self) -> bool:
-        """Return whether the entries of some rows are found by the rows' values; True if the index is not plain."""
+        """Return whether a sample of rows is found in the index by their values; True if the index is not plain."""
         plan, db = self.plan, self._db
         if not plan.is_plain:
             return True

@@ -1,8 +1,8 @@
 """Checks that indexes have the rows of their table, a range of rows at a time.
 
-SQLite's own check reads a whole table under one snapshot, and the write-ahead log cannot restart during that read.
-Here each range has its own snapshot, and each of its rows is looked up in each index by the row's own values. So the
-check finds a row that an index lacks or has under another key; it does not find an entry without a row.
+SQLite's own check reads a whole table on one snapshot, so the write-ahead log cannot restart for that long. Here each
+range has its own snapshot, and each of its rows is looked up in each index by the row's own values. So the check finds
+a row that an index lacks or has under another key; it does not find an entry without a row.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looke
 
 
 def _keys(db: apsw.Connection, name: str, *, is_without_rowid: bool) -> list[str]:
-    """Return the names of a table's key columns, or a name of its rowid; empty if every such name is taken."""
+    """Return the names of a table's key columns, or a name of its rowid; empty if columns have all of these names."""
     columns: Any = db.execute(_COLUMNS, (name,)).fetchall()
     if is_without_rowid:
         return [quote(str(column)) for column, place in columns if place]
@@ -119,7 +119,7 @@ def _between(keys: list[str], after: Key | None, upto: Key | None) -> tuple[str,
 def _first_lacking(
     db: apsw.Connection, table: str, keys: list[str], index: str, sql: object, after: Key | None, upto: Key | None
 ) -> Key | None:
-    """Return the key of a row that an index lacks; None if it lacks none, or SQLite cannot look it up there."""
+    """Return the key of a row that an index lacks; None if it lacks none, or SQLite cannot look the rows up in it."""
     terms, condition = _made_of(db, index, sql)
     if not terms:
         return None
@@ -136,7 +136,7 @@ def _first_lacking(
         is_unique = _finds_at_once(db, query, values, index, len(terms) + len(keys), len(terms))
         if is_unique is None:
             return None
-        if is_unique:  # a unique index may have many entries with NULL, and SQLite would look at each of them
+        if is_unique:  # skip rows with NULL: an index may have many such entries, and SQLite would look at each
             query += "".join(f" AND {ROW}.t{place} IS NOT NULL" for place in range(len(terms)))
         found: Any = db.execute(f"{query} LIMIT 1", values).fetchone()
     except (apsw.SQLError, UnicodeDecodeError):  # a plugin's function failed, or a text is not UTF-8
@@ -147,10 +147,10 @@ def _first_lacking(
 def _finds_at_once(
     db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
 ) -> bool | None:
-    """Return True if SQLite finds an entry by its terms alone, as in a unique index; None if it uses only some of the
-    terms.
+    """Return how SQLite would look an entry up.
 
-    Return False if SQLite also uses the key of the row.
+    True: by the index's terms alone, as in a unique index; False: by the terms and the key of the row; None: by only
+    some of the terms.
     """
     plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
     searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]

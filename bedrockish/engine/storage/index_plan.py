@@ -1,4 +1,4 @@
-"""Plans an online index build: the tables that stand in for the user's table during it, and the queries that feed them.
+"""Plans an online index build: the table that stands in for the user's table during it, and the queries that fill it.
 
 SQLite adds an entry to an index only together with a row of its table. So the index is created on a system table, the
 *stand-in*, which has the index's columns with their names, types and collations. The content of the index is then byte
@@ -39,7 +39,7 @@ class Plan:
     name: str  # name of the result
     sql: str  # the statement that makes the result, as SQLite keeps it
     stand_in_sql: str  # the statement that makes the stand-in
-    rowid: str  # a name of the rowid, in the table as in the stand-in, quoted
+    rowid: str  # a name of the rowid that is valid in the table and in the stand-in, quoted
     columns: tuple[str, ...]  # the columns of the stand-in's rows: the rowid, and then the columns of the result
     load: str  # the query for these columns of all rows that have an entry, in the order of the entries
     one: str  # the query for these columns of the row with one rowid
@@ -56,7 +56,7 @@ class IndexPlan(Plan):
 
     bare_sql: str  # the statement that describes the stand-in as a table without the index
     index_sql: str  # the statement that makes the index on the stand-in
-    is_plain: bool  # whether each row has an entry, and each term of an entry is a column
+    is_plain: bool  # whether the index has an entry for each row, and only columns as terms
     terms: tuple[str, ...]  # the names of the columns of an entry, if the index is plain
 
 
@@ -64,7 +64,7 @@ class IndexPlan(Plan):
 class SearchPlan(Plan):
     """The plan of the build of an FTS5 index on the rows of a table."""
 
-    near: str  # the query for the rows from a rowid on, in order
+    near: str  # the query for the next rows from a given rowid on, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def makes_index(steps: Sequence[Step]) -> bool:
 
 
 def makes_search(steps: Sequence[Step]) -> bool:
-    """Return whether a change of the schema makes an FTS5 index on a table's rows, and its other steps are quick."""
+    """Return whether a schema change makes an FTS5 index on a table's rows, and has otherwise only quick steps."""
     return bool(_content(*_search_statement(steps)))
 
 
@@ -139,8 +139,8 @@ def take_apart(sql: str, found: list[Token]) -> Words | None:
     at = 1 + is_unique
     if len(found) <= at or not (found[0].is_word("CREATE") and found[at].is_word("INDEX")):
         return None
-    # [IF NOT EXISTS] [schema .] name ON table ( ... ) [WHERE ...]: the first ON that is not itself a name is the third
-    # token or later, and a name that is ON is quoted.
+    # [IF NOT EXISTS] [schema .] name ON table ( ... ) [WHERE ...]: the keyword ON comes two tokens later or more. A
+    # name that is ON is quoted, so the first bare ON is the keyword.
     on = next((place for place in range(at + 2, len(found)) if found[place].is_word("ON")), len(found))
     if on + 2 >= len(found) or found[on + 2].text != "(":
         return None
@@ -240,7 +240,7 @@ def _planned_search(trial: apsw.Connection, statement: str, table: Table, table_
 
 
 def _described(trial: apsw.Connection, table: str, column: str) -> str:
-    """Return a column's definition for the stand-in, where also a generated column is an ordinary column."""
+    """Return a column's definition for the stand-in, in which a generated column becomes an ordinary one."""
     kind, collation, *_ = trial.column_metadata("main", table, column)
     return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"
 

@@ -86,7 +86,7 @@ class Journal:
         self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
         self.horizon = Txid(*pruning.horizon(db))  # the greatest txid that was removed
         self.forgotten_ms = pruning.forgotten_ms(db)  # ids of commands made up to this time may have been deleted
-        self._pack_from: dict[str, int] = {}  # where in each timeline the next pack may begin
+        self._pack_from: dict[str, int] = {}  # by timeline, the tick at which the next pack may begin
         self._not_here = ""  # the command looked up last, if it was not found and no entry was appended since
 
     def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
@@ -96,8 +96,9 @@ class Journal:
             applied: the last applied tick of each timeline.
             heads: the hash of that entry of each timeline.
             batches: how many batches were committed in the life of the file.
-            window_ms: how far below the settled clock the wanted entries begin. Of the settled entries only the newest
-                are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``), while the caller iterates over the window.
+            window_ms: the entries of the window begin so many milliseconds below the settled clock. Of the settled
+                entries at most the newest are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``). They are read only
+                while the caller iterates over the window.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)
@@ -149,7 +150,8 @@ class Journal:
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Return whether an access set conflicts with an entry up to ``upto`` whose transaction is not in a base.
 
-        None: unknown, because an entry is missing or damaged, or because a place of it may have been removed.
+        None: unknown, because an entry is missing or damaged, or because a place of the transaction in the base may
+        have been removed from the journal.
         """
         for leader, last in upto.items():
             tick = base.get(leader, 0)
@@ -187,14 +189,14 @@ class Journal:
         return pruning.aged(self._db, clock)
 
     def clock_at(self, fraction: float) -> int:
-        """Return the clock at or below which about this fraction of the transactions lies."""
+        """Return a clock such that about this fraction of the transactions has a clock up to it."""
         return pruning.clock_at(self._db, fraction)
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:
         """Return the last tick of each timeline that can be removed; see ``pruning.plan``."""
         waiting = schema.scheduled(self._db)
         if waiting is not None:
-            clock = min(clock, waiting.txid.clock - 1)  # its statements are still to be run
+            clock = min(clock, waiting.txid.clock - 1)  # keep a scheduled change: its statements have yet to run
         return pruning.plan(self._db, clock, held)
 
     def remove(self, upto: Mapping[str, int], most: int, most_bytes: int) -> None:

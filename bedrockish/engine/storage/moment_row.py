@@ -26,8 +26,8 @@ class FileMoment:
     vector: Mapping[str, int]  # the last applied tick of each timeline
     clock: int  # a clock at or after the clock of every applied entry
     schema: int  # version of the schema in force
-    in_force: int = 0  # the clock from which on that version is in force
-    # The clock from which on the next version will be in force; None if no change is scheduled.
+    in_force: int = 0  # the clock at which that version came into force
+    # The clock at which the next version comes into force; None if no change is scheduled.
     following: int | None = None
     members: int = 0  # version of the membership
 

@@ -1,4 +1,4 @@
-"""Publishes to the programs of the machine which batches of a file are written, and which of them are durable."""
+"""Tells other programs on the machine which batches of a file are written, and which of them are durable."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,7 +12,7 @@ from bedrockish_journal.storage import schema_history
 
 
 class Publishes(Protocol):
-    """The page that tells programs of the machine which batches are durable. Any thread may call it."""
+    """The memory page that tells other programs on the machine which batches are durable. Any thread may call it."""
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
         """Publish that a batch is in the WAL, with its frames and schema, and whether the WAL is about to restart."""

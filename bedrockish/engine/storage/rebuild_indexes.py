@@ -1,8 +1,9 @@
 """Rebuilds a node's file from its own tables, with new indexes: the remedy for an unreadable or incomplete index.
 
-SQLite's REINDEX does not help if a page of an index cannot be read, because it frees the old pages first. So the
-indexes are erased from the schema of a copy of the file. VACUUM INTO then writes the tables into a new file, with their
-rowids, where the original statements create the indexes again. This fails if a page of a table cannot be read.
+SQLite's REINDEX does not help if a page of an index cannot be read, because it frees the old pages first, and so reads
+them. Instead, the indexes are erased from the schema of a copy of the file. VACUUM INTO then writes the tables, with
+their rowids, into a new file, in which the original statements create the indexes again. This fails if a page of a
+table cannot be read.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Refills a node's file whose tables are damaged, from another node's copy or by a replay of the node's own journal.
 
-A copy brings tables and a journal; a replay makes only the tables. In both cases the node's own name, votes and other
-promises stay.
+A copy has tables and a journal; a replay makes only tables. In both cases the node keeps its name, votes and other
+promises.
 
-A copy replaces the file only if it has every commit that the file has; otherwise the node would assign ticks of its
-timeline a second time. The node's promises are read after all writes to the old file have ended.
+A copy replaces the file only if it has every commit of the file; otherwise the node would assign ticks of its timeline
+a second time. The node's promises are read from the old file after all writes to it have ended.
 """
 
 import os
@@ -37,19 +37,19 @@ GoOn = Callable[[], None]  # is called again and again; an exception from it end
 GO_ON_STEPS = 50_000  # steps of SQLite between two calls of ``go_on``: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
-    *(MEMBERS_KEY, FORGOTTEN_KEY),  # describe the pruned part of the journal, which comes with the data
+    *(MEMBERS_KEY, FORGOTTEN_KEY),  # they describe the pruned part of the journal, and the copy brings its journal
 )
 """Metadata that describes the data, in any node's file; all other metadata is the node's own."""
 UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
-GREATEST = ("clock_ceiling", "cut")  # promises; of two values the greater one includes the other
+GREATEST = ("clock_ceiling", "cut")  # promises of which the greater of the two files' values is kept
 
 
 class NotWholeError(JournalError):
-    """Raised when a journal lacks a part of its tables' history, so that it cannot tell their right content."""
+    """Raised when a journal lacks a part of its tables' history, so that a replay cannot make their right content."""
 
 
 def why_unprovable(database: str | os.PathLike[str]) -> str:
-    """Return why a file's journal cannot tell the right content of its tables; empty if it can.
+    """Return why a replay of a file's journal cannot make the right content of its tables; empty if it can.
 
     Raises:
         JournalError: the file has no journal.
@@ -123,13 +123,13 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
     """Return whether the tables of a file equal those that a replay of its journal makes.
 
     Raises:
-        NotWholeError: the journal is incomplete, so that it cannot tell the right content.
+        NotWholeError: the journal is incomplete, so that a replay cannot make the right content.
         JournalError: the journal contradicts itself.
         DamagedError: SQLite cannot read the file.
         ConfigError: the disk lacks room for the comparison.
     """
     _check_whole(database)
-    # From a copy: the node may go on in parallel, and the tables and the journal have to be of one moment.
+    # Compare in a copy: the node may go on in parallel, and the tables must be as old as the journal.
     copy, target = (scratch_path(database, suffix) for suffix in (MOMENT, PROOF))
 
     def watch() -> None:
@@ -236,7 +236,7 @@ def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, in
 
 
 def _is_applied(db: apsw.Connection, key: str) -> bool:
-    """Return whether the transaction that stopped the node is in the journal of the copy."""
+    """Return whether the transaction that a ``BLOCKED`` key names is in the journal of the copy."""
     return bool(find_txid(db, parse_txid(key.removeprefix(system.BLOCKED))))
 
 

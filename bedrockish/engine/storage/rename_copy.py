@@ -1,7 +1,7 @@
 """Turns a copy of another node's file into the first file of a new node.
 
-The data, the journal and the clocks up to which the journal is complete hold for the new node as well. The old node's
-*promises*, its votes, must be removed, and its name and id must be replaced.
+The new node keeps the data, the journal, and the clocks up to which the journal is complete. The old node's promises
+(its votes) must be removed, and its name and the file's id must be replaced.
 """
 
 import os
@@ -82,7 +82,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
             safe = int(system.get_meta(db, "safe") or 0)
             said = system.get_meta(db, "membership")
             cluster = read_membership(said).cluster_id if isinstance(said, bytes) else ""
-            query = (  # a change of the schema counts by the clock from which on it is in force
+            query = (  # in the feed, a schema change has the clock at which it comes into force
                 "SELECT clock, origin FROM bedrockish_journal WHERE repeat = 0 AND kind <> 'schema' AND clock > ?1 "
                 "UNION ALL SELECT activates, leader FROM bedrockish_schema "
                 "WHERE state <> 'scheduled' AND activates > ?1"

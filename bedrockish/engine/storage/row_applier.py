@@ -1,9 +1,9 @@
 """Applies decided row changes to the tables: each change addresses its row by rowid or primary key.
 
-A decided change must apply, or the node could not go on. So no check is repeated that passed at the leading node and
-could fail here: CHECKs are off, and so are triggers and foreign keys, whose effects are among the changes already.
-Switching triggers makes SQLite compile every cached statement again, so it is done only for tables that have any. An
-UPDATE sets only the changed columns; otherwise SQLite would write every index of the table.
+A decided change must apply: otherwise the node could not go on. So CHECKs, which the change has passed at its leader,
+are off. Triggers and foreign keys are off, too: their effects are among the changes already. Switching triggers makes
+SQLite compile every cached statement again, so it is done only for tables that have any. An UPDATE sets only the
+changed columns; otherwise SQLite would write every index of the table.
 
 A change is applied only to a row that equals the change's old row: each statement compares all columns. So a row that
 differs, here or at the leading node, is detected and not overwritten.
@@ -36,9 +36,9 @@ DIFFERS = (
 )
 
 _OWN = apsw.SQLITE_PREPARE_PERSISTENT
-"""With it, SQLite's wrapper keeps our statements apart from clients' of the same text, which must obey CHECKs."""
+"""A part of our statements, so that the statement cache never mixes them with a client's, which must obey CHECKs."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""Errors of SQLite by which a table rejects a change; every other error is one of the file or the machine."""
+"""Errors with which SQLite rejects a change of a table; every other error is a fault of the file or the machine."""
 _KIND = attrgetter("table", "op", "columns")
 _SHOWN = 100  # characters of a value in an error
 
@@ -56,9 +56,9 @@ class RowApplier:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._change = db.cursor().execute  # changes a row; a cursor for each row would cost half as much as the row
+        self._change = db.cursor().execute  # one cursor for all rows: a new one costs half as much as changing a row
         self._tables: dict[str, Table] = {}
-        self.indexes = IndexKeeper(db)  # keeps the FTS5 indexes on the rows of tables in step with these rows
+        self.indexes = IndexKeeper(db)  # updates the FTS5 indexes on the rows of tables
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
         self._quiet = False
@@ -72,7 +72,7 @@ class RowApplier:
         self._compared.clear()
 
     def loud(self) -> None:
-        """Switch triggers, foreign keys and CHECKs on: a client's statement or a schema statement is to run."""
+        """Switch triggers, foreign keys and CHECKs on, before a client's statement or a schema statement runs."""
         if self._quiet:
             switch(self._db, on=True)
         elif self._unchecked:
@@ -143,7 +143,7 @@ class RowApplier:
         db = self._db
         text = staged.take(run)
         if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:
-            # The range has no other row. It is deleted directly; its rows are not collected and looked up again.
+            # The table has no other row in the run's range of rowids, so delete the range without looking up each row.
             if db.execute(staged.count(run)).get != run.changes:
                 return False
             text = staged.take_range(run)
@@ -249,8 +249,7 @@ class RowApplier:
         return db.total_changes() - before == count
 
     def make_or_break(self, changes: list[Change]) -> bool | None:
-        """Make changes without a savepoint, because SQLite would copy each written page for it; return whether all
-        fitted.
+        """Make changes without a savepoint, for which SQLite would copy each written page; return whether all fitted.
 
         After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
         must roll back the whole transaction. Return None, without a change, if these changes need a savepoint.
@@ -274,9 +273,9 @@ class RowApplier:
     def _statements(self, changes: list[Change]) -> Iterator[tuple[str, list[Sequence[Value]]]]:
         """Yield the statements that make changes, in order, each with the parameters of all rows for which it is run.
 
-        The changes are grouped by table: triggers and foreign keys are off where there are any, so the order of rows of
-        different tables makes no difference. INSERTs, of which bulk loads consist, are bound together, because most of
-        them need no work for the single row.
+        The changes are grouped by table: with triggers and foreign keys off, the order of changes in different tables
+        does not matter. INSERTs into one table get their parameters all at once, because most of them need no work for
+        the single row, and bulk loads consist of them.
         """
         for (_, op, _), alike in groupby(chain.from_iterable(_by_table(changes).values()), _KIND):
             some = [*alike]
@@ -341,7 +340,7 @@ class RowApplier:
             assert change.after is not None
             mask, row = changed_mask(change.before, change.after), change.after
             if change.rowid != change.rowid_after and table.alias is None:
-                mask |= 1 << len(row)  # the rowid changed; it is set only then, since that rewrites every index
+                mask |= 1 << len(row)  # the rowid has changed; only then set it, because that rewrites every index
         known = self._texts.get((table.name, change.op, mask))
         if known is None:
             known = self._texts[table.name, change.op, mask] = _text(table, change.op, mask)
@@ -367,7 +366,7 @@ class RowApplier:
         expected = found = None
         if table is not None and table.columns == change.columns:
             expected, found = _differences(table, change.before, self._found(table, change))
-            if change.op != INSERT and expected:  # if the row is as expected, SQLite's error says why
+            if change.op != INSERT and expected:  # the row has another value; if it has not, SQLite's error says why
                 why = "there is no such row" if found is None else f"expected {_said(expected)}, found {_said(found)}"
         return EntryMismatchError(
             f"{place} does not fit the tables of this node: {change.op} of {change.table} {key!r}: {why}; {DIFFERS}",
@@ -433,7 +432,7 @@ def _not_written(table: Table, changes: list[Change], written: set[object]) -> l
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether the tables refuse a change: SQLite does, or a plugin's function in an index raised an error."""
+    """Return whether an error means that a change does not fit: from SQLite, or a plugin's function in an index."""
     return isinstance(error, _REFUSALS) or not isinstance(error, apsw.Error)
 
 
@@ -467,7 +466,7 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     if mask >> len(table.columns):
         sets.append(f"{table.rowid} = ?")
     if not sets:
-        places = table.writable[:1]  # no column changed, but the statement must check that the row is there
+        places = table.writable[:1]  # no column has changed, but the statement must check that the row exists
         sets = [f"{quote(table.columns[places[0]])} = ?"]
     return f"UPDATE OR ABORT {name} SET {', '.join(sets)} WHERE {where}", places
 
@@ -490,7 +489,7 @@ def _address(table: Table, change: Change) -> list[Value]:
 
 def _as_before(table: Table) -> str:
     """Return the condition that each column equals its old value byte by byte, under any collation."""
-    # The unary plus keeps SQLite from looking for an index: with 2,000 key columns it would take seconds to find none.
+    # The unary plus prevents SQLite's search for an index, which takes seconds for 2,000 key columns.
     return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
 
 

@@ -30,7 +30,7 @@ class Versions:
         # Called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change, and
         # the tables whose rows it has changed.
         learn: Callable[[Sequence[str], Collection[str]], None],
-        # Gathers the names of the tables whose rows change in a block.
+        # Collects the names of the tables whose rows change in a ``with`` block.
         noticing: Callable[[], AbstractContextManager[set[str]]],
     ) -> None:
         self._db, self._write, self._loud, self._learn, self._noticing = db, write, loud, learn, noticing
@@ -75,7 +75,7 @@ class Versions:
         assert waiting.txid == txid
         steps = decode_steps(waiting.changes)
         if build is not None and build.txid == txid and self._move_build(build, steps[1:]):
-            self._settle("", (), ())  # no index on the rows of a table has to be rebuilt
+            self._settle("", (), ())  # no statements: no index on the rows of a table has to be rebuilt
             return
         remove_leftovers(self._db)
         self._change(steps)
@@ -92,7 +92,7 @@ class Versions:
         db.execute("SAVEPOINT built")
         try:
             is_done = build.move() and not run(db, rest)
-        except apsw.SQLError:  # running the whole change will report the error
+        except apsw.SQLError:  # the caller then runs the whole change, which reports the error
             is_done = False
         if not is_done:
             db.execute("ROLLBACK TO built")
@@ -113,7 +113,7 @@ class Versions:
         return failure
 
     def _forget_own_statistics(self) -> None:
-        """Remove the statistics of system tables: the node's statements are written for plans without statistics."""
+        """Remove the statistics of system tables: the node's own statements rely on the plans without statistics."""
         kept = "SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')"
         for (name,) in self._db.execute(kept).fetchall():
             self._db.execute(f"DELETE FROM main.{name} WHERE tbl GLOB 'bedrockish_*'")

@@ -1,7 +1,8 @@
 """The temporary files that a node makes in the folder of its database, and the room on the disk for them.
 
 Such a file may be as large as the database. A full disk ends the node, so the last part of the disk is reserved and
-never used for temporary files. A killed node leaves them behind; they are removed when its database is opened again.
+never used for temporary files. A killed node leaves such files behind; they are removed when its database is opened
+again.
 """
 
 import errno
@@ -18,7 +19,7 @@ from bedrockish.errors import UnavailableError
 
 LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
 PROBE_BYTES = 256 << 10  # a node that waits for room goes on once this much can be written: more than most batches
-PROBE_BYTES_MAX = 64 << 20  # the same for a node that then failed again, perhaps at a batch of many entries
+PROBE_BYTES_MAX = 64 << 20  # the same for a node that went on and failed again, perhaps at a batch of many entries
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",
@@ -77,10 +78,10 @@ def reserve(room: Mapping[str, int]) -> int:
 
 
 def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> str:
-    """Return why the disk of a database takes not so many bytes more now, in words; empty if it does.
+    """Return, in words, why so many bytes more cannot be written to the disk of a database now; empty if they can.
 
-    It is also empty if a write fails for a cause that is not in ``REASONS``. A quota, and a file system that the kernel
-    has made read-only, are noticed only by a write, so the probe writes.
+    Empty also if a write fails for a cause that is not in ``REASONS``. The probe writes, because only a write shows a
+    quota, or a file system that the kernel has made read-only.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY and _length(path) + size > most:
@@ -91,7 +92,7 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
             file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 written = 0
-                while written < size:  # the last bytes that fit are written without an error
+                while written < size:  # a write that fits only in part raises no error; the next one does
                     written += os.pwrite(file, bytes(min(size - written, PROBE_BYTES)), written)
                 os.fsync(file)
             finally:
@@ -104,7 +105,7 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
 
 
 def _length(path: str | os.PathLike[str]) -> int:
-    """Return how many bytes a database has that the system tells, or may have after its checkpoint."""
+    """Return the size of a database's file and of its WAL together: so large the file may be after a checkpoint."""
     length, place = 0, Path(path).resolve()
     for suffix in ("", "-wal"):
         with suppress(OSError):

@@ -1,8 +1,8 @@
 """Online build of an FTS5 index on the rows of a table, in stand-ins of its shadow tables.
 
 In the file the stand-ins are ordinary tables. Only the writing connection knows the FTS5 table to which they belong, so
-no other program, and no copy of the file, meets an unfinished index. When the change comes into force, its statement
-creates the shadow tables, which then exchange their root pages with the stand-ins.
+no other program sees an unfinished index, and no copy of the file has one. When the change comes into force, its
+statement creates the shadow tables, which then exchange their root pages with the stand-ins.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ _SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"
 
 
 def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Callable[[], float]) -> float:
-    """Return about how many seconds SQLite would take to build an index, by a trial in memory with some of the rows.
+    """Estimate how many seconds SQLite would take to build an index, by a trial in memory with some of the rows.
 
     Args:
         db: the connection that reads the rows.
@@ -60,12 +60,12 @@ def _add(plan: SearchPlan) -> str:
 class SearchBuild(Build):
     """The build of one FTS5 index.
 
-    Rows are added in the order of their rowids, as the table has them at that time. So the build holds no snapshot,
-    which would hold up checkpoints. A transaction that changes a row already added changes the index, too.
+    Rows are added in the order of their rowids, with their present values. So the build holds no snapshot, which would
+    hold up checkpoints. A transaction that changes a row that is already added changes the index, too.
     """
 
     plan: SearchPlan
-    slice_bytes = 128 << 10  # adding these, cut into words, takes about as long as a slice of other builds
+    slice_bytes = 128 << 10  # adding the words of so much text takes about as long as a slice of another build
 
     def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
         super().__init__(db, plan, txid, version)
@@ -76,12 +76,12 @@ class SearchBuild(Build):
 
     @property
     def is_waiting(self) -> bool:
-        """False: the next rows are always in the table."""
+        """False: the next rows are read from the table, and never waited for."""
         return False
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether the rest is small enough for the memory: a row takes as long here as in SQLite's own rebuild."""
+        """Whether the rest fits into memory; it takes no longer here than in SQLite's own rebuild."""
         ends: Any = self._db.execute(_ENDS.format(self.plan.rowid, quote(self.plan.table))).fetchall()[0]
         least, most = ends
         if least is None:

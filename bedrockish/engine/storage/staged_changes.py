@@ -1,10 +1,10 @@
 """The rows of a large transaction, unpacked before its turn, so that a few statements apply them to the tables.
 
-Decoding a hundred thousand rows and giving them to SQLite one by one takes half a second, in which the writer is not
-available. Their bytes arrive long before that: a node has compared the rows with its own before it votes. So another
-thread puts them into tables of an in-memory database. When the transaction is applied, the writer attaches that
-database, and SQLite changes all rows of a *run* (changes of one kind in one table) by one statement: in a tenth of the
-time, and without Python.
+Decoding a hundred thousand rows and passing them to SQLite one by one takes half a second, in which the writer is not
+available. But their bytes arrive long before the commit, because a node compares the rows with its own before it votes.
+So another thread puts the rows into tables of an in-memory database. When the transaction is applied, the writer
+attaches that database, and SQLite changes all rows of a *run* (successive changes of one kind in one table) by one
+statement: in a tenth of the time, and without Python.
 
 A run is applied only if the old rows of all its changes equal this node's rows. Its statement compares whole rows, as
 in ``row_applier``; each row occurs once in the run, and as many rows must change as the run has changes. All other
@@ -30,7 +30,7 @@ from bedrockish_journal.storage.wide_rows import all_of
 STAGED_MIN = 1_000  # fewer changes are not worth unpacking in advance
 RUNS_MAX = 16
 KEPT_MAX = 3  # transactions that stay unpacked
-COLUMNS_MAX = 1_000  # before and after together: SQLite's own limit is 2,000
+COLUMNS_MAX = 1_000  # columns of a table: a run has twice as many, old and new, and SQLite's limit is 2,000
 _NAME = f"{PREFIX}staged"
 _URI = apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _numbers = count(1)
@@ -124,7 +124,7 @@ class StagedChanges:
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
     def count_between(self, run: Run) -> str:
-        """Return the query that counts a table's rows from a run's first to its last, up to one more than the run's."""
+        """Return the query that counts a table's rows between a run's first and last; it stops at one too many."""
         some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
         return f"SELECT count(*) FROM ({some})"
 
@@ -179,7 +179,7 @@ class StagedChanges:
             )
         if run.op == UPDATE:
             if rowids != [row[3] for row in rows]:
-                raise _NotForAllError  # the order in which rows move to other rowids may matter
+                raise _NotForAllError  # the row gets another rowid, and the order of such changes may matter
             run.written |= _differing(before, after, writable)
         run.first, run.last = min(run.first, min(rowids)), max(run.last, max(rowids))
         self._db.executemany(run.fill, map(tuple, map(chain.from_iterable, zip(*parts, strict=True))))
@@ -198,11 +198,12 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
     try:
         return StagedChanges(changes, tables, version)
     except (_NotForAllError, EntryMalformedError, apsw.Error, LookupError, TypeError, ValueError, OverflowError):
-        return None  # a row that is changed twice, or a malformed change: applying the changes reports it
+        return None  # a row is changed twice, or a change is malformed, which its application will report
 
 
 class StagedStore:
-    """The unpacked transactions that may be applied soon. Those attached by the open batch stay until its commit.
+    """The unpacked transactions that may be applied soon. A transaction that the open batch has attached stays until
+    the commit of that batch.
 
     The loop and the thread that has the writer may call the methods concurrently.
 
@@ -212,7 +213,7 @@ class StagedStore:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
+        self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the unpacked ones
         self.attached: list[StagedChanges] = []  # the transactions that the open batch has attached
 
     def __len__(self) -> int:
@@ -239,9 +240,9 @@ class StagedStore:
             staged.close()
 
     def attach(self, changes: bytes, tables: Tables, version: int, *, unpack: bool) -> StagedChanges | None:
-        """Attach an unpacked transaction to the writer, and return it; None if it is not here, or for another schema.
+        """Attach an unpacked transaction to the writer and return it; None if it is missing or for another schema.
 
-        If another thread drops it at the same moment, its runs are gone, and the first statement fails.
+        If another thread drops the transaction at the same moment, the first statement that uses its runs fails.
 
         Args:
             tables: the tables of the schema in force.
@@ -269,7 +270,7 @@ class StagedStore:
         for staged in attached:
             try:
                 staged.detach(self._db)
-            except apsw.SQLError:  # a statement that has not ended still reads: retry after the next batch
+            except apsw.SQLError:  # a statement still reads the database: retry after the next batch
                 self.attached.append(staged)
             else:
                 self.drop(staged.changes)
@@ -306,7 +307,7 @@ def _differing(before: Sequence[Row], after: Sequence[Row], places: Sequence[int
 
 
 def _are_same(old: Row, new: Row) -> bool:
-    """Return whether values are the same byte by byte; nearly always decided without a loop in Python."""
+    """Return whether values are the same byte by byte; nearly always without a loop in Python."""
     if old != new:
         return False
     kinds = [*map(type, old)]

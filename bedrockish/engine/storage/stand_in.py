@@ -1,6 +1,6 @@
-"""The system table in which an index is built, the *stand-in*: its row in ``sqlite_schema``, and its removal.
+"""The *stand-in*, the system table on which an index is built: its row in ``sqlite_schema``, and its removal.
 
-The leftovers of a killed process are removed when the file is opened.
+The stand-ins that a killed process has left are removed when the file is opened.
 """
 
 from pathlib import Path
@@ -69,8 +69,8 @@ def remove_leftovers(db: apsw.Connection) -> None:
     """Remove the unfinished results of builds, if any.
 
     The writing connection may also know tables that are not in the file: the stand-in under its bare name, or as an
-    FTS5 table. It has to forget them: their root pages may become those of another table, and the next build would
-    delete that table's rows.
+    FTS5 table. It must forget them: another table may get their root pages, and the next build would then delete that
+    table's rows.
     """
     left = stand_ins(db)
     if db.table_exists("main", BARE) or (db.table_exists("main", STAND_IN) and STAND_IN not in left):

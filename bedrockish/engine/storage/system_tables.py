@@ -1,6 +1,6 @@
-"""The engine's own tables in the node's file: the node's promises, and its knowledge of itself.
+"""The engine's own tables in the node's file: the votes and their pieces, and the node's metadata.
 
-The journal, the third system table, belongs to ``bedrockish_journal.storage.store``.
+The journal, another system table, belongs to ``bedrockish_journal.storage.store``.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from bedrockish.core.protocol.records import Vote
 from bedrockish.errors import DamagedError
 from bedrockish_journal.model.transaction import Txid, decode_transaction, parse_txid
 
-if TYPE_CHECKING:  # not for programs that open a file, which hold no votes
+if TYPE_CHECKING:  # not imported at run time, because programs that only open a file need no votes
     from bedrockish.core.protocol.pieces import Part
 
 FORMAT = 1
@@ -47,7 +47,7 @@ CREATE TABLE bedrockish_piece(
 """
 _IN_PARTS = 0xA1  # the first byte of a CBOR map of one key; a transaction's body is an array
 
-# By upsert: REPLACE deletes the row first, and rows that refer to it would be affected.
+# An upsert and not REPLACE, which would first delete the row, and so affect the rows that refer to it.
 _SAVE_VOTE = """INSERT INTO bedrockish_vote VALUES (?, ?, ?, ?, ?, ?, ?)
   ON CONFLICT(clock, leader) DO UPDATE SET held = excluded.held, promised = excluded.promised,
     accepted_ballot = excluded.accepted_ballot, accepted_commit = excluded.accepted_commit, body = excluded.body"""
@@ -94,7 +94,7 @@ def blocked(db: apsw.Connection) -> list[Txid]:
 
 
 def void(db: apsw.Connection) -> list[Txid]:
-    """Return the transactions whose changes an operator had skipped."""
+    """Return the transactions whose changes this node skips by an operator's order."""
     return _txids(db, VOID)
 
 

@@ -1,9 +1,9 @@
 """Makes commits durable, and keeps the WAL small.
 
-With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. One ``fdatasync`` of ours
-after a batch of commits makes all of them durable together, in a helper thread, while the connection goes on. SQLite
-itself keeps the other half of the promise: a checkpoint syncs the WAL before it copies pages and the database file
-after the last page, and a WAL that starts over syncs its new header before any frame.
+With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. Our own ``fdatasync``
+after a batch makes all of its commits durable together, in a helper thread, while the connection goes on. SQLite itself
+makes the other syncs: a checkpoint syncs the WAL before it copies pages, and the database file after the last page; and
+a WAL that starts over syncs its new header before any frame.
 """
 
 import os
@@ -22,8 +22,8 @@ FRAME_BYTES = 24 + 4096
 WAL_HEADER_BYTES, SALTS_AT, SALTS_BYTES = 32, 16, 8
 COPY_PAGES = 2_048  # pages that are copied at a time, in some milliseconds
 RESERVE_BYTES = 1 << 20  # bytes by which the WAL is lengthened before its frames fill it
-_ZEROS = bytes(RESERVE_BYTES)  # kept, because to allocate zeros each time takes half as long as the write
-RESERVE_LEAST = 64  # the WAL is lengthened if fewer frames have room; a longer batch lengthens it with its frames
+_ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would take half as long as the write
+RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 
 
 class Wal:
@@ -39,7 +39,7 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
-        # Frames that a killed process left in the WAL count: workspaces read the WAL by themselves.
+        # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # how many frames the last checkpoint has copied
@@ -71,8 +71,8 @@ class Wal:
     def rolled_back(self) -> None:
         """Note that SQLite has rolled back the writer's transaction after a failure, and that another one is open.
 
-        After a failed write SQLite drops its cached pages, and changes data_version as for a commit of another program.
-        So the WAL itself is read to tell the two apart.
+        After a failed write SQLite drops its cached pages, and changes data_version as if another program had
+        committed. Only the WAL itself tells the two cases apart, so it is read.
         """
         if not self._holds_more():
             self._version = self._data_version()
@@ -112,7 +112,7 @@ class Wal:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise NoRoomError(f"{self._path} cannot be synced: {error.strerror}; {FULL}") from error
-            # After a failed sync the kernel may have dropped the pages: a second try would promise lost data.
+            # After a failed sync the kernel may have dropped the pages: a second sync could succeed without the data.
             raise DamagedError(
                 f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
             ) from error
@@ -120,10 +120,10 @@ class Wal:
     def reserve(self, most: int) -> None:
         """Lengthen the file by zeros before its frames fill it, after a short batch.
 
-        The writer must have begun its next transaction, and not written in it: nothing else writes to the file then. A
-        sync of a growing file also writes the file's length; frames over existing zeros are synced in less than half
-        the time. For SQLite the log ends at the zeros, as at frames left from before a restart. The log restarts at
-        about ``most`` frames.
+        The writer must have begun its next transaction, and not written in it, so that nothing else writes to the file.
+        A sync of a file that has grown also writes the file's length; a sync of frames that replace zeros takes less
+        than half the time. SQLite takes the zeros as the end of the log, like old frames from before a restart. The log
+        restarts at about ``most`` frames.
         """
         short, self._reserved_at = self.frames - self._reserved_at <= RESERVE_LEAST, self.frames
         end = WAL_HEADER_BYTES + min(self.frames + RESERVE_LEAST, most) * FRAME_BYTES
@@ -151,17 +151,17 @@ class Wal:
         return self.grown() >= (few if self.frames < most else _rest(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
-        """Return whether a batch's end should copy the rest: there are ``most`` frames, and nearly all are copied.
+        """Return whether to copy the rest at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
 
-        With ``more``, return whether it may have to after that many more frames.
+        With ``more``, return whether this may be so after that many more frames.
 
-        At twice ``most`` frames, the rest is copied even if much is left, because the background checkpoint does not
-        keep up. But if a reader holds the checkpoint back, the rest waits until the reader is gone and the background
+        At twice ``most`` frames, the rest is copied even if it is large, because the background checkpoint is too slow.
+        But if a reader holds the checkpoint back, the rest waits until the reader is gone and the background checkpoint
         has copied most of it.
         """
         frames = self.frames + more
         if frames < most:
-            return False  # the usual answer, first because it is asked several times for each batch
+            return False  # the usual case comes first, because each batch calls this several times
         self.grown()
         left = self.frames - self._copied
         return left < _rest(few) or (frames >= 2 * most and not self._is_held)
@@ -206,7 +206,7 @@ class Wal:
                 db.wal_checkpoint("main", how)
                 self.frames = self._length = 0
         except (apsw.BusyError, apsw.FullError):
-            pass  # the background checkpoint is at work, a reader needs the old frames, or the disk is full: later
+            pass  # the background checkpoint runs, a reader needs old frames, or the disk is full: retry later
 
     def close(self) -> None:
         """Close the descriptor and the checkpoints' connection; the owner closes the database connection after this."""
@@ -283,5 +283,5 @@ def changing(copy: Path, task: str = "be finished", again: str = "try again") ->
 
 
 def _rest(few: int) -> int:
-    """Return how many uncopied frames are few enough to copy and sync while the whole node waits."""
+    """Return the most frames that are copied and synced at the end of a batch, while the whole node waits."""
     return max(1, few // 4)

@@ -55,6 +55,14 @@ async def test_transactions_support_savepoints_batches_schema_changes_and_retrie
             await tx.commit()
         await tx.execute("INSERT INTO parent VALUES (5000, 1)")
         assert (await tx.commit()).place is not None
+        tx = await client.begin()
+        await tx.execute("INSERT INTO child VALUES (2, 6000)")
+        # A node interrupts a long write, and executes it elsewhere; SQLite then forgets its count of broken keys.
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 400000) SELECT i, 1 FROM n"
+        assert (await tx.execute(f"INSERT INTO parent {numbers} WHERE i % 90000 = 0")).rowcount == 4
+        with pytest.raises(ConstraintError, match="deferred"):
+            await tx.commit()
+        await tx.rollback()
 
         async def add(transaction: Transaction, amount: int) -> int:
             n = (await transaction.execute("SELECT n FROM parent WHERE id = 0")).value()

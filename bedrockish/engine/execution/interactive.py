@@ -417,6 +417,8 @@ class Interactive:
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
+        if self.inside is not None:
+            self.inside.unsure = True  # SQLite has forgotten its count of broken keys, and writing rows does not count
         self.inside = None
 
     def step_out(self, work: TransactionWork) -> None:
@@ -624,7 +626,7 @@ class Interactive:
         if self._db.in_transaction:
             return False
         self._capture.deafen()
-        self.inside = None
+        self.lose()
         self._executor.governor.allow(float("inf"))  # the statement has no budget for writing the batch again
         self.parts.redo()
         return True

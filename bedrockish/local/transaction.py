@@ -75,7 +75,7 @@ class LocalTransaction:
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         """Open the overlay on the workspace's snapshot."""
         self._work, self._running = work, OverlayTransaction(self._place.workspace, work)
-        self._running.start()
+        self._running.start(is_small=True)
 
     def work_at(self, moment: FileMoment) -> TransactionWork | None:
         """Return the transaction's work if its snapshot is the same as ``moment``; else None."""
@@ -161,7 +161,7 @@ class LocalTransaction:
                 if self._ended is not None:
                     return None
                 self._places.ids.given.ids.clear()
-                result = self._running.interactive.run_again(self._work, sql, values, RESULT_BYTES)
+                result = self._running.run_again(sql, values, RESULT_BYTES)
         except UsageError as error:
             self._note(Logged(Statement(sql, values), None, error.message))
             raise

@@ -8,6 +8,8 @@ import pytest
 
 import bedrockish
 from bedrockish import dbapi
+from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES
+from bedrockish.engine.execution.workspace import Writer
 from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
 
@@ -66,3 +68,52 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert sum(runs) == 11
             rows = f"SELECT * FROM {table} ORDER BY id"
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
+
+
+@pytest.mark.parametrize("grows_by", ["known statements", "a statement of many rows"])
+def test_old_pages_move_from_memory_to_a_file_when_a_transaction_grows(
+    node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch, grows_by: str
+) -> None:
+    """The rows and savepoints from before the move stay, and a deferred key that is broken then stays broken."""
+    modes: list[bool] = []
+    original = Writer.use_journal
+
+    def noted(self: Writer, *, in_memory: bool) -> bool:
+        done = original(self, in_memory=in_memory)
+        modes.append(self.journal_in_memory)
+        return done
+
+    monkeypatch.setattr(Writer, "use_journal", noted)
+    insert, child = f"INSERT INTO {table} VALUES (?, ?, ?)", f"INSERT INTO {table}_of VALUES (?, ?)"
+    with bedrockish.connect(node.database) as other:
+        other.execute(SCHEMA.format(table))
+        other.execute(f"CREATE TABLE {table}_p(id INTEGER PRIMARY KEY)")
+        key = f"REFERENCES {table}_p(id) DEFERRABLE INITIALLY DEFERRED"
+        other.execute(f"CREATE TABLE {table}_of(id INTEGER PRIMARY KEY, of {key})")
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(insert, (-1, "first", 0))
+        db.execute(child, (1, None))
+        db.execute(f"SELECT id FROM {table} ORDER BY id")
+        db.commit()
+        modes.clear()
+        db.execute(insert, (0, "kept", 0))
+        db.execute(child, (2, 2))
+        assert modes == [True]
+        db.execute("SAVEPOINT one")
+        if grows_by == "known statements":
+            for number in range(1, SMALL_CHANGES + 10):
+                db.execute(insert, (number, f"x{number}", number))
+        else:
+            db.execute(f"INSERT INTO {table} SELECT value, 'x' || value, 0 FROM json_each('[1, 2, 3]')")
+        assert modes[-1] is False
+        assert db.execute(f"SELECT count(*) FROM {table} WHERE id > 0").fetchone()[0] >= 3
+        db.execute("ROLLBACK TO one")
+        assert db.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(-1,), (0,)]
+        with pytest.raises(dbapi.IntegrityError, match="deferred"):
+            db.commit()
+        db.execute(f"INSERT INTO {table}_p VALUES (2)")
+        db.commit()
+        assert db.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(-1,), (0,)]
+        modes.clear()
+        db.execute(insert, (7, "again", 0))
+        assert modes == [True]

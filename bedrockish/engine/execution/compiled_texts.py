@@ -234,7 +234,8 @@ class CompiledTexts:
             if sql not in self._all:
                 return None
             known = self._all[sql]
-            self._again[sql] = recipe_again(known[0], self._analysis.plan) if len(known) == 1 else None
+            is_one = len(known) == 1
+            self._again[sql] = recipe_again(known[0], self._analysis.plan, self._tables) if is_one else None
         return self._again[sql]
 
     def _known_for(self, rights: Rights | None) -> dict[str, tuple[Compiled, ...]]:

@@ -72,6 +72,7 @@ class Interactive:
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control, self._change = parts.control, parts.db.cursor().execute
+        self._guards = False  # whether ``run_again`` makes a savepoint for every write, because one has failed
         self.readers = Readers(parts.reader, parts.limits)
 
     # -- statements -------------------------------------------------------------------------------------
@@ -298,7 +299,10 @@ class Interactive:
         if piece.auto is not None and piece.text(values) is not piece.sql:
             return None
         db, capture = self._db, self._capture
-        self._control("SAVEPOINT statement")
+        # Each call of SQLite lets other threads of the program go first, and a savepoint costs two.
+        in_savepoint = self._guards or not recipe.is_shown
+        if in_savepoint:
+            self._control("SAVEPOINT statement")
         capture.start(work.size)
         try:
             self._change(piece.sql, values)
@@ -307,19 +311,35 @@ class Interactive:
             self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
             has_failed = True
         if has_failed:
-            if not self._restore():
-                capture.deafen()
-                db.execute("ROLLBACK TO statement")
-                db.execute("RELEASE statement")
-                db.set_last_insert_rowid(lastrowid)
+            self._take_back(work, in_savepoint=in_savepoint)
             return None
         rowcount, work.lastrowid = db.changes(), db.last_insert_rowid()
         changes, touched = capture.stop()
         if not plan.reads_nothing:
             work.sets.note(*plan.bind(values))
-        self._keep(work, changes, touched)
+        if in_savepoint:
+            self._keep(work, changes, touched)
+        else:
+            assert not touched
+            self._add(work, changes, [], capture.size)
         work.wrote = True
         return Result((), [], rowcount, work.lastrowid or None)
+
+    def _take_back(self, work: TransactionWork, *, in_savepoint: bool) -> None:
+        """Undo a write of ``run_again`` that has failed."""
+        db, capture = self._db, self._capture
+        if self._restore():
+            return
+        is_undone = not in_savepoint and not capture.wrote and capture.failure is None
+        capture.deafen()
+        if in_savepoint:
+            db.execute("ROLLBACK TO statement")
+            db.execute("RELEASE statement")
+        elif not is_undone:  # rows of it may stay, for example those before the one that failed with OR FAIL
+            self._guards = True
+            self.leave()
+            return
+        db.set_last_insert_rowid(work.lastrowid)
 
     def control(self, work: TransactionWork, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
@@ -591,6 +611,11 @@ class Interactive:
             db.set_last_insert_rowid(work.lastrowid)
             size = capture.size
         self._control("RELEASE statement")
+        self._add(work, changes, blurred, size)
+
+    def _add(self, work: TransactionWork, changes: list[Change], blurred: list[str], size: int) -> None:
+        """Add changes to the transaction, which then take ``size`` bytes."""
+        assert work.sets is not None
         work.size = size
         work.changes += changes
         work.blurred += blurred

@@ -28,6 +28,7 @@ from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOI
 from bedrockish_journal.model.access_set import READS, WRITES
 
 ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
+SMALL_CHANGES = 1_000  # rows up to which a transaction may keep the old pages in memory
 Bound = tuple[Compiled, tuple[Any, ...]]
 
 
@@ -121,13 +122,18 @@ class OverlayTransaction:
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, *, is_small: bool = False) -> None:
         """Take the writing connection, for a transaction that has made no changes yet.
+
+        Args:
+            is_small: keep the old pages in memory as long as each write has a recipe, and up to ``SMALL_CHANGES`` rows.
 
         Raises:
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
-        self.use(self.workspace.open_writer(self.work))
+        writer = self.workspace.open_writer(self.work)
+        writer.use_journal(in_memory=is_small)
+        self.use(writer)
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
@@ -220,6 +226,8 @@ class OverlayTransaction:
         work.looks(piece)
         if work.wrote:
             writer.executor.reader = None  # the other connection does not see what this one has written
+        if writer.journal_in_memory and piece.kind != READ and writer.executor.texts.again(piece.sql) is None:
+            self._leave_memory()
         if interactive.inside is not work:
             self.enter()
         try:
@@ -229,6 +237,27 @@ class OverlayTransaction:
                 self._end = failure
             raise
 
+    def run_again(self, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
+        """Run a text that has run before, as ``Interactive.run_again`` does."""
+        writer, interactive, work = self._writer, self._interactive, self.work
+        assert writer is not None
+        assert interactive is not None
+        if writer.journal_in_memory and len(work.changes) >= SMALL_CHANGES:
+            self._leave_memory()
+        return interactive.run_again(work, sql, values, room)
+
+    def _leave_memory(self) -> None:
+        """Keep the old pages in a file from now on, because the next statements may change many."""
+        assert self._writer is not None
+        if self._writer.use_journal(in_memory=False):
+            return
+        # SQLite refuses it after the first write, so the transaction writes its changes again.
+        self.interactive.leave()
+        self.db.execute("ROLLBACK")
+        self._writer.use_journal(in_memory=False)
+        self._writer.begin()
+        self.enter()
+
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, as ``Interactive.run_alike`` does.
 
@@ -236,6 +265,8 @@ class OverlayTransaction:
             BedrockishError: also the error that has ended the transaction.
         """
         self._check_goes_on()
+        if self.writer.journal_in_memory:
+            self._leave_memory()
         self.enter()
         return self.interactive.run_alike(self.work, statements, first, ALIKE_S)
 

@@ -14,6 +14,7 @@ import apsw
 
 from bedrockish.access_sets.call_costs import BRIEF, LOOPING, Lengths
 from bedrockish.access_sets.readset import ReadPlan
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
 from bedrockish.api.requests import Result, Statement, encode_read, head_of_read
 from bedrockish.engine.derived.commands import with_values
@@ -29,6 +30,8 @@ class Recipe(NamedTuple):
 
     piece: Compiled
     plan: ReadPlan
+    # Whether the preupdate hook shows all rows that it changes, so that no savepoint is needed to find them.
+    is_shown: bool = False
 
 
 ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would hold up other clients
@@ -61,7 +64,7 @@ def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
     return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
 
 
-def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Recipe | None:
+def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], tables: Tables) -> Recipe | None:
     """Return the recipe to run a statement again in a transaction; None if it must run like any other.
 
     Its reads follow from its parameters alone, and it calls no function. One that writes ends within a moment, whatever
@@ -75,7 +78,13 @@ def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
         return None
     plan = plan_of(piece)
     is_short = plan.lengths is BRIEF or (piece.kind == READ and plan.lengths is LOOPING)
-    return Recipe(piece, plan) if is_short and plan.dependents is None else None
+    if not is_short or plan.dependents is not None:
+        return None
+    return Recipe(
+        piece,
+        plan,
+        is_shown=all(table in tables.by_name and not tables.by_name[table].virtual for table in piece.writes),
+    )
 
 
 def read_brief(

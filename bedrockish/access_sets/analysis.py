@@ -1,8 +1,8 @@
 """Collects the reads and writes of a request, statement by statement and row by row, and limits their size.
 
 Every voter holds an access set until its transaction is decided, and for the conflict window after that. The access set
-of a bulk load would be larger than its rows. So if an object has too many keys, the range from the first to the last
-replaces them, like lock escalation in other databases.
+of a bulk load would be larger than its rows. So if a table or index has too many keys in the set, the range from the
+first key to the last replaces them, like lock escalation in other databases.
 """
 
 from collections import Counter
@@ -25,12 +25,15 @@ from bedrockish.sqltext.session_settings import Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
-ROWS_MAX = 100_000  # a request that changes more rows in one table counts as writing ...
-# ... the range from the first changed row to the last, and all of the table's indexes
-POINTS_MAX = 100_000  # if a transaction has more single keys, ...
-GROUP_MAX = 10_000  # ... the keys of each object with more than this many become a range
+# A request that changes more rows than this in one table counts as writing the whole range from the first changed row
+# to the last, and all of the table's indexes.
+ROWS_MAX = 100_000
+# In a transaction with more single keys than the first number, each table or index with more keys than the second gets
+# one range instead of them.
+POINTS_MAX = 100_000
+GROUP_MAX = 10_000
 _NO_TABLES = frozenset[str]()
-RANGES_MAX = 5_000  # if a transaction has more ranges, all ranges of an object become one
+RANGES_MAX = 5_000  # in a transaction with more ranges, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for all cached plans together
 ACCESS_BYTES = 1_000  # approximate bytes of a point or range in a plan
 BYTES_MAX = 40 << 20  # limit of a transaction: it is sent in one frame, and the link needs room for other frames
@@ -63,7 +66,7 @@ def access_set(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], w
 
 
 def _merged(ranges: Iterable[Range]) -> set[Range]:
-    """Return one range for each object, from the lowest end of its ranges to the highest."""
+    """Return one range for each table or index, from the lowest end of its ranges to the highest."""
     ends: dict[bytes, Range] = {}
     for low, high in ranges:
         name = low.partition(b"\0")[0]
@@ -87,7 +90,7 @@ def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], se
 
 
 class CompiledFacts(Protocol):
-    """The interface of a compiled statement for the analysis."""
+    """The facts about a compiled statement that the analysis needs."""
 
     @property
     def sql(self) -> str:
@@ -139,7 +142,7 @@ class Analysis:
     def __init__(
         self,
         db: apsw.Connection,  # the connection on which the statements run
-        prepare: Prepare,  # registers the functions and collations that SQLite does not have on a connection
+        prepare: Prepare,  # registers functions and collations that SQLite itself does not have on a connection
         # The previous schema, or another connection's schema, whose unchanged parts are reused.
         known: Schema | None = None,
         definitions: Definitions | None = None,  # the definitions that the connection sees now, if they are known
@@ -201,11 +204,12 @@ class AccessSetBuilder:
     def read(self, plan: ReadPlan, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
         """Add the reads of a statement that is about to run with these parameters.
 
-        Return reads for ``complete`` after the statement has run, because they may depend on its writes; None if there
-        is nothing to complete.
+        Some reads may depend on the statement's own writes: return these, to pass them to ``complete`` after the
+        statement has run. None: there are no such reads.
 
         Args:
-            query: runs a query on the statement's snapshot. Without it, dependent reads become whole objects.
+            query: runs a query on the statement's snapshot. Without it, a dependent read counts as a read of the whole
+                table or index.
         """
         if plan.dependents is None or query is None:
             if plan.reads_nothing:

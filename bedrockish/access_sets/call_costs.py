@@ -2,14 +2,14 @@
 
 The time of most functions grows with the length of their values. The time of a few grows with the product of two
 lengths, so that one ``trim(x, y)`` of two short books takes hours. All calls in a program are assumed to run between
-two interrupts. SQLite itself refuses a value above its limit. A statement refused in the node's loop is run again in a
-worker thread; there the refusal is final, because nothing could end the call.
+two points at which SQLite can be interrupted. SQLite itself refuses a value above the limit that is set here. A
+statement refused in the node's loop is run again in a worker thread, with a higher limit; a refusal there is final.
 
 LIKE and GLOB try a pattern at each position of a text. So the longer the pattern may be, by the statement's parameters
 and constants, the shorter the text must be.
 
-The memory of a row is limited in the same way: a program may name one long value a thousand times, and each mention is
-a copy, which no interrupt stops and no account of memory sees before the row is complete.
+The memory of a row is limited in the same way: a program may name one long value a thousand times. Each mention is a
+copy; SQLite cannot be interrupted between these copies, and the account of memory sees them only in the complete row.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ COPIED_BYTES = 256 << 20  # bytes of all long values copied in a worker, which t
 PATHS = 4  # so many path arguments of a call take as long as one call
 INDEXED_BYTES = 64 << 10  # bytes of a value written to a virtual table in the loop, where FTS5 cuts it into words
 SCHEMA_BYTES = 64 << 10  # bytes of a value in a schema statement in the loop, whose calls are unknown
-PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop; in a worker ...
-PATTERN_WORK = 1 << 30  # ... pairs of a byte of the text and one of the pattern: less than two seconds
+PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop
+PATTERN_WORK = 1 << 30  # bytes of the text times bytes of the pattern, in a worker: less than two seconds
 PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # bytes of a pattern: any; from a row or expression; the minimum
 PATTERN_MORE = 8  # bytes that an expression may add to a parameter, as in '%' || ? || '%'
 INDENT = 8  # a constant indentation of json_pretty of up to so many characters counts as the default of four
@@ -50,13 +50,13 @@ CALLS = frozenset(
 _BRIEF_NAMES = """date time datetime julianday unixepoch timediff current_date current_time current_timestamp random
     typeof changes total_changes last_insert_rowid cluster_clock transaction_clock count"""
 _BRIEF_CALLS = frozenset(f"{name}({count})" for name in _BRIEF_NAMES.split() for count in (-1, 0, 1, 2))
-"""Functions that neither read a long value to its end nor give one."""
+"""Functions that neither read a long value to its end nor return one."""
 _GROWING = frozenset(
     f"{name}({count})"
     for name in ("json_quote", "json_array", "json_object", "json_group_array", "json_group_object", "unistr_quote")
     for count in (-1, 1, 2)
 )
-"""Functions that write a character as six."""
+"""Functions whose result may have six characters for one of the argument."""
 _GROWTH = 4  # a call of such a function counts as so many ordinary calls
 _LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
 _COLUMNS = frozenset({"Column", "VColumn"})
@@ -79,8 +79,9 @@ _PRODUCTS = {
     "like(3)": (64 << 10, 0),
     "glob(2)": (64 << 10, 0),
 }
-"""Functions whose time is the product of two lengths -> the longest value for about 20 ms, and for about 2 s; 0: any,
-because the patterns are bounded. The memory of ``json_pretty`` is a product: each element is indented by its depth."""
+"""Functions whose time grows with the product of two lengths -> the longest value for about 20 ms, and for about 2 s.
+0: any length, because the other value, a pattern, is bounded. For ``json_pretty`` the memory grows so: each element is
+indented by its depth."""
 _PATTERNS = frozenset({"like(2)", "like(3)", "glob(2)"})
 LEAST_BYTES = 512
 
@@ -159,7 +160,7 @@ def _names(program: Sequence[Op]) -> Iterator[str]:
 
 
 def _loop_cost(name: str) -> int:
-    """Return as how many ordinary calls a call of this function counts in the loop."""
+    """Return the number of ordinary calls for which a call of this function counts in the loop."""
     return 0 if _is_brief_call(name) else _VARIADIC if _has_paths(name) else 1
 
 
@@ -185,8 +186,8 @@ def _target(op: Op) -> int:
 def _copies(program: Sequence[Op]) -> int:
     """Return how often a program repeats a load of a column, parameter or register.
 
-    The parameters together, and the columns of one row together, are no longer than one value may be. Each repetition
-    may be as long again.
+    The first loads are bounded: all parameters together, and all columns of one row together, are at most as long as
+    one value may be. Each repetition may add that length again.
     """
     most: Counter[tuple[str, int]] = Counter()
     for (name, first, _), count in Counter(

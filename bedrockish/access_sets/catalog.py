@@ -16,7 +16,7 @@ from bedrockish.access_sets.virtual_layout import VirtualLayout, as_shadows
 from bedrockish_journal.storage.table_layout import quote
 
 Prepare = Callable[[apsw.Connection], None]
-"""Gives a connection the functions and collations that SQLite does not have."""
+"""Registers on a connection the functions and collations that SQLite itself does not have."""
 
 ROWID = -1
 """Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
@@ -44,12 +44,13 @@ class Index:
     unique: bool
     partial: bool
     primary: bool
-    # Numbers of the indexed columns (``ROWID`` for the rowid), then of the columns that make entries unique.
+    # Numbers of the indexed columns (``ROWID`` for the rowid), and then of the key columns that SQLite appends to make
+    # each entry unique.
     columns: tuple[int, ...]
     specs: tuple[Spec, ...]  # how each of these columns is compared
-    declared: int  # how many of these columns the user named; the rest only make entries unique
-    # Whether entries cannot be computed from the stored values of a row alone (expressions, VIRTUAL columns, collations
-    # other than SQLite's own).
+    declared: int  # how many of these columns the user named; SQLite appended the others
+    # Whether an entry cannot be computed from the stored values of its row alone: because of an expression, a VIRTUAL
+    # column, or a collation that is not SQLite's own.
     opaque: bool
     object: str  # name of its key space
     sql: str = ""  # the statement that creates it; empty for the index of a constraint
@@ -59,7 +60,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """Columns of a child table that must refer to a row of a parent."""
+    """A foreign key of a child table."""
 
     child: str
     parent: str | None  # the parent's name as the schema spells it, or None when there is no such table
@@ -139,7 +140,7 @@ def columns_object(table: str) -> str:
 
 
 def stored_column(on: Table | Index, place: int) -> int | None:
-    """Return the table's number of the column at a position in an entry; None if an expression is there."""
+    """Return the number, in its table, of the column at a position of an index entry; None if it is an expression."""
     if place == ROWID:
         return ROWID
     if isinstance(on, Index):
@@ -194,7 +195,7 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
 
 
 def _take_over(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
-    """Copy the known schema, without the objects of these definitions."""
+    """Copy the known schema, without the tables and indexes of the definitions in ``gone``."""
     schema.tables, schema.roots, schema.parents = dict(known.tables), dict(known.roots), dict(known.parents)
     for row in gone:
         if row.kind == "table":
@@ -243,7 +244,7 @@ def _read_index(
 ) -> Index:
     _, name, unique, origin, partial = listed
     primary = origin == "pk"
-    itself = primary and without_rowid  # the table is this index
+    itself = primary and without_rowid  # the index is the table itself
     numbers: list[int] = []
     stored: list[int] = []
     specs: list[Spec] = []

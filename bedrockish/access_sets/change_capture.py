@@ -1,12 +1,14 @@
 """Captures the changes of a transaction, row by row, from SQLite's preupdate hook.
 
-The hook stays installed for the life of the connection, except while only statements run that are not kept compiled: a
-``DELETE FROM t`` compiled without a hook would truncate the table without reporting rows. The hook sees every row that
-changes, also by triggers, foreign-key actions and REPLACE, in the order in which the changes must be applied again.
+The hook stays installed for the life of the connection: a ``DELETE FROM t`` that is compiled without a hook truncates
+the table without reporting rows. It is removed only while statements run that do not stay compiled (``put_away``). The
+hook sees every row that changes, also by triggers, foreign-key actions and REPLACE, in the order in which the changes
+must be applied again.
 
-For tables with VIRTUAL generated columns, the hook reports rowids but not the values of rows. So their net change is
-read: the rows at the end of the request, and the old rows after the request was rolled back. The same applies to a
-virtual table that owns its rows, where a row of one of its shadow tables stands for each row.
+For tables with VIRTUAL generated columns, the hook reports rowids but not the values of rows. So the net changes of
+their rows are read from the tables: the new rows at the end of the request, and the old rows after the request was
+rolled back. The same applies to a virtual table that owns its rows: one of its shadow tables has a row for each of its
+rows, and the hook reports the rowids of that table.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +38,7 @@ class Touched:
 
     rowids: dict[int, None] = field(default_factory=dict)  # their rowids, in the order of the first change
     changes: int = 0  # number of changes; if it is larger than the number of rows, some rows changed several times
-    # Shadow table and rowid of each written chunk -> its bytes before; None for a new chunk.
+    # Shadow table and rowid of each written chunk -> its bytes before the request; None for a new chunk.
     chunks: dict[tuple[str, int], bytes | None] = field(default_factory=dict)
 
 
@@ -56,7 +58,7 @@ class Capture:
         self.failure: BedrockishError | None = None  # the error that ends the running statement
         self.has_temporary = False  # whether the connection may have TEMP tables, whose rows are not replicated
         self.changed_temporary = False  # whether rows of a TEMP table have changed since ``start``
-        # Returns the check of rows with STORED columns; None where rows are not checked.
+        # Returns the check of rows with STORED generated columns; None if rows are not checked on this connection.
         self.documents: Callable[[], DerivedDocuments] | None = None
         db.preupdate_hook(self._hook)
 
@@ -85,7 +87,7 @@ class Capture:
 
     @contextmanager
     def noticing(self) -> Iterator[set[str]]:
-        """Collect the names of the tables whose rows change in the block."""
+        """Collect the names of the tables whose rows change in the ``with`` block."""
         self._noticed = found = set[str]()
         try:
             yield found
@@ -108,7 +110,7 @@ class Capture:
     def deafen(self) -> None:
         """Stop collecting and discard the changes, because the request failed."""
         log, self._log, self._touched, self.failure = self._log, None, {}, None
-        while log:  # in pieces: freeing a million rows at once would block all other threads
+        while log:  # free the rows in pieces: freeing a million at once would block all other threads
             del log[-FREED_AT_ONCE:]
 
     @property
@@ -153,7 +155,7 @@ class Capture:
                 elif update.table_name in self._chunks:
                     self._touch_chunk(self._chunks[update.table_name], update)
                 return
-            # sqlite_sequence and the catalogue follow from the rows and the schema statements.
+            # Changes of SQLite's own tables, such as sqlite_sequence, follow from the rows and the schema statements.
             if not update.table_name.startswith("sqlite_"):
                 self.failure = UnsupportedError(
                     f"rows of {update.table_name} cannot be replicated; use an ordinary table"
@@ -211,7 +213,7 @@ class Capture:
             chunks[place] = old[-1]
 
     def _find_in_chunks(self, table: str, touched: Touched) -> None:
-        """Note as changed the rows whose values in a chunk differ now. Inserted and deleted rows are noted already."""
+        """Note each row whose values in a chunk have changed. Inserted and deleted rows are noted already."""
         layout = f"SELECT size, rowids FROM {quote(table + '_chunks')} WHERE chunk_id = ?"
         for (name, chunk), old in touched.chunks.items():
             new: Any = self._db.execute(f"SELECT * FROM {quote(name)} WHERE rowid = ?", (chunk,)).fetchone()
@@ -229,7 +231,8 @@ class Capture:
     def blurred(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
         """Return the tables in which a row may have been inserted and deleted again; these count as written whole.
 
-        A virtual table has no other key than its rowid, and its module may write a row's shadow row several times.
+        For a virtual table, only a rowid without a row before and after the request counts: such a table has no key
+        besides the rowid, and its module may write a shadow row several times for one change.
         """
         found: list[str] = []
         for name, rows in touched.items():
@@ -279,7 +282,7 @@ class Capture:
         )
 
     def net_changes(self, before: Rows, after: Rows) -> Iterator[Change]:
-        """Yield the changes from ``before`` to ``after``, in an order that never has a UNIQUE value twice."""
+        """Yield the changes from ``before`` to ``after``, in an order in which no UNIQUE value ever exists twice."""
         for name, old_rows in before.items():
             table, new_rows = self._tables[name], after[name]
             both = [rowid for rowid in old_rows if rowid in new_rows]
@@ -300,7 +303,7 @@ class Capture:
 
 
 def _searched(indexes: list[list[int]], before: Row | None, after: Row | None) -> int:
-    """Return how many bytes of a changed row FTS5 cuts into words: those of each index with a changed column."""
+    """Return how many bytes of a changed row FTS5 has to cut into words, in all indexes with a changed column."""
     found = 0
     for places in indexes:
         if before is None or after is None or any(before[place] != after[place] for place in places):

@@ -1,7 +1,8 @@
 """Computes the values of an index that are not stored columns: expressions and VIRTUAL generated columns.
 
 Only SQLite can evaluate them. So the row is inserted into an empty copy of its table in a private in-memory database,
-and the expressions are selected from there. They depend on the row alone: SQLite checks this at CREATE INDEX.
+and the expressions are selected from that copy. The result is right because SQLite allows in an index only expressions
+that depend on the row alone.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Scratch:
         try:
             if self._db is None:
                 self._db = Connection(":memory:")
-                self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # a text cast to a blob depends on it
+                self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # CAST of a text AS BLOB depends on it
                 self._prepare(self._db)
                 enforce_checks(self._db, on=False)
                 self._db.execute("BEGIN")
@@ -66,7 +67,7 @@ class ComputedColumns:
     def values(self, row: Row, rowid: int | None) -> Row | None:
         """Return the values of the expressions for a captured row; None if SQLite fails to compute one.
 
-        It may fail for a row that a partial index leaves out.
+        That may happen for a row that a partial index does not contain.
         """
         values: list[Value] = [row[place] for place in self._places if place is not None]
         if self._has_rowid:
@@ -83,7 +84,7 @@ class ComputedColumns:
 
 
 def sources(index: Index, table: Table) -> dict[int, str] | None:
-    """Return the SQL of each computed column of an index, by position; None if the index's SQL is not understood."""
+    """Return the SQL of each computed column of an index, by position; None if its CREATE INDEX cannot be parsed."""
     found: dict[int, str] = {}
     pieces: list[str] | None = None
     for place, number in enumerate(index.columns):
@@ -104,7 +105,7 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
 def told_columns(index: Index, table: Table) -> int:
     """Return the number of leading columns of an index whose values have comparable key bytes.
 
-    The first column with a collation of the application, or with an expression that is not understood, ends them.
+    They end before the first column with an application's collation, or with an expression that cannot be parsed.
     """
     if not index.opaque:
         return len(index.columns)
@@ -117,7 +118,7 @@ def told_columns(index: Index, table: Table) -> int:
 
 
 def indexed_expressions(sql: str) -> list[str] | None:
-    """Return the terms of a CREATE INDEX, without ASC and DESC; None if the text is not understood."""
+    """Return the terms of a CREATE INDEX, without ASC and DESC; None if the text cannot be parsed."""
     try:
         found = tokens(sql)
     except NotTokensError:

@@ -1,8 +1,8 @@
-"""Finds the probes of a program that only enforce constraints, and so are implied by the rows that it changes.
+"""Finds the probes of a program, its lookups of keys, that only enforce constraints.
 
-An inserted row implies that its UNIQUE values were free and that its foreign keys had parents. The keys of changed rows
-state this exactly, while the bytecode often shows only that some key was looked up. So such probes count as reads only
-if the statement failed, because its changes are then discarded.
+A changed row implies the results of these probes: that its UNIQUE values were free and that its foreign keys had
+parents. The keys of changed rows (``writeset``) state this exactly, while the bytecode often shows only that some key
+was looked up. So such probes count as reads only if the statement failed, because its changes are then discarded.
 
 Only the exact sequences that SQLite generates are recognised here; any other sequence stays an ordinary read.
 """
@@ -10,7 +10,7 @@ Only the exact sequences that SQLite generates are recognised here; any other se
 from bedrockish.access_sets.effort import Check, unlimited
 from bedrockish.access_sets.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
 
-_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # test whether the row found is the one being updated
+_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # test whether the found row is the updated one itself
 
 
 def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool) -> set[int]:
@@ -59,7 +59,7 @@ def _is_parent_lookup(program: list[Op], address: int) -> bool:
 
 
 def _child_scan(program: list[Op], counter: int) -> set[int]:
-    """Return the addresses of the seeks in a loop that only counts children; empty for any other loop."""
+    """Return the addresses of the seeks of a loop that only counts a parent's children; empty for any other loop."""
     end = next((op for op in program[counter:] if op.name in STEPS and op.p2 <= counter), None)
     if end is None or any(op.name in CHANGES for op in program[end.p2 : end.address]):
         return set()

@@ -1,7 +1,7 @@
-"""Splits cursors that are opened several times on different tables or indexes: each use gets a number of its own.
+"""Splits cursors that are opened several times on different tables or indexes: each opening gets a number of its own.
 
-SQLite uses one cursor for the terms of an OR, and opens it on the index of each term in turn. At each instruction the
-cursor is on one index, which follows from the paths through the program.
+SQLite uses one cursor for all terms of an OR, and opens it on the index of each term in turn. At each instruction the
+cursor is on one index; the paths through the program show on which.
 """
 
 from collections.abc import Set
@@ -51,7 +51,8 @@ class _Ways:
 
     def __init__(self, program: list[Op], check: Check) -> None:
         self._program, self._check = program, check
-        # The addresses at which a subroutine or coroutine may continue: after its callers, and at the end of its rows.
+        # The addresses at which a subroutine or coroutine may continue: after each of its callers, and where a
+        # coroutine has no more rows.
         found: dict[int, None] = {}
         for op in checked(program, check):
             if op.name in RESUMES or op.name == "Gosub":
@@ -63,7 +64,10 @@ class _Ways:
         self._resumed = list(found)
 
     def uses(self, used: set[int], opens: set[int], start: int, *, returns: bool) -> set[int]:
-        """Return the addresses of the instructions that may use a cursor as opened at ``start``, one of ``opens``."""
+        """Return the addresses of the instructions that may use a cursor while it is open from ``start`` on.
+
+        ``opens`` are the addresses of all openings, ``start`` among them; ``used`` those of all uses.
+        """
         ahead = self._following(self._program[start])
         if self._resumes(self._program[start], returns=returns):
             ahead += self._resumed
@@ -101,7 +105,7 @@ class _Ways:
     def _following(op: Op) -> list[int]:
         """Return the addresses at which the program may continue after an instruction, except those of ``_resumed``."""
         if op.name == "Return":
-            return [op.address + 1] if op.p3 else []  # with P3, it does nothing if the subroutine was not called
+            return [op.address + 1] if op.p3 else []  # with P3, a Return outside a call of its subroutine does nothing
         found = [op.p1, op.p3] if op.name == "Jump" else []
         if may_jump(op) and op.p2:
             found.append(op.p2)

@@ -1,7 +1,7 @@
 """Derives the reads of a bytecode program: each move of a cursor as an interval of the keys of a table or index.
 
 A seek gives one end of the interval. The check that ends its loop gives the other end, if every row passes the check
-before any other instruction uses the row. A move without a provable bound reads the whole object.
+before any other instruction uses the row. A move without a provable bound reads the whole table or index.
 
 If a cursor is positioned by a column of another cursor's rows, as in a join, the read has two intervals: one from the
 text and the parameters alone (``Dependent.coarse``), and one that also uses those rows (``Dependent.fine``).
@@ -50,9 +50,9 @@ _OF_COLUMNS = (
     | BY_ROWID
     | {"OpenRead", "Column", "Rowid", "NullRow", "IfNullRow", "Close", "ColumnsUsed"}
 )
-"""Depends on nothing of the row that a cursor is on but its id and the column that is named."""
+"""Opcodes that depend only on the id of the cursor's row and on the column that they name, not on the whole row."""
 
-_SKIP_LOCKED = f"{SKIP_LOCKED}("  # as P4 of a call shows it
+_SKIP_LOCKED = f"{SKIP_LOCKED}("  # the beginning of P4 in a call of the function
 
 # The instructions with which every AUTOINCREMENT insert begins and ends.
 _SEQUENCE_READ = ("String8", "Null", "Rewind", "Column", "Ne", "Rowid", "Column", "AddImm", "Copy", "Goto", "Next")
@@ -82,19 +82,19 @@ class Access:
     high_after: bool = True  # whether it includes all keys that begin with ``high``
     # Whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
     exact: bool = False
-    equal: int = 0  # number of leading columns that have the same value at both ends, whichever of their values it is
+    equal: int = 0  # number of leading columns that always have the same value at both ends
     stop: Stop | None = None  # where the loop may end before the end of the interval
     # The columns of the row on which the statement can depend, if the read is of one row; None for all.
     columns: frozenset[str] | None = None
 
     @property
     def cells(self) -> frozenset[Cell]:
-        """The columns of other rows on which its ends depend."""
+        """The columns of other cursors' rows on which its ends depend."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "column")
 
     @property
     def given(self) -> frozenset[str]:
-        """The tables whose new rows' automatic ids its ends depend on."""
+        """The tables whose new rows' automatic ids determine its ends."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "new")
 
     @property
@@ -107,7 +107,7 @@ class Access:
 class Dependent:
     """A read that depends on rows read before."""
 
-    coarse: Access  # the interval that contains the read for any such rows
+    coarse: Access  # an interval that contains the read, independent of those rows
     fine: Access  # the narrower interval in terms of columns of those rows
     reasons: tuple[tuple[str, str], ...]  # why ``coarse`` may be too wide, each with the object
 
@@ -132,7 +132,7 @@ class ProgramReads:
 
     reads: list[Access] = field(default_factory=list)
     dependents: list[Dependent] = field(default_factory=list)  # reads that depend on columns of rows read by any cursor
-    # Cursor -> the sources of its rows: its own accesses, and cursors on the same rows.
+    # Cursor -> the sources of its rows: its own accesses, and other cursors that it follows to their rows.
     rows: dict[CursorId, list[Access | CursorId]] = field(default_factory=dict)
     # Cursor -> its table or index, if it is always on the same one.
     on: dict[CursorId, Table | Index] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class ProgramReads:
     tables: set[str] = field(default_factory=set)  # names of the tables that the program opens
     # Pairs of a reason and an object that is read as a whole for that reason.
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
-    everything: bool = False  # whether the program is not understood, so that it counts as reading the whole database
+    everything: bool = False  # whether the program counts as reading the whole database, because it is not understood
     locking: set[str] = field(default_factory=set)  # names of the tables for which it calls ``skip_locked()``
 
     @property
@@ -214,7 +214,7 @@ class _Reader:
         self._named = named
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
-        self._with_stops = with_stops and number == 0  # a trigger may run any number of times, between changes
+        self._with_stops = with_stops and number == 0  # not in triggers, which may run often, between changes
         self._out = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
         self._private: set[int] = set()
@@ -274,7 +274,7 @@ class _Reader:
     def _keeps_sequence(self, op: Op) -> bool:
         """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to read its row or to write it back.
 
-        The insert uses the row only to choose an id, and any free id would be right, so the read does not count.
+        That read does not count: the insert uses the row only to choose an id, and any free id would be right.
         """
         found = self._schema.roots.get(op.p2)
         if not isinstance(found, Table) or found.name != "sqlite_sequence":
@@ -318,7 +318,7 @@ class _Reader:
                 yield found.name if isinstance(found, Table) else found.table
 
     def columns(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield each table of which a cursor reads only some columns, with these; other cursors are not considered."""
+        """Yield, for each cursor that reads only some columns of its rows, its table and these columns."""
         for (_, cursor), found in self._out.on.items():
             self._check()
             if not isinstance(found, Table) or not found.has_column_keys:
@@ -326,22 +326,22 @@ class _Reader:
             ops = [op for op in self._program if _names_cursor(op, cursor)]
             numbers = {stored_column(found, op.p2) for op in ops if op.name == "Column"}
             names = frozenset(found.columns[number].name for number in numbers if number is not None)
-            # For nearly all columns, the column keys would cost more than they gain.
+            # A read of nearly all columns counts as a read of the row: column keys would cost more than they gain.
             rest = len(found.columns) - (found.rowid_column is not None)
             is_plain = all(op.name in _OF_COLUMNS for op in ops) and None not in numbers
             if is_plain and len(names) < min(rest, COLUMNS_MAX):
                 yield found.name, names
 
     def _names_of(self, register: int) -> set[str]:
-        """Return the text of a register if it can only hold one constant text; else no text."""
+        """Return the text in a register, if the register can hold only one constant text; else an empty set."""
         atoms = self._registers.values(self._number, register) or ()
         values = [atom.payload[1] if atom.kind == "const" else None for atom in atoms]
         return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
 
     def _is_looked_into(self, cursor: int) -> bool:
-        """Return whether an instruction other than a test for an empty table positions this cursor.
+        """Return whether an instruction other than the test for an empty table positions this cursor.
 
-        Then the test adds no read. It only lets the program skip the lookups, whose reads are recorded in any case.
+        If so, the test adds no read: it only lets the program skip lookups, and their reads are recorded anyway.
         """
         return any(
             (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)
@@ -372,7 +372,7 @@ class _Reader:
             reads = self._range(op, found[0])
         if is_probe:  # only an error depends on the row that the probe finds
             self._out.probes += [read.coarse for read in reads]
-            if self._number:  # a key action then changes the row that it finds, and may fire triggers with it
+            if self._number:  # a foreign-key action changes the row that it finds, and may fire triggers for it
                 for read in reads:
                     self._comes_to(op.p1, read.fine)
             return
@@ -426,7 +426,7 @@ class _Reader:
     def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:
         """Return the reads of a seek by rowid; None if the rowid may have an unknown source.
 
-        A rowid taken from a row of this table that was already read adds no read.
+        A rowid that comes from a row of the same table adds no read, because that row was read already.
         """
         atoms = self._registers.values(self._number, register)
         if atoms is None:
@@ -456,7 +456,7 @@ class _Reader:
     def _fields(
         self, registers: list[int], found: Table | Index, *, by_rows: bool = False, not_null: Set[int] = frozenset()
     ) -> Fields:
-        """Return the leading columns whose values are known; with ``by_rows``, also from rows read before."""
+        """Return the leading key columns with known values; with ``by_rows``, also values from rows read before."""
         specs = self._specs(found)
         known = ("const", "param", "column", "new") if by_rows else ("const", "param")
         fields: list[FieldValues] = []
@@ -515,7 +515,7 @@ class _Reader:
         return found if isinstance(found, Table) and found.key is None else None
 
     def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[Access, list[int]]:
-        """Return the interval of a loop; and, if it reads rows with given values in some columns, their registers."""
+        """Return the interval of a loop, and the registers of the columns that have a given value in all its rows."""
         low: Fields = ()
         high: Fields = ()
         low_after, high_after = False, True
@@ -546,7 +546,7 @@ class _Reader:
         return Access(found.object, low, low_after, high, high_after, equal=equal), same
 
     def _equal(self, op: Op, registers: list[int], stop: list[int]) -> int:
-        """Return the number of leading columns that keep the seek's values until the loop ends."""
+        """Return the number of leading columns that have the seek's values in all rows of the loop."""
         last = max((one.address for one in self._steps.get(op.p1, ())), default=0)
         last = max(last, len(self._program) if last < op.address else last)
         count = 0
@@ -591,12 +591,12 @@ class _Reader:
         later = (op.address for op in self._positions[seek.p1] if op.address > stop)
         end = next(later, len(self._program))
         if any(first < op.p2 <= end for op in steps):
-            return False  # a step that goes on after the check
+            return False  # a step continues after the check, so that rows skip it
         return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)
 
 
 def _names_cursor(op: Op, cursor: int) -> bool:
-    """Return whether an instruction does something with a cursor."""
+    """Return whether an instruction has this cursor as an operand."""
     return (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
 
 

@@ -1,8 +1,8 @@
 """The rows of ``sqlite_schema``, by table, so that only tables with changed definitions are described again.
 
 Describing thousands of tables takes seconds; comparing the rows of ``sqlite_schema`` with the previous ones takes
-milliseconds. SQLite's description of a table depends only on the rows with its name. The exceptions are foreign keys
-and triggers, which name other tables, and virtual tables, to which other tables may belong.
+milliseconds. SQLite's description of a table depends only on the rows with the table's name, with two exceptions:
+foreign keys and triggers name other tables, and other tables may belong to a virtual table.
 """
 
 from collections.abc import Callable, Set
@@ -88,14 +88,14 @@ class Definitions:
         else:
             found = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
         made = tuple(f"{name}_" for name in found & {folded(name) for name in self.virtual | known.virtual})
-        if made:  # with a virtual table, other tables become its shadow tables, or ordinary ones
+        if made:  # when a virtual table is made or dropped, other tables become shadow tables, or ordinary ones
             found |= {name for name in ours.keys() | theirs.keys() if name.startswith(made)}
         return found
 
     def listed_with(self, changed: Set[str]) -> Set[str]:
-        """Return the names, folded, to be listed where ``changed`` are described: all, if there are virtual tables.
+        """Return the folded names of the tables to list when ``changed`` are described again.
 
-        The layout of the virtual tables needs the kinds of the tables that belong to them.
+        These are all tables if there are virtual ones, whose layout needs the kinds of the tables that belong to them.
         """
         return self.by_table.keys() | changed if self.virtual else changed
 
@@ -120,7 +120,7 @@ def _is_system(row: Definition) -> bool:
 def _names(
     known: frozenset[str], gone: list[Definition], fresh: list[Definition], wanted: Callable[[Definition], bool]
 ) -> frozenset[str]:
-    """Return the known names, without those of wanted rows in ``gone``, and with those of wanted rows in ``fresh``."""
+    """Return the known names without the wanted ones in ``gone``, and with the wanted ones in ``fresh``."""
     left = known - {row.name for row in gone if wanted(row)}
     return left | {row.name for row in fresh if wanted(row)}
 
@@ -131,7 +131,7 @@ def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, b
     Return for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
-    # SQLite searches all tables for each single name, and does not find the catalogue by its name.
+    # For each single name SQLite searches all tables, and it does not find its own catalogue by name.
     if len(names) > _FEW or CATALOGUE in names:
         found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
     else:

@@ -55,8 +55,7 @@ class _TooManyError(Exception):
 class DependentReads:
     """The reads of one statement that depend on rows, for any parameters.
 
-    Why so large: Seven lists are the plan itself, which each execution uses; the others are the tables from which it is
-    built.
+    Why so large: Seven of its lists are the plan, which each execution uses; the others are needed to build the plan.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class DependentReads:
         order[access] = None
 
     def need(self, cursor: CursorId, column: int) -> _Need:
-        """Return where the values of a column are found, and add the column to its source."""
+        """Add a column to those that a source collects; return the position of the source, and of the column in it."""
         source = self.source(cursor)
         if source not in self._feeders:
             self._feeders[source] = self.feeders(source)
@@ -214,7 +213,7 @@ class DependentReads:
         return place, columns.index(number)
 
     def need_given(self, table: str) -> _Need:
-        """Return where the automatic ids of new rows of a table are found; ``Resolution.wrote`` adds them."""
+        """Return the same for the automatic ids of new rows of a table; ``Resolution.wrote`` adds their values."""
         source = (_GIVEN, next((at for (_, at), name in self._given.items() if name == table), len(self._given)))
         if source not in self._given:
             self._given[source] = table
@@ -271,7 +270,7 @@ class _Field:
 
 
 class _Job:
-    """One access: it records the keys read, and finds rows for other accesses.
+    """One access of the plan. It records the keys that the access reads, and finds rows that other accesses need.
 
     Why so large: The parts that depend on the access alone are computed once, because a job runs for each row of its
     source.
@@ -296,7 +295,7 @@ class _Job:
         self._only_column = self._single()
 
     def _pair(self) -> int | None:
-        """Return the source if all columns come from one, so that the values of one row belong together; else None."""
+        """Return the source if all columns come from the same one, so that each row has one combination; else None."""
         places = {need[0] for field in self._equal for need, _ in field.cells}
         if len(self._equal) < 2 or len(places) != 1:
             return None
@@ -385,7 +384,7 @@ class _Job:
             (field,) = fields
             encode = field.encode
             for value in field.values(state):
-                if value is not None or not (self._is_rowid or field.field.not_null):  # a rowid is never NULL
+                if value is not None or not (self._is_rowid or field.field.not_null):  # else the seek finds no row
                     yield prefix + encode(value), (value,)
             return
         if self._paired is None:
@@ -408,7 +407,7 @@ class _Job:
         return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
 
     def _ends(self, state: "Resolution") -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
-        """Return for both ends the suffix of the key and the value of the first column; None without values yet."""
+        """Return, for each end, the suffix of its key and its first column's value; None while no value is known."""
         found = []
         for fields, pick in ((self._low, min), (self._high, max)):
             suffix, first = b"", None
@@ -427,8 +426,8 @@ class _Job:
     def _fetch(self, state: "Resolution", many: list[tuple[Any, ...]], low: Any, high: Any) -> bool:
         has_low = has_high = False
         if self._low or self._high:
-            # A comparison excludes NULLs, which are at one end of the index. So the bounds are used only if one of them
-            # is at that end.
+            # A comparison in the query excludes NULLs, which are at one end of the index. So the bounds are used only
+            # if the range has a bound at that end, and so no NULLs.
             descending = (self._low or self._high)[0].field.spec.descending
             has_low = bool(self._low) and self._is_end(low) and (not descending or bool(self._high))
             has_high = bool(self._high) and self._is_end(high) and (descending or bool(self._low))
@@ -464,12 +463,12 @@ class _Job:
         return found
 
     def _is_end(self, value: Any) -> bool:
-        """Return whether a query can compare with this end: only if the column's affinity does not convert it."""
+        """Return whether a query can compare with this value: the column's affinity must leave the value unchanged."""
         affinity = self._affinity(len(self._equal))
         return value is not None and len(closure(value, affinity)) == 1
 
     def _affinity(self, place: int) -> str:
-        """Return the affinities that a comparison with a column of the key may apply."""
+        """Return the affinities that SQLite may apply in a comparison with a column of the key."""
         number = ROWID if self._index is None else self._index.columns[place]
         if number in (ROWID, self._table.rowid_column):
             return AFFINITY_INTEGER
@@ -591,7 +590,7 @@ class _StoppingJob(_Job):
         for field, name, affinity, operator in self._conditions:
             values = field.values(state)
             if len(values) != 1 or len(closure(values[0], affinity)) != 1:
-                return None  # the column's affinity would convert the value
+                return None  # the column's affinity would convert the value in the query
             if values[0] is not None or operator == "IS":
                 conditions.append(f"{name} {operator} ?")
                 params.append(values[0])
@@ -648,7 +647,7 @@ def _value(atom: Atom, params: Params) -> Any:
 
 
 def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a key that distinguishes rows whose values differ as texts."""
+    """Return a dictionary key that distinguishes rows whose values differ as texts, such as 1 and 1.0."""
     return (row, *map(type, row))
 
 
@@ -667,7 +666,7 @@ class Resolution:
         self._plan, self.params, self.query = plan, params, query
         self.points: set[bytes] = set()  # single keys
         self.ranges: set[Range] = set()  # ranges of keys
-        # Why the reads could not be resolved, so that whole objects count as read; empty if they were.
+        # Why the reads could not be resolved and whole tables and indexes count as read; empty if they were.
         self.failure = ""
         # For each source, its rows so far, with only the columns that other accesses need.
         self.rows: list[dict[tuple[Any, ...], tuple[Any, ...]]] = [{} for _ in plan.sources]

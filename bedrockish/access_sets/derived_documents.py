@@ -1,9 +1,9 @@
-"""Refuses rows and UNIQUE keys that SQLite derives from a JSON document in two ways.
+"""Refuses rows and UNIQUE keys for which SQLite would compute other values at other nodes, because of a JSON document.
 
-SQLite marks a value that a JSON function has made as a document, until the value is stored. ``json_array(a)`` of a
-document made in the same statement is ``[[1]]``, and of the stored text ``["[1]"]``. An entry of the journal has the
-row, and each node derives generated columns and index entries again: it would derive another value than the leader, and
-meet other UNIQUE keys.
+SQLite marks the result of a JSON function as a document, until the value is stored. For a document ``a`` that was made
+in the same statement ``json_array(a)`` is ``[[1]]``, and for the stored text it is ``["[1]"]``. The journal has the
+stored row, from which each node computes generated columns and index entries again. It would compute other values, and
+so other UNIQUE keys, than the leader.
 """
 
 from bedrockish.access_sets.catalog import Prepare, Schema
@@ -15,7 +15,7 @@ from bedrockish_journal.storage.table_layout import quote
 
 
 class DerivedDocuments:
-    """The check of captured rows, by a copy of their row in a private database.
+    """The check of captured rows: their generated columns are computed again in a private database.
 
     Args:
         schema: the schema of the database whose rows are captured.
@@ -26,7 +26,7 @@ class DerivedDocuments:
         self._known: dict[str, tuple[ComputedColumns, list[tuple[int, str]]] | None] = {}
 
     def check(self, name: str, row: Row, rowid: int | None) -> UnsupportedError | None:
-        """Return the error for a row whose STORED columns have another value when derived from it; else None.
+        """Return the error for a row whose STORED columns get another value when computed from the row; else None.
 
         Args:
             name: the row's table, which has STORED generated columns.

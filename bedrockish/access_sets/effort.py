@@ -1,11 +1,11 @@
-"""The time limit of a statement's analysis, after which a coarser plan must do."""
+"""The time limit of a statement's analysis; after it, a coarser plan is used."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Returns while the analysis may go on, and raises when it has taken its time."""
+"""A function that returns while the analysis may go on, and raises an error when its time is used up."""
 
 EVERY = 256  # instructions between two checks
 

@@ -1,8 +1,8 @@
 """The access set of an open transaction, which grows with each statement.
 
-Only ROLLBACK TO removes keys: rows that it rolls back are no longer written. But the transaction has learned from them
-that their unique values were free and their parents existed. So their written keys become reads. A key that was written
-before the savepoint, too, stays written.
+Only ROLLBACK TO removes written keys: rows that it rolls back are no longer written. But the transaction has learned
+from them that their unique values were free and their parents existed, so their written keys become reads. A key that
+was also written before the savepoint stays written.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -48,7 +48,7 @@ class Growing:
         self.note(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
-        """Resolve the reads of a statement about to run, with ``query`` on the same data; return None without reads."""
+        """Resolve the reads of a statement about to run; return None without reads. ``query`` sees the same data."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
 
@@ -117,7 +117,7 @@ class Growing:
     def roll_back(self, place: int) -> None:
         """Roll back to the savepoint at a place, from 0, which stays; a key that is no longer written counts as read.
 
-        The cost is that of the rolled back changes, not of all.
+        The cost grows with the changes that are rolled back, not with all changes.
         """
         for points, ranges in self._since[place:]:
             self._writes -= points
@@ -155,7 +155,7 @@ class Growing:
     def rests_on(self) -> AccessSet:
         """Return an access set whose reads are all keys that no other transaction may have written since.
 
-        The transaction's reads belong to them only if it is serializable.
+        The transaction's plain reads are among them only if it is serializable.
         """
         if self._serializable:
             return self.looked_at()

@@ -4,8 +4,8 @@ Conflict tests compare keys as plain byte strings, on every node and without SQL
 a column's collation have the same bytes, a smaller value has smaller bytes, and no encoding is a prefix of another. The
 key of several columns is the concatenation of their encodings; all keys that begin with given columns are one range.
 
-If affinity would change a value's type, SQLite itself applies it, through a private connection of each thread: an
-imitation of its conversions between text and numbers would be wrong in rare cases.
+If affinity would change a value's type, SQLite itself applies it, on a private connection of each thread: a copy of its
+conversions between text and numbers would be wrong in rare cases.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The possible values of one column of a key that follow from constants and parameters."""
+"""The values that one column of a key can have, as far as they come from constants and parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from bedrockish.access_sets.key_encoding import apply_affinity
 Params = Sequence[Any]
 
 UNENCODABLE = (TypeError, OverflowError, IndexError)
-"""Errors of a bad parameter, which SQLite refuses with a better message."""
+"""Errors of a bad parameter; they are ignored here, because SQLite then refuses it with a better message."""
 
 # The type that each affinity leaves unchanged; nearly all encoded values have the type of their column's affinity.
 _UNTOUCHED: dict[str, type] = {"B": str, "C": int, "D": int, "E": float}

@@ -1,12 +1,13 @@
 """Finds where a loop ends before the end of its range, because of LIMIT, max() or EXISTS.
 
 A loop that counts the rows that pass its conditions, and exits after a number of them, has read nothing beyond the last
-such row. An auxiliary query with the same range, order, conditions and number finds that row. So every condition must
-be understood: if the query let more rows pass than the statement, it would stop too early. For a loop that is not
-understood, the whole range counts as read.
+counted row. An auxiliary query with the same range, order, conditions and number finds that row. So every condition
+must be understood: if the query let more rows pass than the statement does, it would stop too early. If a loop is not
+understood, its whole range counts as read.
 
-The stop is valid only for the plan that SQLite runs: with another plan, "the first three rows" are other rows. If the
-plan may depend on the values of parameters, it is compared again with them (``Stop.is_fixed``).
+The stop is valid only for the plan that SQLite runs: with another plan, "the first three rows" are other rows. If
+SQLite's choice of the plan may depend on the values of parameters, the plan is compared again at each execution
+(``Stop.is_fixed``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -35,7 +36,8 @@ _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
 _NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
 
-# A row passes if the comparison does not jump. The operator from the column to the value: column at P3, column at P1.
+# A row passes if the comparison does not jump. By opcode, the operator that it then meets, written from the column to
+# the value: if the column is in P3, and if it is in P1.
 _PASSES = {
     "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
 }  # fmt: skip
@@ -51,7 +53,7 @@ class Filter:
     operator: str  # ``=``, ``<``, ``IS NOT`` and similar ones
     value: Atom | None  # the value with which the column is compared; None for NULL
     collation: str = BINARY  # the collation of the comparison
-    as_stored: bool = False  # whether the comparison does not apply the column's affinity to the value
+    as_stored: bool = False  # whether the comparison leaves out the column's affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,10 @@ class LoopReader:
     def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
         """Find the instructions at the end of a loop that produce rows of NULLs for outer joins.
 
-        For each join, innermost first, they check whether a row was found, and otherwise run the body with NULLs.
+        For each outer join, innermost first, they check whether it has found a row; if not, they run the loop's body
+        with NULLs.
 
-        Return the address of the first of them, and the address of each join's check, by cursor.
+        Return the address of the first of these instructions, and by cursor the address of each join's check.
         """
         found: dict[int, int] = {}
         end = last
@@ -286,7 +289,7 @@ class _Body:
     def add(self, op: Op) -> bool:
         """Process an instruction; return whether it is understood."""
         if self.limit is not None:
-            return False  # an instruction follows the exit within the loop
+            return False  # the loop has an instruction after its exit, which is not understood
         if op.name in COMPARISONS:
             return self._compares(op)
         if op.name in BY_ROWID:
@@ -308,7 +311,7 @@ class _Body:
             offset = self._reader.limit(op.p1, self._seek.address, op.address)
             if op.p2 != self._last or op.p3 != 1 or self._has_result or self.offset != _ZERO or offset is None:
                 return False
-            self.offset, self._has_result = offset, True  # later conditions do not affect the counting of OFFSET
+            self.offset, self._has_result = offset, True  # conditions after this do not affect which rows OFFSET counts
             return True
         if op.name == "Goto":
             self.limit = Atom("const", ("int", 1)) if op.p2 > self._last else None
@@ -368,7 +371,7 @@ class _Body:
         applied = chr(op.p5 & _AFFINITY)
         as_stored = applied in _NO_AFFINITY
         if as_stored and value.affinities:
-            return False  # the value has been converted before
+            return False  # an earlier instruction has converted the value in its register
         if not as_stored and applied != own and not (applied in _NUMERIC and own in _NUMERIC):
             return False
         operator = _PASSES[op.name][0 if is_third else 1]

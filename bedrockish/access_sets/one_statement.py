@@ -46,8 +46,8 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
         plan = analysis.plan(Text(sql, [None] * len(params)))
         resolved = plan.resolve(tuple(params), connection_query(db))
         capture.start()
-        # Not from the cache: a statement compiled before the hook was installed may truncate a table without reporting
-        # rows.
+        # Not from the statement cache: a statement that was compiled before the hook was installed may truncate a table
+        # without reporting its rows.
         for _ in db.execute(sql, params, can_cache=False):
             pass
         failure = capture.failure

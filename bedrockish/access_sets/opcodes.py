@@ -1,7 +1,7 @@
 """The effects of SQLite's opcodes that matter for the analysis of reads.
 
-An opcode that this file does not name may have any effect. Adding an opcode promises that it does not move a cursor on
-a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes only the named registers.
+The analysis assumes that an opcode that this file does not name may have any effect. An opcode in this file moves no
+cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and writes only the named registers.
 """
 
 from collections.abc import Sequence
@@ -26,32 +26,32 @@ def _names(text: str) -> frozenset[str]:
 
 OPENS = frozenset({"OpenRead", "OpenWrite", "ReopenIdx"})
 OPENS_PRIVATE = frozenset({"OpenEphemeral", "OpenAutoindex", "SorterOpen", "OpenPseudo", "OpenDup"})
-"""Cursors on what only this statement can see."""
+"""Opcodes that open a cursor on rows that only this statement can see."""
 
 EXACT = frozenset({"SeekRowid", "NotExists", "Found", "NotFound", "NoConflict"})
 BY_ROWID = frozenset({"SeekRowid", "NotExists"})
 SEEKS = frozenset({"SeekLT", "SeekLE", "SeekGE", "SeekGT"})
 POSITIONS = EXACT | SEEKS | {"Rewind", "Last"}
-"""Moves a cursor to a place that depends on what is in the table."""
+"""Opcodes that move a cursor to a place that depends on the table's content."""
 
 WHOLE = frozenset({"Count", "IfEmpty", "IfSizeBetween"})
-"""Depends on the table as a whole."""
+"""Opcodes whose result depends on the whole table."""
 
 STEPS = frozenset({"Next", "Prev"})
 INDEX_STOPS = frozenset({"IdxLE", "IdxGT", "IdxLT", "IdxGE"})
 COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge"})
 VIRTUAL = frozenset({"VOpen", "VFilter", "VColumn", "VNext", "VInitIn"})
 VIRTUAL_CHANGES = frozenset({"VBegin", "VUpdate"})
-"""Changes a virtual table, whose rows no cursor of the program is on."""
+"""Opcodes that change a virtual table."""
 
 LOADS = _names(
     """Integer Int64 Real String8 Null Variable SCopy Copy IntCopy Affinity IsNull NotNull Explain CursorHint SeekHit
     Noop ReleaseReg CollSeq SeekScan MustBeInt"""
 )
-"""May stand between a seek and the check that ends its loop, because it moves nothing."""
+"""Opcodes that may come between a seek and the check that ends its loop, because they move no cursor."""
 
 CHANGES = _names("Insert Delete IdxInsert IdxDelete ResultRow Program Clear VBegin VUpdate")
-"""Has an effect outside the statement's registers, other than counting violated foreign keys."""
+"""Opcodes with an effect outside the program's registers, other than counting violated foreign keys."""
 
 _WRITES_P1 = """Gosub InitCoroutine Yield EndCoroutine AddImm Cast CollSeq MemMax IfPos IfNotZero DecrJumpZero AggFinal
     ClrSubtype FilterAdd"""
@@ -123,13 +123,13 @@ CURSORS = (
         SorterSort Sort SorterNext SorterData SorterCompare ResetSorter ColumnsUsed CursorHint CursorLock"""
     )
 )
-"""Names a cursor in P1."""
+"""Opcodes that have a cursor in P1."""
 
 RESUMES = frozenset({"Return", "Yield", "EndCoroutine"})
-"""May go on where a subroutine was called, or a coroutine left off."""
+"""Opcodes that may continue after a call of a subroutine, or where a coroutine stopped."""
 
 ENDS = frozenset({"Goto", "Halt", "Init", "EndCoroutine"})
-"""Never goes on at the next instruction."""
+"""Opcodes that never continue at the next instruction."""
 
 _BRIEF = (
     EXACT
@@ -144,7 +144,7 @@ _BRIEF = (
         AddImm Not And Or FkCounter FkIfZero"""
     )
 )
-"""Takes no longer in a large table than a few pages take, and a few values."""
+"""Opcodes whose time is bounded by a few pages and a few values, also in a large table."""
 
 
 def is_brief(program: Sequence[Op]) -> bool:

@@ -12,7 +12,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 
 Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
-"""Runs a query once for each tuple of parameters, on what the statement sees, and gives all their rows."""
+"""A function that runs a query once for each tuple of parameters, on the statement's snapshot, and yields all rows."""
 
 
 def connection_query(db: apsw.Connection) -> Query:
@@ -37,7 +37,7 @@ def rowid_name(table: Table) -> str | None:
 
 
 def condition_of(index: Index) -> str | None:
-    """Return the condition of a partial index's WHERE; None if none is found in its SQL."""
+    """Return the condition in a partial index's WHERE; None if it is not found in the index's SQL."""
     try:
         found = tokens(index.sql)
     except NotTokensError:

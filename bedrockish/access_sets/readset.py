@@ -1,17 +1,17 @@
 """The reads of a statement, as points and ranges of keys, derived from SQLite's bytecode before it runs.
 
 ``analyse`` interprets EXPLAIN once for a text and a schema version; ``ReadPlan.bind`` fills in the parameters of one
-execution, which takes microseconds. If the bytecode is not understood, a read of a whole table or index is assumed; if
-even the object is unknown, a read of everything. A plan may contain too many keys, never too few.
+execution, which takes microseconds. A read that the bytecode does not show clearly counts as a read of the whole table
+or index; if even these are unknown, as a read of everything. A plan may contain too many keys, never too few.
 
-For reads that depend on rows read before, as in a join, ``bind`` returns whole objects. ``ReadPlan.resolve`` looks
-these rows up and returns the exact keys (see ``dependent_reads``).
+For reads that depend on rows read before, as in a join, ``bind`` returns whole tables and indexes. ``ReadPlan.resolve``
+looks the rows up and returns the exact keys (see ``dependent_reads``).
 
 If a statement calls ``skip_locked('t', …)``, its reads of that table do not count; its caller adds the keys of the rows
 that the statement has locked. The reads of its triggers do count.
 
-Every plan that SQLite may choose reads a set of rows that determines the statement's result. So the plan explained
-without parameters may differ from the plan that runs.
+Each query plan that SQLite may choose reads rows that determine the statement's result. So the reads are right even if
+the plan that EXPLAIN shows without parameters is not the plan that runs.
 """
 
 import re
@@ -56,7 +56,7 @@ EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max
 
-# Table functions that show the schema or the file, which have no keys.
+# Table functions that show the schema or the file, whose content has no keys.
 _LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
 _BLOB = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
@@ -79,7 +79,7 @@ class ReadPlan:
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
-    resolves: bool = True  # whether ``resolve`` may look rows up; otherwise it returns whole objects, like ``bind``
+    resolves: bool = True  # whether ``resolve`` may look rows up; otherwise it returns the same as ``bind``
 
     @property
     def size(self) -> int:
@@ -162,8 +162,8 @@ def analyse(
     """Return the plan of a statement's reads; ``schema`` must be the present schema of ``db``.
 
     ``nparams`` is the number of parameters in SQLite's numbering; ``bind`` takes them in that order. ``is_what_runs``
-    is False if an equivalent text may run instead, whose loops may end elsewhere. A row that is looked up by its id is
-    read by its needed columns only. ``named`` is the argument of ``virtual_reads``; None if unknown.
+    is False if an equivalent text may run instead, whose loops may end elsewhere. Of a row that is looked up by its id,
+    only the needed columns count as read. ``named`` is the argument of ``virtual_reads``; None if unknown.
 
     Raises:
         apsw.Error: SQLite cannot prepare the statement; running it would raise the same error.
@@ -228,7 +228,7 @@ def _of_explain(schema: Schema) -> ReadPlan:
 def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int) -> ReadPlan:
     """Return a plan that reads each table and index that a statement opens as a whole; arguments as for ``analyse``.
 
-    This needs only one pass over the program, which does not follow its values.
+    This takes only one pass over the program, and does not follow the values in its registers.
 
     Raises:
         apsw.Error: SQLite cannot prepare the statement.
@@ -275,7 +275,7 @@ def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
 
 
 def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
-    """Return the allowed lengths of values for a statement that changes the schema, and may read all rows for that."""
+    """Return the allowed lengths of values for a statement that changes the schema, for which it may read all rows."""
     try:
         found = lengths(_explain(db, sql, 0)[0])
     except apsw.Error:  # running the statement raises the same error
@@ -284,7 +284,7 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
 
 
 def _programs(db: apsw.Connection, sql: str, nparams: int, check: Check) -> tuple[list[list[Op]], bool]:
-    """Return what ``_explain`` returns; if a blob hides an instruction, of the statement with other blobs."""
+    """Return the result of ``_explain``; if a blob hides an instruction, explain the statement with other blobs."""
     programs, is_whole = _explain(db, sql, nparams, check)
     return (programs, is_whole) if is_whole else _explain(db, _BLOB.sub(_readable, sql), nparams, check)
 
@@ -299,8 +299,8 @@ def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimit
     cursor.exec_trace = None
     programs: list[list[Op]] = []
     is_whole = True
-    # Not from the cache: a compiled EXPLAIN does not check whether the schema has changed, and after a change by
-    # another connection it would print from freed memory.
+    # Not from the statement cache: a compiled EXPLAIN does not check whether the schema has changed, and after a change
+    # by another connection it would read freed memory.
     cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
     try:
         for _ in checked(count(), check):
@@ -332,10 +332,9 @@ def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
 
 
 def _readable(literal: re.Match[str]) -> str:
-    """Return a printable literal for a blob literal of a statement, so that equal blobs have equal literals, and no
-    others.
+    """Return a printable literal for a blob literal of a statement: the same one only for equal blobs.
 
-    The value does not matter, because the analysis treats the values of blobs as unknown.
+    Its value does not matter, because the analysis treats the values of blobs as unknown.
     """
     if literal[1] is None:
         return literal[0]
@@ -377,7 +376,7 @@ class _Binder:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the plan reads nothing, whatever the parameters are."""
+        """Return whether the plan reads nothing for any parameters."""
         return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:
@@ -395,7 +394,7 @@ class _Binder:
                 ranges.append(object_range(name))
                 continue
             if complete and high == low + HIGH:
-                points.append(low)  # no other key can begin with a whole key
+                points.append(low)  # a complete key: no other key begins with it
             elif low < high:
                 ranges.append((low, high))
         return points, ranges
@@ -469,7 +468,7 @@ _UNCHANGED = {"": None, "B": str, "C": int, "D": int}
 
 
 def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | None:
-    """Return the position, the unchanged type and the encoder of values from one parameter; None for other values."""
+    """Return, for values from a single parameter, its position, its unconverted type and the encoder; else None."""
     if len(values.atoms) != 1:
         return None
     (atom,) = values.atoms

@@ -1,8 +1,8 @@
 """The possible values of the registers of a bytecode program: constants, parameters, and columns of rows read before.
 
 The analysis ignores the order of instructions: a register has the set of all values that any instruction of the program
-puts into it, or is unknown. A key made from the register lies between the smallest and the largest of these values, so
-the result holds on every path.
+puts into it, or its values are unknown. A key made from the register lies between the smallest and the largest of these
+values, so the result holds on every path.
 
 A statement's own program and those of its triggers are analysed together, because a trigger takes ``new.x`` and
 ``old.x`` from the registers of the program that fires it. Tables that only the statement can see (sorters, materialized
@@ -49,8 +49,9 @@ class Program(NamedTuple):
 
 
 Slot = int | tuple[str, int] | tuple[str, int, int]
-"""A register; the one column of a list of values (``in``) or a row set (``rowset``) by its cursor; or a column of a
-private table (``record``) by its cursor and number. Numbers of registers and cursors count on through all programs."""
+"""The name of a place that holds values: a register; the one column of a list of values (``in``) or of a row set
+(``rowset``), by its cursor; or a column of a private table (``record``), by its cursor and number. The numbers of
+registers and cursors are made unique over all programs."""
 
 _STRIDE = 1 << 20  # more registers and cursors than one program can have
 
@@ -58,7 +59,7 @@ Key = tuple[str, Any]
 """Kind and payload of an atom."""
 
 _CHOOSE = frozenset({"min(1)", "max(1)"})
-"""Aggregates whose value is one of their inputs, or NULL without any."""
+"""Aggregates whose value is one of their inputs, or NULL without input."""
 
 NO_VALUE = Atom("const", ("NoneType", None))
 
@@ -78,7 +79,7 @@ class Registers:
         self.lists = [_value_lists(program.ops) for program in programs]
         # A map from kind and payload to affinities, so that adding a value does not search thousands of others.
         self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
-        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # no duplicates: all values of an IN list add the same
+        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # a dict, because each value of an IN list adds the same
         self._writers: dict[Slot, set[Slot]] = {}
         self._changed_at: dict[int, list[int]] = {}  # register -> addresses at which it may change
         for number, program in enumerate(programs):
@@ -101,7 +102,7 @@ class Registers:
         return frozenset(Atom(*key, affinities) for key, affinities in found.items()) if found else None  # type: ignore[arg-type]
 
     def from_list(self, program: int, register: int) -> bool:
-        """Return whether the register only ever holds the values of one IN list, one after the other."""
+        """Return whether the register only holds the values of one IN list, one after the other."""
         writers = self._writers.get(program * _STRIDE + register, set())
         return len(writers) == 1 and isinstance(next(iter(writers)), tuple)
 
@@ -254,7 +255,7 @@ class Registers:
     def _rowid(self, op: Op) -> None:
         roots = self._cursors.get(op.p1, set())
         if op.name == "NewRowid" and op.p3:
-            self._lose(op.p3)  # the highest id that AUTOINCREMENT has given out
+            self._lose(op.p3)  # unknown: the highest id that AUTOINCREMENT has given out
         found = self._schema.roots.get(next(iter(roots))) if len(roots) == 1 and op.p1 not in self._private else None
         if found is None and op.name != "NewRowid":
             self._record_column(op.p1, ROWID, op.p2)
@@ -286,7 +287,7 @@ class Registers:
 
     def _of_row(self, cursor: int, column: int, register: int) -> None:
         self._set(register, Atom("column", Cell(self._number, cursor, column)))
-        if cursor in self._nulls:  # an outer join without a matching row
+        if cursor in self._nulls:  # NULL, too: an outer join may have no matching row
             self._set(register, NO_VALUE)
 
     def _pass_parameters(self) -> None:
@@ -394,9 +395,9 @@ class PrivateRecords:
         self._asked: dict[tuple[int, int], None] = {}
 
     def _fill(self, register: int, address: int | None) -> "_Fill":
-        """Return the instructions and cursors from which the row in a register can come.
+        """Return the instructions and cursors from which the record in a register can come.
 
-        With an address, only those whose row the register can hold when the instruction there runs.
+        With an address, return only those from which it can come when the instruction at that address runs.
         """
         if address is not None:
             maker = self._maker(register, address)

@@ -66,7 +66,7 @@ def searches(programs: Sequence[Sequence[Op]]) -> Searches | None:
 
 
 def _sources(program: Sequence[Op]) -> dict[int, list[Op | None]]:
-    """Return for each register the instructions that set its text; None stands for one that is not followed."""
+    """Return for each register the instructions that set its text; None stands for an instruction of another kind."""
     found: dict[int, list[Op | None]] = {}
     for op in program:
         if op.name in _FUNCTIONS:

@@ -13,8 +13,8 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 PREFIX = "bedrockish_"
 READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema", "users"))
-# Tables that clients may query: the change feed reads the two ends of the complete journal there, and an import that is
-# resumed reads which of its commands were committed.
+# Tables that clients may query: in them, the change feed finds the first and the last clock of the complete journal,
+# and a resumed import finds which of its commands were committed.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 # Names of the tables on which an index is built online (``storage.index_build``): they are temporary, and exist at each
 # node at a different time.
@@ -47,7 +47,7 @@ def hidden_name(sql: str) -> str:
     try:
         found = tokens(sql)
     except NotTokensError:
-        return ""  # SQLite itself reports the error
+        return ""  # the text has an error, which SQLite itself reports
     for token in found:
         if token.kind in ("word", "quoted") and (token.name or "").lower() in HIDDEN:
             return token.name or ""

@@ -1,7 +1,7 @@
 """The layout of each table's rows, for capturing changes and applying them.
 
-It is read from SQLite's own descriptions once per schema version, for the tables that have changed. The reads of
-statements and the keys of rows are not its subject; see the analysis modules.
+It is read from SQLite's own descriptions once per schema version, for the tables that have changed. For the analysis of
+reads and keys, ``catalog`` has another description of the same tables.
 """
 
 from collections.abc import Iterable
@@ -65,7 +65,7 @@ class Tables:
     by_name: dict[str, Table]  # the tables
     references: dict[str, frozenset[str]]  # table with foreign keys -> folded names of its parents
     checked: dict[str, str]  # table that may have CHECKs -> its CREATE statement
-    sequences: set[str]  # the names of the AUTOINCREMENT tables, whose ids are never used again
+    sequences: set[str]  # the names of the AUTOINCREMENT tables, in which no id is ever used twice
     _names: dict[str, str]
     parents: frozenset[str]  # folded names of all parents of foreign keys
 
@@ -170,9 +170,9 @@ class Tables:
             self._refuse_unique_documents(table)
 
     def _refuse_unique_documents(self, table: Table) -> None:
-        """Refuse a UNIQUE key that SQLite derives from a document in another way than from the stored row."""
+        """Refuse a UNIQUE key on an expression that may differ between a JSON document and its stored text."""
         rows = self.definitions.by_table.get(folded(table.name), ())
-        # SQLite keeps the statement of an index with these words in front, however it was written.
+        # SQLite stores the statement of an index with these words at its beginning, however the user wrote it.
         texts = [one.sql for one in rows if one.kind == "index" and (one.sql or "").startswith("CREATE UNIQUE INDEX")]
         if table.virtual and (table.unique or texts):
             texts += [one.sql for one in rows if one.kind == "table"]
@@ -186,10 +186,10 @@ class Tables:
 
 
 def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
-    """Refuse a CHECK that does not depend on the row alone, because a later test might reject the same row.
+    """Refuse a CHECK that does not depend on the row alone, because another evaluation might reject the same row.
 
-    SQLite itself refuses such functions in indexes and generated columns, and refuses unstable uses of date and time
-    functions when they run. In bytecode it marks deterministic functions as pure.
+    SQLite itself refuses nondeterministic functions in indexes and generated columns, and nondeterministic uses of date
+    and time functions when they run. In bytecode, the opcode of a deterministic function is ``PureFunc``.
     """
     name = _unstable_function(db, table)
     if name:
@@ -204,7 +204,7 @@ def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
 
 def _unstable_function(db: apsw.Connection, table: Table) -> str:
     """Return the name of a function in a table's CHECKs that is not deterministic, or an empty text."""
-    columns = [table.columns[place] for place in table.writable]  # all, so that no DEFAULT is evaluated
+    columns = [table.columns[place] for place in table.writable]  # name all columns, so that no DEFAULT is evaluated
     marks = ", ".join("?" * len(columns))
     sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()

@@ -52,7 +52,7 @@ class VirtualLayout:
     # Shadow table -> its virtual table, if each of its rows stands for a row of the virtual table with the same rowid;
     # else an empty text.
     shadows: Mapping[str, str] = field(default_factory=dict)
-    # Shadow table of vec0, each row of which holds the values of many rows -> the virtual table.
+    # Shadow table of vec0 with chunks (each of its rows holds the values of many rows) -> the virtual table.
     chunks: Mapping[str, str] = field(default_factory=dict)
     # Content table -> the indexes on its rows.
     indexes: Mapping[str, tuple[ContentIndex, ...]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class VirtualLayout:
         return cls(tables, shadows, chunks, {name: tuple(found) for name, found in indexes.items()}, owners)
 
     def objects_of(self, name: str) -> tuple[str, ...]:
-        """Return the key spaces that a read of a virtual table, or of a shadow table, counts as reading."""
+        """Return the key spaces that count as read when a virtual table, or one of its shadow tables, is read."""
         one = self.tables.get(name)
         if one is None and name in self.shadows:
             one = next((self.tables[owner] for owner in self._owners_of(name)), None)

@@ -1,8 +1,9 @@
 """Reads of virtual tables in bytecode: each is a read of the whole table, because its module does not report rows read.
 
-A read of a table that owns its rows is a read of that table. A read of an index is a read of its content table, because
-each change of a row there may change the result of a search. Bytecode does not name the table of a VOpen. The
-authorizer names all tables that the statement reads, updates or deletes from, and all of these count.
+A read of a table that owns its rows counts as a read of that table, and a read of an index as a read of its content
+table, because each change of a row there may change the result of a search. Bytecode does not name the table of a
+VOpen. The authorizer names all tables that the statement reads, updates or deletes from, so all virtual tables among
+them count as read.
 """
 
 from collections.abc import Iterable, Sequence

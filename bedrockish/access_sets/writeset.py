@@ -3,8 +3,8 @@
 A changed row writes its key in the table, and its entry in every index, before and after the change. This includes
 indexes whose columns did not change, because a reader that found the row through such an index must conflict.
 
-Constraints have keys too. The values of a UNIQUE index are a point, which a row writes when it takes or releases the
-values; the key of a parent row is such a point as well (``i:TABLE`` for the table's own key). A child that starts to
+Constraints have keys too. Each value of a UNIQUE index is a point, which a row writes when it takes or releases the
+value; the key of a parent row is such a point as well (``i:TABLE`` for the table's own key). A child that starts to
 refer to a parent reads the parent's point. So two rows with the same UNIQUE value conflict, and so do a new child and
 the removal of its parent, in either order. A change of other columns of the parent does not conflict with a child.
 
@@ -18,8 +18,9 @@ The caller must pass every single change, in any order, before changes to one ro
 deletion undoes has still found its UNIQUE values free, and a replaced parent was missing for a moment, which affected
 its children. For a table whose single changes are not known, ``WriteKeys.whole`` is written.
 
-A UNIQUE index on an expression or a VIRTUAL column is keyed by the values that SQLite computes. If its collation is not
-SQLite's own, the equality of its values is unknown: a row that takes or releases a value writes the whole index.
+For a UNIQUE index on an expression or a VIRTUAL column, SQLite computes the values in its points. If a collation of the
+index is not SQLite's own, it is unknown which values are equal, so a row that takes or releases a value writes the
+whole index.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -102,10 +103,10 @@ class WriteKeys:
         return self._of(table).between(rowids)
 
     def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return the written ranges that need no comparison with the writes of other transactions.
+        """Return the written ranges that need not be compared with the writes of other transactions.
 
-        They are ranges of indexes. An entry belongs to one row, whose own key is written with it, so comparing row keys
-        finds the conflicts between two writers. For a UNIQUE index this holds only if no changed row takes a value,
+        They are ranges of indexes. Each entry belongs to one row, whose own key is written as well, so the row keys
+        show every conflict between two writers. For a UNIQUE index this holds only if no changed row takes a value,
         because another row may take the same value.
         """
         found: list[Range] = []
@@ -188,7 +189,7 @@ class _TableKeys:
         return self._cell_of[key]
 
     def _identity(self) -> tuple[int, ...]:
-        """Return the cells that identify a row; empty if its key has no comparable bytes."""
+        """Return the positions of the values that identify a row; empty if its key has no comparable bytes."""
         key = self._table.key
         if key is None:
             return (self._cell(ROWID, ROWID_SPEC),)
@@ -212,7 +213,7 @@ class _TableKeys:
                 places.append(self._place(column))
         cells = tuple(self._cell_at(place, spec) for place, spec in zip(places, index.specs, strict=False))
         if count < len(index.columns):
-            # The entry's key has the leading columns by value; the row's own key replaces the remaining columns.
+            # The key of an entry has the values of the leading columns; for the other columns it has the row's own key.
             self._entries.append(_joiner(prefix, cells + identity))
             if index.unique:
                 columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
@@ -227,7 +228,7 @@ class _TableKeys:
     def takes(self, index: Index, changes: Iterable[Change]) -> bool:
         """Return whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
         columns = index.columns[: index.declared]
-        # In other indexes SQLite computes the values or the condition, so only a deletion is certain to take no value.
+        # For a partial index or computed values, only a deletion is certain to take no value.
         told = not index.partial and not index.opaque and all(map(self._is_stored, columns))
         places = tuple(map(self._place, columns)) if told else ()
         told = told and self._rowid_place not in places
@@ -325,7 +326,7 @@ class _TableKeys:
             before = join(old_cells) if _no_null(old, places) else None
             after = join(cells) if _no_null(new, places) else None
             if before == after and not partial:
-                continue  # neither taken nor released; in a partial index, other columns may decide that
+                continue  # the value is neither taken nor released (in a partial index, other columns may decide that)
             if before is not None:
                 points.append(before)
             if after is not None and after != before:
@@ -445,16 +446,17 @@ class _Parent:
             ranges.append(self._whole)
             return
         if old is not None and all(old[place] == new[place] for place in places):
-            return  # the parent cannot be removed without a write to its children
+            return  # no read of the parent is needed: it cannot be removed without a write to its children
         key = [code(apply_affinity(new[place], affinity)) for place, affinity, code in self._columns]
         points.append(self._prefix + b"".join(key))
 
 
 def _agree(foreign: ForeignKey, child: Table, parent: Table) -> bool:
-    """Return whether SQLite finds the same pairs when it looks for a child's parent and for a parent's children.
+    """Return whether SQLite finds the same pairs when it looks up a child's parent and when it looks up children.
 
-    For a parent, SQLite applies the affinity of the parent's column to the child's value. For children, it compares the
-    two columns, with other conversions: for a numeric child column, the parents '2' and '2.0' are equal.
+    To look up a parent, SQLite applies the affinity of the parent's column to the child's value. To look up children,
+    it compares the two columns, with other conversions: for a numeric child column, the parents '2' and '2.0' are
+    equal.
     """
     if len(foreign.parent_columns) != len(foreign.columns):
         return False

@@ -72,6 +72,8 @@ class Interactive:
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control, self._change = parts.control, parts.db.cursor().execute
+        # Whether a deferred key was broken before the running statement; true where SQLite was not asked.
+        self._was_broken = True
         self._guards = False  # whether ``run_again`` makes a savepoint for every write, because one has failed
         self.readers = Readers(parts.reader, parts.limits)
 
@@ -175,6 +177,7 @@ class Interactive:
             if error is not None:
                 raise error
         self._executor.governor.allow(budget_s)
+        self._was_broken = self._broken_keys()
         try:
             if piece.kind == READ:
                 rows, size = self._read(work, piece, params, room)
@@ -187,6 +190,7 @@ class Interactive:
                 self._db.execute("RELEASE statement")
             raise
         finally:
+            self._was_broken = True
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
@@ -437,7 +441,7 @@ class Interactive:
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
-        if self.inside is not None:
+        if self.inside is not None and self._was_broken:
             self.inside.unsure = True  # SQLite has forgotten its count of broken keys, and writing rows does not count
         self.inside = None
 

@@ -269,7 +269,7 @@ def test_journal_with_a_damaged_pack_can_be_pruned(world: World) -> None:
         assert pruning.marks(db)[made.leader].tick == made.first - 1
         assert pruning.remove(db, {made.leader: made.first + 1}) == 0
         assert pruning.remove(db, {made.leader: made.last + 1}, 2) == made.last - made.first + 1
-        assert pruning.marks(db)[made.leader] == replace(pruning.marks(db)[made.leader], tick=made.last, hash=made.hash)
+        assert pruning.marks(db)[made.leader] == pruning.marks(db)[made.leader]._replace(tick=made.last, hash=made.hash)
 
 
 def test_a_file_without_packs_is_read_as_before(world: World) -> None:

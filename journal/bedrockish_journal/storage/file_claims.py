@@ -4,6 +4,7 @@ The queries are SQL over one file, so that the verifier and the audits run the s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
 SHOWN_MAX = 20  # findings of each kind
 
-_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+# A running node shows its own tables only to a statement with their name in its text, and not in a parameter.
+_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
 _MARKED = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _MEMBERS = f"SELECT leader, tick, body FROM bedrockish_journal WHERE kind = '{MEMBERS}' AND repeat = 0 ORDER BY seq"
+_MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
 _REMOVED = "SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1"
 _LIVE = f"""SELECT command FROM bedrockish_past AS p
   WHERE EXISTS (SELECT 1 FROM main.bedrockish_journal AS j WHERE j.command = p.command AND j.repeat = 0)
@@ -32,6 +35,19 @@ _PACKS = f"""SELECT leader, first, last FROM (SELECT leader, first, last,
       lag(last) OVER (PARTITION BY leader ORDER BY first, last) AS before
     FROM bedrockish_packed AS p)
   WHERE packed <> last - first + 1 OR first <= before LIMIT {SHOWN_MAX}"""
+
+
+class Mark(NamedTuple):
+    """The present beginning of a timeline of which entries were removed."""
+
+    leader: str  # the timeline
+    tick: int  # the last tick that was removed
+    hash: bytes  # the hash of its entry, which the next entry continues
+    # ``clock`` and ``origin``: the greatest (clock, origin) of a removed transaction.
+    clock: int
+    origin: str
+    # The removed memberships, oldest first: (tick, encoded membership); ``marks`` leaves them out.
+    changed: tuple[tuple[int, bytes], ...] = ()
 
 
 class Claim(NamedTuple):
@@ -63,7 +79,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
         whole: whether ``ask`` reads the file's own tables, which a link to a node does not.
     """
     found = Claims()
-    has_meta = _has(ask, "bedrockish_meta")
+    has_meta = has(ask, "bedrockish_meta")
     for leader, tick, said in memberships(ask):
         place = f"membership {said.version}" if leader is None else f"{leader}{tick} (membership {said.version})"
         found.memberships.setdefault(said.version, said)
@@ -74,7 +90,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
             found.wrong.append(Claim("members", leader, tick, f"{place} {text}"))
     if has_meta:
         found.wrong += _void(ask, found.memberships)
-        found.began_with = _number(_value(ask, "began_with")) or 0
+        found.began_with = _number(value(ask, "began_with")) or 0
         if whole:
             found.wrong += _store(ask, node, found.memberships)
     if whole:
@@ -95,9 +111,11 @@ def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
 def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]:
     """Yield timeline, tick and content of each membership; other laws report malformed ones."""
     packed: list[tuple[str | None, int | None, object]] = []
-    if _has(ask, "bedrockish_meta"):
-        packed.append((None, None, _value(ask, "bootstrap")))
-        packed += _removed(_value(ask, "pruned_members"))
+    if has(ask, "bedrockish_meta"):
+        packed.append((None, None, value(ask, "bootstrap")))
+        with suppress(EntryMalformedError):
+            for name, changes in removed_memberships(value(ask, "pruned_members")).items():
+                packed += ((name, tick, data) for tick, data in changes)
     for leader, tick, body in ask(_MEMBERS, ()):
         try:
             packed.append((str(leader), int(tick), decode_transaction(body).changes))
@@ -112,14 +130,34 @@ def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]
     yield from sorted(found, key=lambda one: one[2].version)
 
 
-def _removed(kept: object) -> Iterator[tuple[str | None, int | None, object]]:
-    if isinstance(kept, bytes):
-        try:
-            for leader, changes in cbor2.loads(kept).items():
-                for tick, data in changes:
-                    yield str(leader), int(tick), data
-        except (cbor2.CBORError, ValueError, TypeError, AttributeError):
-            return
+def removed_memberships(kept: object) -> dict[str, list[tuple[int, bytes]]]:
+    """Return, by timeline, tick and content of the memberships whose entries were removed; ``kept`` is their record.
+
+    Raises:
+        EntryMalformedError: the record is malformed.
+    """
+    if kept is None:
+        return {}
+    try:
+        packed = cbor2.loads(kept if isinstance(kept, bytes) else b"")
+        return {str(leader): [(int(tick), bytes(data)) for tick, data in found] for leader, found in packed.items()}
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"the removed memberships cannot be read: {error}; fill this node again") from error
+
+
+def marks(ask: Ask) -> tuple[Mark, ...]:
+    """Return the marks of all timelines of which entries were removed; empty for a file of an earlier version.
+
+    Raises:
+        EntryMalformedError: a mark is malformed.
+    """
+    found = tuple(Mark(*row) for row in ask(_MARKS, ())) if has(ask, "bedrockish_pruned") else ()
+    for mark in found:
+        if list(map(type, mark[:5])) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
+            raise EntryMalformedError(
+                f"the row of timeline {mark.leader!r} in the table bedrockish_pruned is malformed; fill this node again"
+            )
+    return found
 
 
 def skipped(ask: Ask) -> set[str]:
@@ -140,7 +178,7 @@ def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
 
 
 def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
-    store = _value(ask, "store")
+    store = value(ask, "store")
     bound = {said.members[node].store for said in memberships.values() if node in said.members} - {""}
     if isinstance(store, str) and bound and store not in bound:
         yield Claim(
@@ -149,19 +187,19 @@ def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterat
 
 
 def _past(ask: Ask) -> Iterator[Claim]:
-    if not _has(ask, "bedrockish_past"):
+    if not has(ask, "bedrockish_past"):
         return
-    removed = next(iter(ask(_REMOVED, ())), None) if _has(ask, "bedrockish_pruned") else None
+    removed = next(iter(ask(_REMOVED, ())), None) if has(ask, "bedrockish_pruned") else None
     for (command,) in ask(_NEVER, tuple(removed or (0, ""))):
         text = f"bedrockish_past has the command {command!r} of an entry later than all that was removed"
         yield Claim("command", None, None, text)
-    if _has(ask, "bedrockish_joined"):
+    if has(ask, "bedrockish_joined"):
         for (command,) in ask(_LIVE, ()):
             yield Claim("command", None, None, f"bedrockish_past has the command {command!r}, which is in the journal")
 
 
 def _packs(ask: Ask) -> Iterator[Claim]:
-    if _has(ask, "bedrockish_packed"):
+    if has(ask, "bedrockish_packed"):
         for leader, first, last in ask(_PACKS, ()):
             text = (
                 f"bedrockish_packed has {leader}{first} to {leader}{last}, which are not the places of that pack alone"
@@ -169,11 +207,13 @@ def _packs(ask: Ask) -> Iterator[Claim]:
             yield Claim("columns", str(leader), _number(first), text)
 
 
-def _has(ask: Ask, table: str) -> bool:
-    return any(row[0] for row in ask(_HAS, (table,)))
+def has(ask: Ask, table: str) -> bool:
+    """Return whether a file has a table of the node."""
+    return any(row[0] for row in ask(_HAS.format(table), ()))
 
 
-def _value(ask: Ask, key: str) -> object:
+def value(ask: Ask, key: str) -> object:
+    """Return the value of a key of ``bedrockish_meta``, or None."""
     return next((row[0] for row in ask(_META, (key,))), None)
 
 

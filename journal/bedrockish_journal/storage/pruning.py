@@ -11,7 +11,6 @@ All functions use a connection of the caller, and never begin or commit a transa
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import apsw
@@ -23,7 +22,8 @@ from bedrockish_journal.model.entry import decode_entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.storage import packing
+from bedrockish_journal.storage import file_claims, packing
+from bedrockish_journal.storage.file_claims import Mark, has, removed_memberships
 from bedrockish_journal.storage.store import read_meta
 
 MEMBERS_KEY = "pruned_members"
@@ -32,57 +32,20 @@ TABLE = "bedrockish_pruned"
 COUNTED = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that did not know the time
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The present beginning of a timeline."""
-
-    tick: int  # the last tick that was removed
-    hash: bytes  # the hash of its entry, which the next entry continues
-    # ``clock`` and ``origin``: the greatest (clock, origin) of a removed transaction.
-    clock: int
-    origin: str
-    changed: tuple[tuple[int, bytes], ...] = ()  # the removed memberships: (tick, encoded membership), oldest first
-
-
 def marks(db: apsw.Connection) -> dict[str, Mark]:
     """Return the marks of all timelines of which entries were removed; empty for a file of an earlier version.
 
     Raises:
         EntryMalformedError: the marks are malformed.
     """
-    if not _exists(db):
-        return {}
-    changed = _changed(db)
-    found: dict[str, Mark] = {}
-    for leader, tick, digest, clock, origin in db.execute(f"SELECT leader, tick, hash, clock, origin FROM {TABLE}"):
-        typed = (type(leader), type(tick), type(digest), type(clock), type(origin))
-        if typed != (str, int, bytes, int, str) or tick < 1 or len(digest) != 32:
-            raise EntryMalformedError(
-                f"the row of timeline {leader!r} in the table {TABLE} is malformed; fill this node again"
-            )
-        found[leader] = Mark(tick, digest, clock, origin, tuple(changed.get(leader, ())))
-    return found
-
-
-def _exists(db: apsw.Connection) -> bool:
-    query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
-    return db.execute(query, (TABLE,)).fetchone() is not None
-
-
-def _changed(db: apsw.Connection) -> dict[str, list[tuple[int, bytes]]]:
-    kept = read_meta(db, MEMBERS_KEY)
-    if not isinstance(kept, bytes):
-        return {}
-    try:
-        packed = cbor2.loads(kept)
-        return {leader: [(int(tick), bytes(body)) for tick, body in found] for leader, found in packed.items()}
-    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"the removed memberships cannot be read: {error}; fill this node again") from error
+    found = file_claims.marks(db.execute)
+    changed = removed_memberships(read_meta(db, MEMBERS_KEY)) if found else {}
+    return {mark.leader: mark._replace(changed=tuple(changed.get(mark.leader, ()))) for mark in found}
 
 
 def horizon(db: apsw.Connection) -> tuple[int, str]:
     """Return the greatest (clock, origin) that was removed; (0, "") if nothing was."""
-    if not _exists(db):
+    if not has(db.execute, TABLE):
         return 0, ""
     row = db.execute(f"SELECT clock, origin FROM {TABLE} ORDER BY clock DESC, origin DESC LIMIT 1").fetchone()
     return (0, "") if row is None else (row[0], row[1])
@@ -153,7 +116,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         f"SELECT tick, prev, label, body {where} AND kind = ?", (leader, upto, MEMBERS)
     ).fetchall()
     if members:
-        changed = _changed(db)
+        changed = removed_memberships(read_meta(db, MEMBERS_KEY))
         kept = changed.setdefault(leader, [])
         kept += [(tick, decode_entry(prev, label, body).transaction.changes) for tick, prev, label, body in members]
         db.execute(

@@ -13,8 +13,8 @@ import apsw
 
 from bedrockish_journal.model.anchor import Anchor, AnchorError, Statement, parse_anchors
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.storage.file_claims import memberships
-from bedrockish_journal.storage.pruning import Mark, marks
+from bedrockish_journal.storage.file_claims import Mark, memberships
+from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import read_meta
 from bedrockish_journal.verify.chain import Finding
 

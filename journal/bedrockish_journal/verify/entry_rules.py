@@ -15,7 +15,7 @@ from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.rights import lacking
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
-from bedrockish_journal.storage.pruning import Mark
+from bedrockish_journal.storage.file_claims import Mark
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.verify.chain import Chains, Finding
 

@@ -19,8 +19,8 @@ from bedrockish_journal.model.errors import EntryMalformedError, JournalFileErro
 from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import Txid
-from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
-from bedrockish_journal.storage.pruning import Mark, marks
+from bedrockish_journal.storage.file_claims import Claims, Mark, disagreements, read_claims
+from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
 from bedrockish_journal.verify.chain import Finding

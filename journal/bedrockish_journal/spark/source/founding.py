@@ -5,32 +5,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.spark.source.plans import Ask
-from bedrockish_journal.storage.file_claims import skipped
-
-# A running node shows its own tables only to a statement with their name in its text, and not in a parameter.
-_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
-_META = "SELECT value FROM bedrockish_meta WHERE key = ?"
-_MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
+from bedrockish_journal.storage.file_claims import Mark, has, marks, removed_memberships, skipped, value
 
 Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
-
-
-class Mark(NamedTuple):
-    """The last removed entry of a timeline, and the greatest (clock, origin) that was removed from it."""
-
-    leader: str
-    tick: int
-    hash: bytes
-    clock: int
-    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +43,11 @@ class Beginning:
             if self.founding is not None:
                 for member in decode_members(_bytes(self.founding)):
                     yield None, None, member
-            if self.changed is not None:
-                for leader, changes in sorted(cbor2.loads(_bytes(self.changed)).items()):
-                    for tick, membership in changes:
-                        for member in decode_members(_bytes(membership)):
-                            yield str(leader), int(tick), member
-        except (EntryMalformedError, cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+            for leader, changes in sorted(removed_memberships(self.changed).items()):
+                for tick, membership in changes:
+                    for member in decode_members(membership):
+                        yield leader, tick, member
+        except EntryMalformedError as error:
             raise EntryMalformedError(
                 f"the memberships before the journal in {path} cannot be read: {error}"
             ) from error
@@ -80,22 +61,13 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
     """
     founding = changed = None
     void: frozenset[tuple[int, str]] = frozenset()
-    if _has(ask, "bedrockish_meta"):
-        founding, changed = (
-            next((row[0] for row in ask(_META, (key,))), None) for key in ("bootstrap", "pruned_members")
-        )
+    if has(ask, "bedrockish_meta"):
+        founding, changed = value(ask, "bootstrap"), value(ask, "pruned_members")
         void = frozenset((txid.clock, txid.leader) for txid in map(parse_txid, skipped(ask)))
-    marks = tuple(Mark._make(row) for row in ask(_MARKS, ())) if _has(ask, "bedrockish_pruned") else ()
-    for mark in marks:
-        if list(map(type, mark)) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
-            raise JournalError(
-                f"{path}: the row of timeline {mark.leader!r} in bedrockish_pruned is malformed; fill this node again"
-            )
-    return Beginning(founding, changed, marks, void)
-
-
-def _has(ask: Ask, table: str) -> bool:
-    return any(row[0] for row in ask(_HAS.format(table), ()))
+    try:
+        return Beginning(founding, changed, marks(ask), void)
+    except EntryMalformedError as error:
+        raise JournalError(f"{path}: {error}") from error
 
 
 def _bytes(value: object) -> bytes:

@@ -180,7 +180,7 @@ def _members_before(context: Context) -> Iterator[tuple[Any, ...]]:
 
 def _pruned(context: Context) -> Iterator[tuple[Any, ...]]:
     for mark in context.beginning.marks:
-        yield context.node, *mark
+        yield context.node, *mark[:5]
 
 
 _COMMITS = {

@@ -164,7 +164,7 @@ class DependentReads:
         if _is_whole(access) and access.stop is None:
             return True
         # A query can use a partial index only if it repeats the condition of the index.
-        return not index.partial or condition_of(index) is not None
+        return not index.partial or condition_of(index.sql) is not None
 
     # -- the order of the accesses -----------------------------------------------------------------------------------
 
@@ -489,7 +489,7 @@ class _Job:
         if conditions:
             source += " NOT INDEXED" if index is None else f" INDEXED BY {quote(index.name)}"
         if self._index is not None and self._index.partial and conditions:
-            conditions.append(f"({condition_of(self._index)}\n)")
+            conditions.append(f"({condition_of(self._index.sql)})")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         text = f"SELECT {', '.join(columns)} FROM main.{source}{where} LIMIT {ROWS_MAX + 1}"
         self._texts[has_low, has_high] = text
@@ -616,7 +616,7 @@ class _StoppingJob(_Job):
         ]
         index = "NOT INDEXED" if self._index is None else f"INDEXED BY {quote(self._index.name)}"
         if self._index is not None and self._index.partial:
-            conditions = [*conditions, f"({condition_of(self._index)}\n)"]
+            conditions = [*conditions, f"({condition_of(self._index.sql)})"]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         source = f"main.{quote(self._table.name)} AS {_OUTER} {index}{where}"
         return f"SELECT {', '.join(names)} FROM {source} ORDER BY {', '.join(order)}{limit}"

@@ -36,17 +36,17 @@ def rowid_name(table: Table) -> str | None:
     return next((name for name in ROWID_NAMES if name not in names), None)
 
 
-def condition_of(index: Index) -> str | None:
-    """Return the condition in a partial index's WHERE; None if it is not found in the index's SQL."""
+def condition_of(sql: str) -> str | None:
+    """Return the condition in the WHERE of a CREATE INDEX; None if none is found."""
     try:
-        found = tokens(index.sql)
+        found = list(tokens(sql))
     except NotTokensError:
         return None
     depth = 0
     for token in found:
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         if depth == 0 and token.is_word("WHERE"):
-            return index.sql[token.end :].strip() or None
+            return sql[token.end : found[-1].end].strip() or None
     return None
 
 

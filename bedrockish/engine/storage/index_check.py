@@ -5,14 +5,13 @@ range has its own snapshot, and each of its rows is looked up in each index by t
 a row that an index lacks or has under another key; it does not find an entry without a row.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import apsw
 
-from bedrockish.engine.storage.index_plan import take_apart
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish.access_sets.computed_columns import indexed_expressions
+from bedrockish.access_sets.query_names import condition_of
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.virtual_tables import virtual_tables
 from bedrockish_journal.storage.wide_rows import all_of
@@ -165,36 +164,13 @@ def _finds_at_once(
 def _made_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], str]:
     """Return the terms of an index with their collations, and the condition for a row to have an entry in it."""
     columns: Any = db.execute(_TERMS, (index,)).fetchall()
-    condition = "true"
-    expressions: list[str] = []
+    expressions, condition = list[str](), None
     if isinstance(sql, str):  # otherwise SQLite made the index for a constraint
-        try:
-            words = take_apart(sql, list(tokens(sql)))
-            if words is None:
-                return [], condition
-            condition = words.where[len("WHERE") :] or condition
-            expressions = list(_split(words.terms))
-        except NotTokensError:
-            return [], condition
+        expressions, condition = indexed_expressions(sql) or [], condition_of(sql)
         if len(expressions) != len(columns):
-            return [], condition
+            return [], ""
     terms = []
     for place, (cid, name, collation) in enumerate(columns):
         term = f"({expressions[place]})" if cid == _EXPRESSION else quote(str(name))
         terms.append(f"{term} COLLATE {quote(str(collation))}")
-    return terms, condition
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yield the terms of an index as they are written, without ASC and DESC."""
-    depth = begins = 0
-    end = 0
-    for token in [*tokens(text), None]:
-        if token is None or (token.text == "," and not depth):
-            yield text[begins:end]
-            begins = token.end if token is not None else end
-            end = begins
-            continue
-        depth += (token.text == "(") - (token.text == ")")
-        if depth or not token.is_word("ASC", "DESC"):
-            end = token.end
+    return terms, condition or "true"

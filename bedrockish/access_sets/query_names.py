@@ -39,7 +39,7 @@ def rowid_name(table: Table) -> str | None:
 def condition_of(sql: str) -> str | None:
     """Return the condition in the WHERE of a CREATE INDEX; None if none is found."""
     try:
-        found = list(tokens(sql))
+        found = tokens(sql)
     except NotTokensError:
         return None
     depth = 0

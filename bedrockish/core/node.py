@@ -310,17 +310,6 @@ class Node:
                     self.coordinator.stage_ended(Stage.CLOCK, request)
             case say.Removed():
                 self.apply_queue.on_removed(peer, message)
-            case say.InPieces() | say.Piece() | say.Want() | say.Offer() | say.Stored():
-                self._receive_pieces(peer, message)
-            case say.Checked():
-                for number, valid in self.reading.on_checked(peer, message):
-                    self.coordinator.stage_ended(Stage.CHECKING, number, valid)
-            case _:
-                assert_never(message)
-
-    def _receive_pieces(self, peer: str, message: say.InPieces | say.Piece | say.Want | say.Offer | say.Stored) -> None:
-        """Handle a message about the pieces of large transactions and messages."""
-        match message:
             case say.InPieces():
                 self.staging.on_message(peer, message)
             case say.Piece():
@@ -333,6 +322,9 @@ class Node:
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
                     self.coordinator.stage_ended(Stage.AHEAD, request)
+            case say.Checked():
+                for number, valid in self.reading.on_checked(peer, message):
+                    self.coordinator.stage_ended(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
 

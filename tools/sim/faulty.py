@@ -258,9 +258,7 @@ _AGREEMENT: dict[str, Fault] = {
         **_TIGHT_TIME,
     ),
     "cut ignores what is pending": fault(
-        "the cut stays below pending transactions",
-        (times, "times", "min(reached, lowest - 1)", "reached"),
-        **_TIGHT_TIME,
+        "the cut stays below pending transactions", (times, "times", "min(most, lowest - 1)", "most"), **_TIGHT_TIME
     ),
     "cut is volatile": fault(
         "the cut is durable before it is announced",

@@ -187,9 +187,9 @@ class SafeTime:
         # counts if there may be voters that this node does not know.
         if any(peer.config > told.version for peer in peers):
             return 0
-        words = [(peer.closed, peer.cut) if peer.report is None else peer.report[1:] for peer in peers]
+        cuts = [peer.cut if peer.report is None else peer.report[2] for peer in peers]
         counts = roster.claims_time and roster.is_voter(self.state.me)
-        return times.settled(words, self.state.clock.cut, majority(len(told.voters)), counts=counts)
+        return times.reached(cuts, self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
         """Close time at once up to the activation of a schema change that is due: all nodes wait for it.
@@ -235,14 +235,9 @@ class SafeTime:
 
     def gossip_to(self, peer: str) -> None:
         """Tell one peer the ticks and clocks that we have reached."""
-        state = self.state
+        timelines, knows = self.state.timelines, self._knows_retired(peer)
         self.state.outbox.send(
-            peer,
-            self._report(
-                state.timelines.in_short(state.timelines.applied)
-                if self._knows_retired(peer)
-                else state.timelines.applied
-            ),
+            peer, self._report(timelines.in_short(timelines.applied) if knows else timelines.applied)
         )
 
     def _knows_retired(self, peer: str) -> bool:

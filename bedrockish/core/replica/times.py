@@ -34,28 +34,23 @@ def times(
     cut = own.cut
     if moves_cut:
         # T2: neither a majority nor this node approves a transaction at or below this clock any more.
-        reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
+        most = min(reached([word[0] for word in others], closed, majority, counts=counts), closed)
         # The cut stays below the clocks of open transactions: our vote must not let one of them commit below a cut on
         # which another node relies.
-        cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
+        cut = max(cut, most if lowest is None else min(most, lowest - 1))
     # T4: a majority would answer NEVER to any recovery of a transaction that is not applied there.
-    safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
+    safe = max(own.safe, reached([word[1] for word in others], cut, majority, counts=counts))
     return Times(closed, cut, safe)
 
 
-def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts: bool) -> int:
-    """Return the safe time that would hold if everything that the others had applied were applied here.
+def reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
+    """Return the largest clock that a majority has reached.
 
     Args:
-        words: the closed and cut of each other voter.
-        cut: the cut of this node.
+        words: the clocks of the other voters.
+        own: the clock of this node.
         majority, counts: as for ``times``.
     """
-    return _reached([word[1] for word in words], cut, majority, counts=counts)
-
-
-def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
-    """Return the largest clock that a majority has reached."""
     # The n-th largest clock, where n is a majority: a majority has reached it or a later one. Fewer clocks prove
     # nothing.
     clocks = sorted([*words, own] if counts else words, reverse=True)

@@ -119,17 +119,17 @@ class Segment:
     __slots__ = (
         "_bits",
         "_clocks",
-        "_covered",
         "_is_sorted",
         "_keys",
         "_large",
-        "_last",
         "_more",
         "_names",
         "_origins",
         "_owners",
         "_places",
         "_ranged",
+        "covered",
+        "last",
         "newest",
         "oldest",
     )
@@ -150,10 +150,10 @@ class Segment:
         retired = {owner: one.retired_by for owner, one in enumerate(commits) if one.retired_by is not None}
         for owner, change in retired.items():
             self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
-        self._last = _last_of(one.places[0] for one in commits)
+        self.last: Vector = _last_of(one.places[0] for one in commits)  # the last tick of each timeline among these
         # The vector of one place of each commit. For most bases, one comparison with it shows that the base has seen
         # all commits of the segment. A base that has a commit only under another place is compared commit by commit.
-        self._covered = _last_of(
+        self.covered: Vector = _last_of(
             retired[owner].newest() if owner in retired else one.places[0] for owner, one in enumerate(commits)
         )
         self.oldest, self.newest = min(self._clocks), max(self._clocks)
@@ -190,19 +190,9 @@ class Segment:
             self._owners = array("H", [owner for _, owner in touched])
             self._is_sorted = True
 
-    @property
-    def last(self) -> Vector:
-        """The last tick of each timeline among the first places."""
-        return self._last
-
-    @property
-    def covered(self) -> Vector:
-        """The vector that a base has to cover to have seen all of these commits: ``last`` without retired timelines."""
-        return self._covered
-
     def is_in(self, base: Vector) -> bool:
         """Return whether a base has seen each commit under its first place."""
-        return covers(base, self._covered)
+        return covers(base, self.covered)
 
     def oldest_outside(self, base: Vector) -> int | None:
         """Return the smallest clock of the commits here that a base has not seen, or None."""
@@ -229,9 +219,9 @@ class Segment:
             if any(leader in leaders for leader, _ in self._places_of(owner)):
                 self._more.setdefault(owner, []).extend(change.all_places())
         # Later bases do not name these timelines any more.
-        if leaders & self._covered.keys():
-            kept = {leader: tick for leader, tick in self._covered.items() if leader not in leaders}
-            self._covered = merge(kept, dict([change.newest()]))
+        if leaders & self.covered.keys():
+            kept = {leader: tick for leader, tick in self.covered.items() if leader not in leaders}
+            self.covered = merge(kept, dict([change.newest()]))
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None) -> Iterator[Conflict]:
         """Yield the commits outside a base that conflict, once each."""

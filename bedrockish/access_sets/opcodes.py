@@ -4,8 +4,10 @@ The analysis assumes that an opcode that this file does not name may have any ef
 cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and writes only the named registers.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import apsw
 
 
 class Op(NamedTuple):
@@ -18,6 +20,18 @@ class Op(NamedTuple):
     p3: int
     p4: str | None
     p5: int
+
+
+def rows_of(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...] | None]:
+    """Yield the rows of an EXPLAIN; None for a row with a blob that is not valid text, as which EXPLAIN prints it."""
+    while True:
+        try:
+            row = next(cursor, ())
+        except UnicodeDecodeError:
+            row = None
+        if row == ():
+            return
+        yield row
 
 
 def _names(text: str) -> frozenset[str]:

@@ -15,10 +15,9 @@ the plan that EXPLAIN shows without parameters is not the plan that runs.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import count
 from typing import Any
 
 import apsw
@@ -39,7 +38,7 @@ from bedrockish.access_sets.effort import Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure
 from bedrockish.access_sets.opcodes import OPENS as ALL_OPENS
-from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.opcodes import Op, rows_of
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.register_values import Atom
 from bedrockish.sqltext.statement_ends import first_word
@@ -132,9 +131,7 @@ class ResolvedReads:
 
     def keys(self) -> ReadKeys:
         """Return the points and ranges."""
-        if self.resolution is None:
-            return self.plan.bind(self.params)
-        if self.resolution.failure:
+        if self.resolution is None or self.resolution.failure:
             return self.plan.bind(self.params)
         points, ranges = self.plan._reads(self.params)
         more_points, more_ranges = self.resolution.points, self.resolution.ranges
@@ -240,7 +237,7 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
     tables: set[str] = set()
     calls: list[Op] = []
     readonly, everything = True, False
-    for row in _rows(cursor):
+    for row in filter(None, rows_of(cursor)):
         name = row[1]
         if name in ALL_OPENS and row[4] >= TEMPORARY and not row[6] & REGISTER_ROOT:
             continue
@@ -303,32 +300,16 @@ def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimit
     # by another connection it would read freed memory.
     cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
     try:
-        for _ in checked(count(), check):
-            try:
-                row = next(cursor, None)
-            except UnicodeDecodeError:
+        for row in checked(rows_of(cursor), check):
+            if row is None:
                 is_whole = False
                 continue
-            if row is None:
-                break
             if row[0] == 0:
                 programs.append([])
             programs[-1].append(Op(*row[:7]))
     finally:
         cursor.close(True)  # a statement that is still open would keep the savepoint from being released
     return programs, is_whole
-
-
-def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
-    """Yield the instructions of a program, except those with a blob that is not valid text."""
-    while True:
-        try:
-            row = next(cursor, None)
-        except UnicodeDecodeError:
-            continue
-        if row is None:
-            return
-        yield row
 
 
 def _readable(literal: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded, listed
+from bedrockish.access_sets.opcodes import rows_of
 from bedrockish.access_sets.system_names import PASSING, check_references
 from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
 from bedrockish.errors import UnsupportedError
@@ -214,15 +215,8 @@ def _unstable_function(db: apsw.Connection, table: Table) -> str:
         for one, _ in before:
             db.config(one, 0)
         cursor.execute(sql, (None,) * len(columns), can_cache=False)
-        while True:
-            try:
-                row: Any = next(cursor, None)
-            except UnicodeDecodeError:  # a blob in a CHECK, which EXPLAIN prints as if it were text
-                continue
-            if row is None:
-                return ""
-            if row[1] == "Function":
-                return str(row[5]).rpartition("(")[0]
+        found = (str(row[5]) for row in rows_of(cursor) if row is not None and row[1] == "Function")
+        return next(found, "").rpartition("(")[0]
     except apsw.SQLError as error:
         raise UnsupportedError(
             f"table {table.name} cannot be written here: {error}; register the missing function in a plugin of every "

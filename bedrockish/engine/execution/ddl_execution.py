@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.call_costs import Lengths, lengths
-from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.opcodes import Op, rows_of
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
@@ -335,17 +335,9 @@ class Mixed:
 
     def _explained(self, text: str) -> list[Any]:
         """Return a statement's instructions, except those whose P4 SQLite prints as text that is not UTF-8."""
-        found: list[Any] = []
         try:
             cursor = self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False)
-            while True:
-                try:
-                    row = next(cursor, None)
-                except UnicodeDecodeError:
-                    continue
-                if row is None:
-                    return found
-                found.append(row)
+            return [row for row in rows_of(cursor) if row is not None]
         except apsw.Error as error:
             raise translate(error, text) from error
 

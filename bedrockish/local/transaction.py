@@ -160,8 +160,14 @@ class LocalTransaction:
                     stand_still()
                 if self._ended is not None:
                     return None
-                self._places.ids.given.ids.clear()
+                ids = self._places.ids
+                ids.given.ids.clear()
                 result = self._running.run_again(sql, values, RESULT_BYTES)
+                if ids.given.ids:
+                    if result is None:
+                        ids.take_again()
+                    else:
+                        self.ids += ids.given.ids
         except UsageError as error:
             self._note(Logged(Statement(sql, values), None, error.message))
             raise

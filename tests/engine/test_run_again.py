@@ -119,15 +119,20 @@ def test_write_that_runs_again_finds_rows_of_a_table_with_virtual_columns(desk: 
     assert desk.node.rows("SELECT v, twice FROM w") == [(7, 14)]
 
 
-def test_statement_that_needs_an_id_does_not_run_again(desk: Desk) -> None:
-    desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
+def test_statement_that_runs_again_assigns_an_id(desk: Desk) -> None:
+    desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text UNIQUE)")
     work, sql = desk.begin(), "INSERT INTO note VALUES (?, ?)"
     desk.run(work, (sql, (5, "own")))
-    assert desk.run_again(work, sql, (None, "t")) is None
-    assert desk.run_again(work, sql, (7, "own")) == [([], 1)]
-    assert desk.run(work, (sql, (None, "t"))) == [([], 1)]
-    assert work.lastrowid > 7
+    assert desk.run_again(work, sql, (None, "t")) == [([], 1)]
+    first = work.lastrowid
+    assert first > 5
+    assert desk.run_again(work, sql, (first + 50, "given")) == [([], 1)]
+    assert desk.run_again(work, sql, (None, "t")) is None  # the text is taken
+    assert work.lastrowid == first + 50
+    assert desk.run_again(work, sql, (None, "u")) == [([], 1)]
+    assert work.lastrowid > first + 50
     desk.commit(work)
+    assert [text for (text,) in desk.node.rows("SELECT text FROM note ORDER BY id")] == ["own", "t", "given", "u"]
 
 
 def test_statements_with_triggers_loops_or_system_tables_do_not_run_again(desk: Desk) -> None:

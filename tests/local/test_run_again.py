@@ -10,6 +10,7 @@ import bedrockish
 from bedrockish import dbapi
 from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES
 from bedrockish.engine.execution.workspace import Writer
+from bedrockish.local.leased_ids import LEASE
 from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
 
@@ -68,6 +69,30 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert sum(runs) == 11
             rows = f"SELECT * FROM {table} ORDER BY id"
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
+
+
+def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(
+    node: LocalNode, table: str, runs: list[bool]
+) -> None:
+    insert = f"INSERT INTO {table}(a) VALUES (?)"
+    with bedrockish.connect(node.database) as other:
+        other.execute(SCHEMA.format(table))
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(insert, ("first",))
+        db.commit()
+        given = []
+        for _ in range(2):
+            given.append([db.execute(insert, (f"x{number}",)).lastrowid for number in range(LEASE + 3)])
+            with pytest.raises(dbapi.IntegrityError):
+                db.execute(insert, ("x0",))
+            given[-1].append(db.execute(insert, ("last",)).lastrowid)
+            db.rollback()
+        assert given[0] == given[1]
+        assert len(set(given[0])) == LEASE + 4
+        assert sum(runs) >= 2 * LEASE
+        db.execute(insert, ("kept",))
+        db.commit()
+        assert db.execute(f"SELECT id FROM {table} WHERE a = 'kept'").fetchone() == (given[0][0],)
 
 
 @pytest.mark.parametrize("grows_by", ["known statements", "a statement of many rows"])

@@ -316,6 +316,13 @@ class Executor:
         finally:
             governor.release()
 
+    def text_with_ids(self, piece: Compiled, params: Row) -> str:
+        """Return the text to run with these parameters, and prepare the ids that it assigns to new rows."""
+        text = piece.text(params)
+        if text is not piece.sql:
+            self._ids.begin()
+        return text
+
     def run_piece(
         self, piece: Compiled, params: Row, room: int, lengths: Lengths | None = None, blocks: Blocks | None = None
     ) -> tuple[list[Row], int]:
@@ -344,11 +351,10 @@ class Executor:
         self, piece: Compiled, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
     ) -> tuple[list[Row], int]:
         governor = self.governor
-        db, in_loop, most, text = self._db, governor.budget.is_brief, self._most_bytes, piece.sql
+        db, in_loop, most = self._db, governor.budget.is_brief, self._most_bytes
         if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
             db = self.reader
-        if piece.auto is not None and (text := piece.text(params)) is not piece.sql:
-            self._ids.begin()
+        text = self.text_with_ids(piece, params)
         if not lengths.is_brief:
             self.governor.watch(db)
         shorten(db, lengths, in_loop=in_loop, most=most, params=params)

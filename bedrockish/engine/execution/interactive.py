@@ -272,8 +272,8 @@ class Interactive:
     def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
         """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.
 
-        Return None if ``run`` must run it: it has no recipe, needs an id from the node or has failed without an effect,
-        or the transaction is not inside.
+        Return None if ``run`` must run it: it has no recipe or has failed without an effect, or the transaction is not
+        inside.
 
         Args:
             values: the parameters, as SQLite stores them.
@@ -300,8 +300,7 @@ class Interactive:
                 return None
             work.sets.note(*plan.bind(values))
             return Result(piece.columns, rows, -1, lastrowid or None)
-        if piece.auto is not None and piece.text(values) is not piece.sql:
-            return None
+        text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
         # Each call of SQLite lets other threads of the program go first, and a savepoint costs two.
         in_savepoint = self._guards or not recipe.is_shown
@@ -309,9 +308,9 @@ class Interactive:
             self._control("SAVEPOINT statement")
         capture.start(work.size)
         try:
-            self._change(piece.sql, values)
+            self._change(text, values)
             has_failed = capture.failure is not None
-        except apsw.Error:
+        except (apsw.Error, BedrockishError):  # the latter: no id is left for the row
             self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
             has_failed = True
         if has_failed:

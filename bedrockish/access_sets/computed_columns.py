@@ -47,13 +47,9 @@ class ComputedColumns:
         self._db = db
         name = quote(table.name)
         db.execute(table.sql)
-        stored = [(column, number) for number, column in enumerate(table.columns) if column.place is not None]
-        self._places = [
-            column.place for column, number in stored if not column.generated and number != table.rowid_column
-        ]
-        names = [
-            quote(column.name) for column, number in stored if not column.generated and number != table.rowid_column
-        ]
+        others = (column for number, column in enumerate(table.columns) if number != table.rowid_column)
+        stored = [column for column in others if column.place is not None and not column.generated]
+        self._places, names = [column.place for column in stored], [quote(column.name) for column in stored]
         self._has_rowid = table.key is None
         if self._has_rowid:
             taken = {column.name.lower() for column in table.columns}

@@ -323,7 +323,9 @@ class _Reader:
             self._check()
             if not isinstance(found, Table) or not found.has_column_keys:
                 continue
-            ops = [op for op in self._program if _names_cursor(op, cursor)]
+            ops = [
+                op for op in self._program if (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
+            ]
             numbers = {stored_column(found, op.p2) for op in ops if op.name == "Column"}
             names = frozenset(found.columns[number].name for number in numbers if number is not None)
             # A read of nearly all columns counts as a read of the row: column keys would cost more than they gain.
@@ -498,7 +500,7 @@ class _Reader:
         return [Dependent(coarse, fine if fine.is_dynamic or fine.stop else coarse, tuple(reasons))]
 
     def _loop_stop(self, op: Op, found: Table | Index) -> Stop | None:
-        guard = self._stop_check(op, found)
+        guard = self._stop(op, found)
         loops = LoopReader(
             self._program,
             self._schema,
@@ -533,7 +535,7 @@ class _Reader:
                 high, high_after = fields, not (op.name == "SeekLT" and complete)
         stop = self._stop(op, found)
         if stop is not None:
-            at, kind = stop
+            at, kind, _ = stop
             fields = self._fields(at, found, by_rows=by_rows, not_null=not_null)
             complete = len(fields) == len(at)
             if kind in ("IdxGT", "IdxGE", "Gt", "Ge"):
@@ -556,13 +558,8 @@ class _Reader:
             count += 1
         return count
 
-    def _stop(self, op: Op, found: Table | Index) -> tuple[list[int], str] | None:
-        """Find the check that ends the loop begun by ``op``; return its registers and its opcode, None without one."""
-        check = self._stop_check(op, found)
-        return None if check is None else check[:2]
-
-    def _stop_check(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
-        """Return the result of ``_stop``, and the address of the check."""
+    def _stop(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
+        """Return the check that ends the loop begun by ``op``: its registers, opcode and address; None without one."""
         program = self._program
         first = op.address + 1
         while first < len(program) and (
@@ -593,11 +590,6 @@ class _Reader:
         if any(first < op.p2 <= end for op in steps):
             return False  # a step continues after the check, so that rows skip it
         return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)
-
-
-def _names_cursor(op: Op, cursor: int) -> bool:
-    """Return whether an instruction has this cursor as an operand."""
-    return (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
 
 
 def _plain(access: Access) -> Dependent:

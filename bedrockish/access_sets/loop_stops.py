@@ -208,7 +208,7 @@ class LoopReader:
     def _is_unchanged(self, first: int) -> bool:
         """Return whether no write of the statement itself can come before the loop, which begins at ``first``."""
         changes = (op for op in self._ops if op.name in CHANGES and op.name != "ResultRow")
-        ahead = [op.address for op in changes if not self._private_write(op)]
+        ahead = [op.address for op in changes if op.name in ("Program", "Clear") or not self._is_private(op.p1)]
         if not ahead:
             return True
         if any(op.name in ("Yield", "InitCoroutine", "EndCoroutine") for op in self._ops):
@@ -230,9 +230,6 @@ class LoopReader:
             if op.name not in ("Goto", "Halt"):
                 ahead.append(address + 1)
         return True
-
-    def _private_write(self, op: Op) -> bool:
-        return op.name not in ("Program", "Clear") and self._is_private(op.p1)
 
 
 _SETS_LIMIT = ("Integer", "Variable", "MustBeInt")

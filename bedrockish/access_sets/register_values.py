@@ -432,15 +432,13 @@ class PrivateRecords:
     def column(self, cursor: int, column: int) -> Slot | None:
         """Return the slot of a column and note it for ``edges``; None if its values are unknown."""
         if column == ROWID:
-            if cursor not in self._known or cursor not in self._ids or self._has_copies(cursor):
+            has_copies = cursor in self._same or cursor in self._same.values()
+            if cursor not in self._known or cursor not in self._ids or has_copies:
                 return None
         elif not self._known.get(cursor, False):
             return None
         self._asked[cursor, column] = None
         return "record", cursor, column
-
-    def _has_copies(self, cursor: int) -> bool:
-        return cursor in self._same or cursor in self._same.values()
 
     def edges(self) -> list[tuple[Slot, Slot, str]]:
         """Return the sources of the noted columns: the column's slot, the source's slot and an affinity."""

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded, listed
+from bedrockish.access_sets.key_encoding import AFFINITY_REAL, declared_affinity
 from bedrockish.access_sets.opcodes import rows_of
 from bedrockish.access_sets.system_names import PASSING, check_references
 from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
@@ -38,12 +39,12 @@ class Table:
     alias: int | None  # position of the column that is the rowid (INTEGER PRIMARY KEY), or None
     key: tuple[int, ...]  # positions of the primary key's columns, for a table WITHOUT ROWID
     virtual: bool  # whether it has VIRTUAL generated columns, whose values the hook cannot show
-    unique: bool  # whether it has a UNIQUE constraint other than its own key
-    triggers: bool  # whether it has triggers of its own
-    active: bool  # whether it has triggers, or is the child or parent of a foreign key
-    checks: bool  # whether it may have CHECKs
+    unique: bool = False  # whether it has a UNIQUE constraint other than its own key
+    triggers: bool = False  # whether it has triggers of its own
+    active: bool = False  # whether it has triggers, or is the child or parent of a foreign key
+    checks: bool = False  # whether it may have CHECKs
     # Positions of the columns with REAL affinity, in which the hook may show a whole number as an int.
-    reals: tuple[int, ...]
+    reals: tuple[int, ...] = ()
     # Whether it is a virtual table that owns its rows; the hook reports their rowids by a shadow table.
     is_module: bool = False
     own: OwnRows = _OF_NO_MODULE  # further facts about such a table
@@ -257,10 +258,7 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
         key=key if without_rowid else (),
         virtual=len(stored) != len(info),
         unique=any(unique and not (without_rowid and origin == "pk") for _, unique, origin in indexes),
-        triggers=False,
-        active=False,
-        checks=True,
-        reals=tuple(place for place, row in enumerate(stored) if _is_real(row[1])),
+        reals=tuple(place for place, row in enumerate(stored) if declared_affinity(row[1]) == AFFINITY_REAL),
     )
 
 
@@ -274,21 +272,9 @@ def _of_module(rows: OwnRows) -> Table:
         alias=rows.alias,
         key=(0,) if rows.rowid is None else (),
         virtual=True,
-        unique=False,
-        triggers=False,
-        active=False,
-        checks=False,
-        reals=(),
         is_module=True,
         own=rows,
     )
-
-
-def _is_real(declared: str) -> bool:
-    kind = declared.upper()
-    if "INT" in kind or any(part in kind for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
-        return False
-    return any(part in kind for part in ("REAL", "FLOA", "DOUB"))
 
 
 def _is_autoincrement(sql: str) -> bool:

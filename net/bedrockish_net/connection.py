@@ -15,7 +15,7 @@ from enum import Enum, auto
 from bedrockish_net.codec import decode_event, encode_event
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_head
+from bedrockish_net.frame import HEADER, FrameReader, Kind
 from bedrockish_net.limits import Limits
 
 _DATA = int(Kind.DATA)
@@ -161,7 +161,7 @@ class Connection:
         """Return the frame's head for a message of ``size`` bytes. The errors are those of ``send``."""
         if not self.is_open or size > self._limits.frame_bytes_max:
             self.send(Data(bytes(size)))
-        return encode_head(Kind.DATA, size)
+        return HEADER.pack(size, _DATA)
 
     def _parse(self) -> Event | None:
         frame = self._frames.next_frame()

@@ -34,11 +34,6 @@ def encode_frame(kind: Kind, payload: bytes) -> bytes:
     return HEADER.pack(len(payload), kind) + payload
 
 
-def encode_head(kind: Kind, size: int) -> bytes:
-    """Return the bytes of one frame that come before its payload of ``size`` bytes."""
-    return HEADER.pack(size, kind)
-
-
 class FrameReader:
     """Splits a stream of bytes into frames."""
 

@@ -107,7 +107,8 @@ class IndexKeeper:
 
     def _run(self, table: Table, op: str, written: Collection[int], source: str, *, is_gone: bool) -> None:
         for kept in self._of.get(table.name, ()):
-            if _concerns(kept, op, written):
+            # Only an update of other columns leaves the index as it is.
+            if op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places):
                 columns = ", ".join(column.format("row.") for column in kept.columns)
                 rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS row ON row.{table.rowid} = made.k"
                 head, told = (kept.remove, "'delete', ") if is_gone else (kept.add, "")
@@ -203,11 +204,6 @@ def _replaced(statements: Iterable[str]) -> set[str] | None:
         if drops or renames:
             found.add(names[-1])
     return found
-
-
-def _concerns(kept: _Kept, op: str, written: Collection[int]) -> bool:
-    """Return whether a run of changes may change the values in an index."""
-    return op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places)
 
 
 def _kept(table: Table, index: ContentIndex) -> _Kept:

@@ -104,13 +104,14 @@ class Journal:
         safe = int(system.get_meta(db, "safe") or 0)
         settled = max(safe, int(system.get_meta(db, "settled") or 0))
         joining = system.get_meta(db, "joining")
+        begin = store.clock_before(db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
         return Recovered(
             node=system.get_meta(db, "node"),
             store=system.get_meta(db, "store"),
             membership=read_membership(system.get_meta(db, "membership")),
             applied=applied,
             heads=heads,
-            window=self._window(settled, max(0, moved(settled, -window_ms), min(settled, self._begin_of_window()))),
+            window=self._window(settled, max(0, moved(settled, -window_ms), min(settled, begin))),
             votes=tuple(system.votes(db)),
             ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
             cut=int(system.get_meta(db, "cut") or 0),
@@ -143,9 +144,6 @@ class Journal:
                         "'bedrockish join URL' for the node NEW on an empty file"
                     ) from error
                 self._damaged.note(place, str(error))
-
-    def _begin_of_window(self) -> int:
-        return store.clock_before(self._db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
 
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Return whether an access set conflicts with an entry up to ``upto`` whose transaction is not in a base.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish_journal.model.changes import Change, Value, decode_changes
+from bedrockish_journal.model.changes import Change, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.own_objects import is_own
@@ -39,7 +39,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     db = Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
-        db.create_scalar_function(ZERO, _zero_text, 1, deterministic=True)
+        db.create_scalar_function(ZERO, lambda *values: str(values[0]), 1, deterministic=True)
         return list(islice(_all(db), limit))
     finally:
         db.close(True)
@@ -127,10 +127,6 @@ def _text(value: Any) -> str:
         _, data = value
         return value_as_sql(data.decode("utf-8", "backslashreplace"))
     return value_as_sql(value)
-
-
-def _zero_text(*values: Value) -> str:
-    return str(values[0])
 
 
 def _exact(name: str) -> str:

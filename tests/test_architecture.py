@@ -9,12 +9,12 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 STOP = re.compile(r"^\d+\. `([\w/.]+)` `([\w.]+)`", re.MULTILINE)
 
 
-def test_map_has_few_stops() -> None:
+def test_architecture_page_has_ten_to_fifteen_stops() -> None:
     """A long list would not be read to its end."""
     assert 10 <= len(STOP.findall(PAGE)) <= 15
 
 
-def test_every_stop_is_a_function_of_its_file() -> None:
+def test_every_stop_of_the_architecture_page_is_a_function_of_its_file() -> None:
     missing = [(file, name) for file, name in STOP.findall(PAGE) if name not in functions(file)]
     assert missing == []
 

@@ -130,7 +130,7 @@ def pod_config(number: int) -> Config:
     return build(text=None, file="", environment=variables(container["env"]), flags=flags)
 
 
-def test_the_pods_are_three_nodes(tmp_path: Path) -> None:
+def test_kubernetes_pods_run_as_a_cluster_of_three(tmp_path: Path) -> None:
     """Each pod runs its command, with the certificates of ``init``; only addresses and folders are this machine's."""
     init = next(line for line in comment("kubernetes.yaml") if line.startswith("bedrockish init"))
     _, command, place, *nodes = init.split()

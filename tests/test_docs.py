@@ -127,7 +127,7 @@ def test_messages_that_a_page_explains_are_in_the_code(page: str) -> None:
         *("replication slot", "point-in-time recovery", "change data capture", "idempotency key", "write skew"),
     ],
 )
-def test_words_of_other_systems_lead_to_the_glossary(word: str) -> None:
+def test_glossary_translates_the_words_of_other_systems(word: str) -> None:
     """A reader who knows another database searches for its words; the glossary gives those of bedrockish."""
     rows = [line.partition(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
     assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]

@@ -75,7 +75,7 @@ def command(place: Path, files: dict[str, str]) -> list[str]:
     return ["pytest", *SHARED, *given, "--basetemp", str(place / "temporary"), str(place / "tests")]
 
 
-def test_there_is_one_summary_and_all_of_spark_is_in_one_process(tmp_path: Path) -> None:
+def test_parallel_test_run_has_one_summary_and_one_process_for_spark(tmp_path: Path) -> None:
     """A failure is named at once and printed in full at the end; the status shows it; counts are of all processes."""
     told = {f"tests/spark/test_{name}.py": TELLS_ITS_PROCESS for name in "abc"}
     given = command(tmp_path, {**told, "tests/cluster/test_d.py": TELLS_ITS_PROCESS, "tests/test_e.py": FAILS})

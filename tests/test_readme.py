@@ -134,7 +134,7 @@ def test_full_demo_keeps_its_promises(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_bench_measures_every_workload() -> None:
+def test_bench_reports_every_workload_and_node_count() -> None:
     """The benchmark measures every workload, and its counts equal the tables."""
     done = run(sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--clients", "1,6", "--json", limit_s=200)
     assert done.returncode == 0, done.stdout + done.stderr

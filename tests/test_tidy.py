@@ -325,14 +325,14 @@ def room(full: str) -> str:
     return "" if found == "bedrockish" and full != "bedrockish" else found
 
 
-def test_every_module_has_a_floor() -> None:
+def test_every_package_is_assigned_to_a_floor() -> None:
     """Each new folder must be assigned to a floor."""
     assert not [
         name(p) for p in sources() if name(p).startswith(("bedrockish", "journal/", "net/")) and not room(module(p))
     ]
 
 
-def test_rooms_look_down() -> None:
+def test_packages_import_only_from_floors_below() -> None:
     """No file imports from a floor above, or from a neighbour on the same floor: so the rooms form no circle."""
     wrong = []
     for path in sources():
@@ -482,7 +482,7 @@ def test_large_classes_say_why() -> None:
     }
 
 
-def test_methods_and_attributes_are_counted() -> None:
+def test_counting_of_methods_and_attributes_finds_all_of_a_known_class() -> None:
     """Of a class whose parts are known, so that the limits cannot become toothless unnoticed."""
     text = """
 class Known:
@@ -516,7 +516,7 @@ def test_every_module_says_why_it_exists() -> None:
     assert not [name(p) for p in sources() if p.read_text().strip() and not ast.get_docstring(tree(p))]
 
 
-def test_predicates_only_tell() -> None:
+def test_docstrings_of_predicates_only_return_a_fact() -> None:
     """A function ``is_…`` or ``has_…`` returns a fact and changes nothing."""
     found = []
     for path in sources():
@@ -587,7 +587,7 @@ def test_tree_has_no_foreign_words() -> None:
     assert not found
 
 
-def test_foreign_things_are_recognised() -> None:
+def test_patterns_for_foreign_words_and_paths_match() -> None:
     """The patterns find what they are for, and leave ordinary text alone."""
     assert FOREIGN_WORDS.search("written by Cl" + "aude")
     assert FOREIGN_PATHS.search('open("' + "/ho" + 'me/me/x")')

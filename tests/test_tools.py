@@ -56,7 +56,7 @@ def test_requests_of_etcd_have_its_encoding() -> None:
     assert (etcd._range(b"a") + etcd.SERIALIZABLE).hex() == "0a0161" + "3801"
 
 
-def test_lock_pins_everything_that_is_declared() -> None:
+def test_lock_file_pins_every_declared_dependency() -> None:
     """Each dependency of each extra is in the lock, with one exact version."""
     groups = read_lock()
     assert list(groups) == ["runtime", "spark", "dev", "programs"]

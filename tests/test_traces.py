@@ -14,7 +14,7 @@ TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_trace_plays_as_written(path: Path, request: pytest.FixtureRequest) -> None:
+def test_output_of_each_trace_equals_its_file(path: Path, request: pytest.FixtureRequest) -> None:
     """The output of each trace equals its file."""
     happens = play(path.read_text())
     if request.config.getoption("--rewrite"):
@@ -22,7 +22,7 @@ def test_trace_plays_as_written(path: Path, request: pytest.FixtureRequest) -> N
     assert path.read_text() == happens
 
 
-def test_a_wrong_label_fails() -> None:
+def test_trace_with_a_wrong_tick_fails() -> None:
     """The file must name the present place of each leader."""
     with pytest.raises(SlipError, match="has committed 0 of its own, not 1"):
         play("cluster A B C\n----\nok\n\nA1: BEGIN Alice writes x\n----\n")

@@ -186,7 +186,7 @@ def test_every_mutation_is_caught(mutate: Callable[[History, random.Random], boo
     assert spoiled >= 20
 
 
-def test_history_survives_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_history_is_equal_after_writing_and_reading_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     history = serial_history(1)
     write_history(path, history)

@@ -55,7 +55,7 @@ def test_no_mistake_prints_a_password() -> None:
         ("[::1],[::2]", "[::1]:7373,[::2]:7373"),
     ],
 )
-def test_list_of_nodes_in_brackets_survives_url_parsers(hosts: str, bare: str) -> None:
+def test_url_accepts_a_list_of_nodes_in_brackets(hosts: str, bare: str) -> None:
     assert ",".join(map(str, parse_url(f"bedrockish://{hosts}/").addresses)) == bare
 
 

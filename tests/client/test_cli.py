@@ -262,7 +262,7 @@ except SystemExit as end:
 """
 
 
-def test_command_runs_with_closed_standard_streams_and_gives_their_numbers_to_no_file(tmp_path: Path) -> None:
+def test_command_with_closed_standard_streams_opens_null_devices_for_them(tmp_path: Path) -> None:
     """A warning for a closed stream would go into the file that has its number, such as a backup."""
     told = tmp_path / "told"
     closing = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
@@ -294,7 +294,7 @@ def test_first_error_ends_a_script_with_its_line(tmp_path: Path) -> None:
     assert len(node.requests) == 2
 
 
-def test_triggers_are_one_statement() -> None:
+def test_trigger_with_semicolons_is_one_statement_of_a_script() -> None:
     trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; SELECT 2; END;"
     assert [piece.sql for piece in items(trigger + "SELECT 3;;", "x") if isinstance(piece, Piece)] == [
         trigger,

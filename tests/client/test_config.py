@@ -20,7 +20,7 @@ def wrong(text: str, **others: dict[str, str]) -> str:
     return caught.value.message
 
 
-def test_keys_that_are_left_out_have_their_defaults() -> None:
+def test_omitted_configuration_keys_have_their_defaults() -> None:
     found = build(text=THREE + "[timings]\nheartbeat_ms = 50\n[log]\nlevel = 'debug'\n")
     assert (found.node, found.cluster, found.listen) == ("A", "bedrockish", Address("127.0.0.1", 7373))
     assert found.peers == {"A": Address("127.0.0.1", 1), "B": Address("localhost", 2), "C": Address("::1", 3)}

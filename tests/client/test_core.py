@@ -97,7 +97,7 @@ def test_client_dials_with_its_first_call() -> None:
     assert w.core.deadline() == math.inf
 
 
-def test_failed_dials_go_round_and_then_pause() -> None:
+def test_client_dials_all_addresses_once_and_then_pauses() -> None:
     w = wire()
     w.call()
     for _ in range(3):
@@ -343,7 +343,7 @@ def test_conflict_after_a_part_of_the_time_is_run_again_at_the_same_node() -> No
     assert isinstance(w.finished[number], ConflictError)
 
 
-def test_garbage_and_complaints_end_a_link() -> None:
+def test_client_ends_a_link_after_a_malformed_or_unexpected_reply() -> None:
     for payload in (b"", b"\xff", encode_reply(Told(0, {})), encode_reply(Failed(0, SqlError("x")))):
         w = wire()
         number = w.call()

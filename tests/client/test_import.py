@@ -304,7 +304,7 @@ def test_tables_come_after_those_that_they_refer_to() -> None:
     assert knots(references) == {"x": {"x", "y"}, "y": {"x", "y"}, "s": {"s"}}
 
 
-def test_batches_hold_every_row_in_order() -> None:
+def test_import_batches_have_every_row_in_order() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE t(x, y)")
         db.executemany("INSERT INTO t VALUES (?, ?)", ((n, "x" * (n % 7) * 40_000) for n in range(1_000)))

@@ -12,7 +12,7 @@ class Kept:
     """An object that is looked after."""
 
 
-def test_keeper_serves_other_objects_after_one_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_keeper_still_calls_others_after_one_object_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     broken, sound, looks, enough = Kept(), Kept(), list[Kept](), threading.Event()
 
     def look(one: Kept, _elapsed_s: float) -> None:

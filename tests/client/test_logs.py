@@ -41,7 +41,7 @@ def test_json_lines_have_level_node_text_and_trace() -> None:
     assert "ValueError: why" in found["trace"]
 
 
-def test_floods_are_summed_up() -> None:
+def test_repeated_log_lines_are_summed_up() -> None:
     now, lines = [0.0], []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

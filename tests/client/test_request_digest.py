@@ -12,7 +12,7 @@ def digest(sql: str, params: Params = None) -> bytes:
 
 
 @pytest.mark.parametrize("params", [[], (), {}])
-def test_empty_parameters_have_the_digest_of_none(params: Params) -> None:
+def test_empty_parameters_and_none_have_the_same_digest(params: Params) -> None:
     assert digest("SELECT 1", params) == digest("SELECT 1")
 
 

@@ -194,7 +194,7 @@ def test_control_c_ends_waiting(terminal: Terminal, db: Connection) -> None:
     assert list(db.execute("SELECT * FROM t")) == []
 
 
-def test_history_is_kept(terminal: Terminal, node: LocalCluster, tmp_path: Path) -> None:
+def test_shell_recalls_statements_of_an_earlier_session(terminal: Terminal, node: LocalCluster, tmp_path: Path) -> None:
     terminal.types("SELECT 'remember ' || 'me';", "remember me")
     assert terminal.leaves() == 0
     assert "'remember ' || 'me'" in (tmp_path / ".bedrockish_history").read_text()
@@ -273,7 +273,7 @@ def test_help_lists_commands_and_timer_prints_times(node: LocalCluster) -> None:
         ("COMMIT;", "stdin:1: COMMIT without BEGIN"),
     ],
 )
-def test_mistakes_are_one_line(node: LocalCluster, text: str, says: str | None) -> None:
+def test_mistake_in_a_dot_command_is_reported_in_one_line(node: LocalCluster, text: str, says: str | None) -> None:
     if says is None:
         assert script(node, text) == "mode plain\n"
     else:

@@ -108,7 +108,7 @@ def test_a_wrong_line_of_a_csv_is_named_by_its_number(node: LocalCluster, db: Co
 
 
 @pytest.mark.parametrize("what", [("nodes",), ("status",)])
-def test_eighty_columns_are_enough(node: LocalCluster, what: tuple[str, ...]) -> None:
+def test_status_and_nodes_fit_into_eighty_columns(node: LocalCluster, what: tuple[str, ...]) -> None:
     """No line is longer than the terminal, and all facts are there; a pipe gets one line for each node."""
     command = (what[0], node.url(), *what[1:])
     said = on_terminal(*command, columns=80)
@@ -119,13 +119,13 @@ def test_eighty_columns_are_enough(node: LocalCluster, what: tuple[str, ...]) ->
     assert len(line) > 80
 
 
-def test_a_narrow_terminal_folds_a_box(node: LocalCluster) -> None:
+def test_box_is_folded_to_the_width_of_a_narrow_terminal(node: LocalCluster) -> None:
     said = on_terminal("sql", node.url(), "SELECT 'word' AS a, printf('%0300d', 7) AS b", columns=40)
     assert max(map(len, said.splitlines())) <= 40
     assert said.count("0") >= 299
 
 
-def test_data_does_not_reach_the_terminal_raw(node: LocalCluster, db: Connection) -> None:
+def test_shell_escapes_control_characters_in_all_output(node: LocalCluster, db: Connection) -> None:
     """Names of tables, of columns, values, error texts, SQL of the schema: nowhere."""
     db.execute(f'CREATE TABLE "t{EVIL}"("c{EVIL}")')
     db.execute(f'CREATE INDEX "i{EVIL}" ON "t{EVIL}"("c{EVIL}")')

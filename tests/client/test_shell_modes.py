@@ -45,7 +45,7 @@ def printed(mode: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]], **
 @pytest.mark.skipif(SQLITE is None, reason="no sqlite3 program here; apt-get install sqlite3")
 @pytest.mark.parametrize("mode", SAME)
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_modes_print_as_sqlite3_does(mode: str, name: str) -> None:
+def test_shell_modes_print_the_same_as_sqlite3(mode: str, name: str) -> None:
     if (mode, name) in APART:
         pytest.skip("here it is another on purpose; see the page")
     columns, rows = TABLES[name]
@@ -123,7 +123,7 @@ def test_tables_fit_the_requested_width(mode: str) -> None:
     assert "漢" in whole
 
 
-def test_harmless_keeps_line_feeds() -> None:
+def test_escaping_of_control_characters_keeps_line_feeds_and_tabs() -> None:
     assert harmless("a\n\tb\x1b[0m") == "a\n\tb\\x1b[0m"
 
 

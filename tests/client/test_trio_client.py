@@ -80,7 +80,7 @@ async def test_one_loop_reads_the_links_of_all_clients() -> None:
         assert not loop._readers
 
 
-async def test_links_read_by_themselves_where_no_loop_can(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_links_work_without_a_shared_read_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadLoop, "works", False)
     assert loop_of_clients() is None
     async with running(ScriptedNode()) as url, open_client(url) as client:

@@ -123,7 +123,7 @@ def test_another_request_under_the_same_id_is_an_error(cluster: LocalCluster) ->
         assert will.execute("SELECT count(*) FROM pub WHERE x IN ('a', 'b')", read="strict").value() == 1
 
 
-def test_a_settled_id_is_an_error_at_every_door(cluster: LocalCluster) -> None:
+def test_settled_command_id_is_refused_by_every_interface(cluster: LocalCluster) -> None:
     with as_user(cluster, "will") as will, as_user(cluster, "rita", 2) as rita:
         before = balance(cluster)
         assert will.settle("mine") is False

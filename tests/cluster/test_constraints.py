@@ -157,7 +157,9 @@ COMPUTED = [
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("first_id", [0, 1000])
-async def test_computed_unique_value_exists_once(cluster: LocalCluster, isolation: str, first_id: int) -> None:
+async def test_unique_value_on_an_expression_is_inserted_once_in_a_race(
+    cluster: LocalCluster, isolation: str, first_id: int
+) -> None:
     """Two nodes insert it at the same moment, as requests; inserts of other values do not conflict."""
     await ready(cluster)
     async with at_each(cluster) as clients:

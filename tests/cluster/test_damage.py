@@ -123,7 +123,7 @@ def processes(cluster: LocalCluster) -> list[int]:
     return [node.process.pid for node in cluster.nodes if node.process is not None]
 
 
-async def test_a_flipped_bit_that_a_commit_meets_heals(cluster: LocalCluster) -> None:
+async def test_node_repairs_a_flipped_bit_that_a_commit_detects(cluster: LocalCluster) -> None:
     """The next write to the row does not fit at the damaged node, which serves nothing until it has filled itself
     again.
     """

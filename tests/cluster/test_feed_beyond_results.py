@@ -34,7 +34,7 @@ async def read(url: str) -> list[Committed]:
         pytest.param({}, 31_000_000, 1, id="the largest row"),
     ],
 )
-def test_transaction_beyond_a_result_reaches_each_reader(
+def test_transaction_larger_than_a_result_reaches_every_reader_of_the_feed(
     tmp_path: Path, limits: dict[str, int], long: int, count: int
 ) -> None:
     expected = [long, 5] * count

@@ -55,7 +55,7 @@ def places() -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
+def test_folders_made_by_init_run_as_a_cluster(tmp_path: Path, tls: bool) -> None:
     """The last line is a command that shows the status; with certificates, HTTP needs the token."""
     home = tmp_path / "it's 1% new & #1, größer?" / "prod"
     http_port, ports = places()
@@ -146,7 +146,7 @@ def test_init_with_invalid_arguments_creates_no_folder(tmp_path: Path, given: tu
     assert not [*tmp_path.iterdir()]
 
 
-def test_http_ports_differ_for_all_names_of_one_machine(tmp_path: Path) -> None:
+def test_init_gives_nodes_of_one_machine_different_http_ports(tmp_path: Path) -> None:
     done = program("init", str(tmp_path / "prod"), "localhost:7401", "127.0.0.1:7402", "[::1]:7403", "--http", "8080")
     assert done.returncode == 0, done.stderr
     made = [build(text=(tmp_path / "prod" / name / f"{name}.toml").read_text()) for name in "ABC"]

@@ -64,7 +64,7 @@ async def test_messages_arrive_and_are_answered() -> None:
         assert (await stream.receive_some(6)) == b"thanks"
 
 
-async def test_cut_line_ends_open_and_new_connections() -> None:
+async def test_cut_link_ends_open_and_new_connections() -> None:
     async with line() as (network, listener, stream):
         await stream.send_all(said(1))
         await listener.until([1])
@@ -80,7 +80,7 @@ async def test_cut_line_ends_open_and_new_connections() -> None:
             await listener.until([1, 2])
 
 
-async def test_a_trap_holds_from_its_message_on_until_the_line_is_healed() -> None:
+async def test_trap_delivers_nothing_from_its_message_on_until_the_line_is_healed() -> None:
     async with line() as (network, listener, stream):
         one = network.lines["A", "B"]
 
@@ -126,6 +126,8 @@ async def test_a_slow_line_keeps_the_order() -> None:
         (("BCDE",), {"AB", "AC", "AD", "AE", "BA", "CA", "DA", "EA"}),
     ],
 )
-async def test_groups_may_share_nodes(groups: tuple[str, ...], cut: set[str]) -> None:
+async def test_partition_cuts_the_links_between_groups_that_may_share_nodes(
+    groups: tuple[str, ...], cut: set[str]
+) -> None:
     network = Network(dict.fromkeys("ABCDE", 1))
     assert {one.source + one.target for one in network.apart(*groups)} == cut

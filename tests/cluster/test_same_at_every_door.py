@@ -329,7 +329,7 @@ def up_to_error(texts: list[str], told: Outcome) -> list[str] | None:
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_doors_that_go_on_after_an_error_tell_the_same(world: World, name: str) -> None:
+def test_interfaces_that_continue_after_an_error_have_the_same_outcome(world: World, name: str) -> None:
     texts = SEQUENCES[name]
     found = {door: outcome(world, run, texts) for door, run in STEPWISE.items()}
     expected = found["dbapi"]
@@ -349,7 +349,7 @@ def test_settings_of_a_session_have_the_effect_of_sqlite(world: World, name: str
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_doors_that_stop_at_an_error_leave_the_same(world: World, name: str) -> None:
+def test_interfaces_that_stop_at_an_error_leave_the_same_rows(world: World, name: str) -> None:
     texts = [sql for sql in SEQUENCES[name] if not sql.startswith((";", "SELECT 1; "))]  # a script's are two statements
     told, left = outcome(world, dbapi, texts)
     failed = "error" in told

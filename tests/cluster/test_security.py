@@ -147,7 +147,7 @@ def test_https_asks_for_a_password(tls: LocalCluster, certs: Path) -> None:
     assert ask("/livez", "")[0] == 200
 
 
-def test_a_new_node_joins_as_a_user(plain: LocalCluster, tmp_path: Path) -> None:
+def test_joining_a_cluster_with_users_needs_a_login(plain: LocalCluster, tmp_path: Path) -> None:
     config = tmp_path / "D.toml"
     config.write_text(f'node = "D"\ndatabase = "{tmp_path / "D.sqlite"}"\nlisten = "127.0.0.1:7999"\n')
     done = program("join", plain.url().replace(LOGIN, ""), "--config", str(config), "--no-serve")

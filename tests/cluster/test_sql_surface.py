@@ -49,7 +49,7 @@ def on_sqlite(path: Path, line: Line) -> list[Any] | apsw.Error:
 
 
 @pytest.mark.parametrize("line", LINES, ids=[line.name for line in LINES])
-def test_line_of_the_table_is_true(node: LocalCluster, tmp_path: Path, line: Line) -> None:
+def test_statement_of_the_sql_page_has_its_documented_verdict(node: LocalCluster, tmp_path: Path, line: Line) -> None:
     """The rows or the failure are the same, or the statement is accepted, or it is refused by name."""
     if line.verdict == REFUSED:
         with pytest.raises(dbapi.NotSupportedError, match=r"[;,] "):

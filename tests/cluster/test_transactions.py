@@ -115,7 +115,7 @@ async def test_begin_is_sent_with_the_first_statement(cluster: LocalCluster) -> 
         assert (await client.execute("SELECT count(*) FROM one")).value() == 2
 
 
-async def test_each_statement_has_its_own_time(cluster: LocalCluster) -> None:
+async def test_each_statement_of_a_transaction_has_its_own_timeout(cluster: LocalCluster) -> None:
     """The short time limit of the first statement, which carries BEGIN, does not apply to the later ones."""
     await ready(cluster)
     counted = "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT max(i) FROM n)"
@@ -334,7 +334,7 @@ async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalC
             await tx.execute("INSERT INTO t VALUES (1)")
 
 
-async def test_a_client_that_goes_away_leaves_nothing_open(cluster: LocalCluster) -> None:
+async def test_open_transaction_ends_with_its_clients_link(cluster: LocalCluster) -> None:
     """The client's transactions end with its link, and no node has their rows."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:

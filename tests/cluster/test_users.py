@@ -71,7 +71,7 @@ def test_every_door_records_the_user(cluster: LocalCluster) -> None:
     assert {key: user for key, user in whose(cluster).items() if key in expected} == expected
 
 
-def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster) -> None:
+def test_schema_changes_and_requests_with_the_token_have_an_author(cluster: LocalCluster) -> None:
     """The token's author is not a valid user name, so no user can pose as it."""
     with connect(caller(cluster, "bob").url) as db:
         db.execute("CREATE TABLE bobs(x)")

@@ -59,7 +59,9 @@ def test_unknown_line_of_an_expectation_is_refused(tmp_path: Path) -> None:
         ("e.new", ("failed", "boom"), "+ failed   e.new"),
     ],
 )
-def test_any_change_of_a_test_is_a_difference(test: str, now: tuple[str, str] | None, told: str) -> None:
+def test_changed_new_or_missing_outcome_is_reported_as_a_difference(
+    test: str, now: tuple[str, str] | None, told: str
+) -> None:
     found = {**FOUND, test: now} if now else {name: what for name, what in FOUND.items() if name != test}
     assert told in "\n".join(differences(EXPECTED, found))
 

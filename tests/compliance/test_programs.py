@@ -213,7 +213,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("program", [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)])
-def test_program_of_others_runs_unchanged(program: Callable[[Place], None], place: Place) -> None:
+def test_program_written_for_sqlite_runs_unchanged(program: Callable[[Place], None], place: Place) -> None:
     if importlib.util.find_spec(program.__name__) is None:
         pytest.skip(f"{program.__name__} is not installed; pip install 'bedrockish[programs]'")
     program(place)

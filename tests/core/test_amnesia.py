@@ -103,7 +103,7 @@ def test_put_back_file_is_recognised_after_any_growth() -> None:
     assert why(disk.start(), "B", file.start(b"6").info) == ""
 
 
-def test_a_start_is_remembered_at_once() -> None:
+def test_restarted_peer_notices_a_copy_from_before_a_start_it_has_seen() -> None:
     """All nodes that have seen the last start notice a copy from before it, also after a restart of their own."""
     disk, file = Disk(), File().start(b"1")
     disk.start().judge("B", file.info, MEMBERS)

@@ -236,7 +236,7 @@ def test_cut_stays_at_or_below_own_closed() -> None:
     assert core.state.clock.cut <= core.state.clock.closed
 
 
-def test_dropped_commits_leave_a_floor() -> None:
+def test_dropping_commits_raises_the_floor() -> None:
     """A base below the floor cannot be judged here any more."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))

@@ -99,7 +99,7 @@ def test_clock_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]
     assert begun(last).tick() == last + 1
 
 
-def test_the_safety_valve_only_counts() -> None:
+def test_clock_that_ignores_the_wall_only_counts() -> None:
     clock = begun(pack(5), follows_wall=False)
     at(clock, 1_000_000)
     assert clock.tick() == pack(5) + 1
@@ -176,7 +176,7 @@ def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", [0, -3_600_000, 3_600_000])
-def test_age_follows_most_wall_clocks_and_not_a_wrong_one(wrong_ms: int) -> None:
+def test_age_of_a_clock_is_measured_by_most_voters_walls(wrong_ms: int) -> None:
     start = 1_700_000_000_000
     clock = Clock(Settings(), Now(0.0, start + wrong_ms))
     clock.hear_walls([start, start])

@@ -25,7 +25,7 @@ def test_conflicts_are_counted_by_the_kind_of_their_key() -> None:
     assert other_counts(counts) == {"given_up": 3}
 
 
-def test_the_names_counted_are_bounded() -> None:
+def test_conflict_counts_have_a_bounded_number_of_names() -> None:
     counts: Counter[str] = Counter()
     for number in range(counted.OBJECTS_MAX + 500):
         note_conflict(counts, AccessSet(), b"t:%d\0" % number)

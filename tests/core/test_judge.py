@@ -391,7 +391,7 @@ def test_five_voters_are_misled_by_a_leader_that_has_forgotten_its_own_begin() -
 
 
 @pytest.mark.parametrize("voters", range(1, 10))
-def test_exclusion_changes_a_verdict_only_if_a_voter_may_be_excluded(voters: int) -> None:
+def test_exclusion_of_j6_changes_a_verdict_only_with_five_voters_or_more(voters: int) -> None:
     """Without J6's exclusion the verdict is the same, for answers that hold X, or are blocked."""
     leader, others = NAMES[0], NAMES[1:voters]
     given = [VoterAnswer(Standing.HELD), BLOCKED_BY_Y, BLOCKED_BY_C, VoterAnswer(Standing.BLOCKED)]
@@ -458,7 +458,9 @@ CLAUSES: list[tuple[str, int, dict[str, VoterAnswer], Verdict]] = [
 @pytest.mark.parametrize(
     ("voters", "answers", "verdict"), [one[1:] for one in CLAUSES], ids=[one[0] for one in CLAUSES]
 )
-def test_each_clause_gives_its_verdict(voters: int, answers: dict[str, VoterAnswer], verdict: Verdict) -> None:
+def test_judge_returns_the_verdict_of_each_clause(
+    voters: int, answers: dict[str, VoterAnswer], verdict: Verdict
+) -> None:
     """The rows of the table in docs/protocol.md."""
     assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
 

@@ -104,7 +104,7 @@ def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:
         assert place.disk.seen.rows[BIG]
 
 
-def test_a_long_body_is_encoded_as_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_body_has_the_same_bytes_as_by_the_encoder_for_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [txn(7, bytes(size)).body for size in (3, 100, 300, 70_000)]
     monkeypatch.setattr(transaction_form, "LONG_BYTES", 1)
     assert [txn(7, bytes(size)).body for size in (3, 100, 300, 70_000)] == whole
@@ -365,7 +365,7 @@ def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:
     assert place.core.state.votes.pending.transactions
 
 
-def test_a_crashed_leaders_pieces_do_not_stay() -> None:
+def test_pieces_of_a_crashed_leader_are_dropped() -> None:
     net = Net("ABC", settings=LARGE)
     net.kept = {Stored}
     net.ask("A", add("one", BIG))

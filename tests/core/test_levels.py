@@ -53,7 +53,7 @@ LEVELS: dict[int, dict[int, str]] = {
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
-def test_fields_of_an_earlier_level_are_still_written_first(level: int) -> None:
+def test_message_fields_of_each_earlier_level_come_first(level: int) -> None:
     """The fields of the older level come first, in its order; further fields are optional here."""
     for number, text in LEVELS[level].items():
         cls, readers = WIRE[number]

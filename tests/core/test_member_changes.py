@@ -232,7 +232,7 @@ def test_a_learner_answers_a_write_with_the_voters() -> None:
         assert list(refused.details["voters"]) == ["C", "A"]  # C can be reached
 
 
-def test_commits_of_a_removed_node_alone_are_not_waited_for() -> None:
+def test_gap_of_a_removed_node_is_dropped_until_a_peer_reports_the_entry() -> None:
     """A session may have seen the commit at the removed node alone; a node that reports it is still asked for it."""
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("c", (), token=Token({"A": 1}, CLOCK + 1))))

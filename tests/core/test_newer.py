@@ -102,7 +102,7 @@ def test_answer_of_a_late_voter_counts() -> None:
     assert told(net) == {1: False}
 
 
-def test_question_ends_where_no_majority_is_up() -> None:
+def test_question_about_every_key_answers_maybe_without_a_majority() -> None:
     net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.cut("A", "C")

@@ -249,7 +249,7 @@ def test_prepared_transactions_with_one_key_are_not_merged() -> None:
     assert isinstance(third, Answer)
 
 
-def test_a_rejected_group_is_led_one_by_one() -> None:
+def test_unblocked_command_of_a_rejected_group_commits_alone() -> None:
     """B and C hold a transaction of B on a key of the first: the second is committed, the first waits."""
     world = Trio()
     base = world.base("A")

@@ -68,7 +68,7 @@ def test_begin_carries_no_rollback_of_another_leader() -> None:
         assert theirs.txid in one.node.state.votes.pending
 
 
-def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
+def test_voter_accepts_the_rollbacks_in_a_recover() -> None:
     """Otherwise the earlier attempt would block this one, and no leader would end it."""
     one = One(ABC)
     first = transaction("A", 1)

@@ -93,7 +93,7 @@ def test_every_voter_gets_begin_at_once_where_leaders_have_met() -> None:
     assert len(begins(net)) == 1
 
 
-def test_keys_at_which_leaders_met_are_bounded() -> None:
+def test_number_of_contended_keys_is_bounded() -> None:
     contests = Contests()
     for number in range(2 * KEYS_MAX):
         contests.meet(b"%d" % number, 1.0)

@@ -133,7 +133,7 @@ def test_promise_names_an_accepted_abort(voter: Voter) -> None:
     assert voter.node.recovery._ended_against(other) == [orphan.txid]
 
 
-def test_vote_above_the_cut_of_a_copied_file_is_open_again() -> None:
+def test_held_vote_below_the_cut_of_a_copied_file_lowers_the_cut() -> None:
     """A node that was filled from a copy has the copy's cut, and may not close time over transactions that it holds."""
     held = make("A", 1)
     voter = Voter(votes=(Vote(held.txid, held, held=True),), cut=CLOCK + 50)
@@ -292,7 +292,7 @@ def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: V
 # -- revalidation, offers and open transactions --------------------------------------------------------------------
 
 
-def test_reader_in_a_span_conflicts_with_its_writer() -> None:
+def test_commit_that_read_in_a_span_conflicts_with_the_writer_of_the_span() -> None:
     span = (b"i:y\0", b"i:y\0\xff")
     window, reader = CommitWindow(), make("A", 1, b"i:y\0k")
     window.add(("A", 1), reader)

@@ -104,7 +104,7 @@ def test_rows_do_not_line_up_behind_a_change_that_waits_for_its_turn() -> None:
     assert queue.head(row, claim(AccessSet(), ("other",), SCHEMA, activates + 1, activates + 2)) == 1
 
 
-def test_change_that_waits_for_its_turn_waits_for_no_transaction_of_rows() -> None:
+def test_schema_change_at_its_turn_waits_for_schema_changes_only() -> None:
     queue, change, activates = paused_change()
     queue.became_pending(Txid(activates + 1, "B"), claim(ROW, ("row",), ROWS, activates + 1))
     assert list(queue.heads) == [1]
@@ -144,7 +144,7 @@ def test_changes_stay_behind_one_that_is_executed_in_a_worker() -> None:
     assert [one.stage for one in others] == [Stage.WAITING] * 2
 
 
-def test_changes_behind_one_that_was_executed_on_an_older_schema_go_first() -> None:
+def test_schema_change_executed_on_an_older_schema_lets_those_behind_it_go_first() -> None:
     """A change that takes long to be executed may be overtaken again and again by those of other leaders."""
     net, (first, second, third) = changes_at_a(3)
     coordinator = net.places["A"].core.coordinator

@@ -93,7 +93,7 @@ def behind() -> Behind:
     return Behind()
 
 
-def test_catching_up_keeps_little_in_memory(behind: Behind) -> None:
+def test_node_that_catches_up_remembers_at_most_a_page_of_entries(behind: Behind) -> None:
     behind.are_ahead()
     behind.wait()
     for page in pages():

@@ -51,7 +51,7 @@ def test_read_that_arrives_after_a_question_is_not_answered_by_it() -> None:
     assert net.told("A") == {"of x": "read", "of y": "A1"}
 
 
-def test_one_read_in_the_way_of_a_commit_does_not_spoil_the_others() -> None:
+def test_shared_question_repeats_only_the_read_that_conflicts() -> None:
     """A has not heard of B's commit to y, so further questions divide the voter's answer."""
     net = Net("ABC")
     net.cut("A", "B")

@@ -75,7 +75,7 @@ def test_commands_of_different_isolation_do_not_share_a_transaction() -> None:
     assert value(net, "A", "x") == 4
 
 
-def test_a_transaction_has_only_so_many_commands() -> None:
+def test_transaction_has_at_most_group_max_commands() -> None:
     """The next transaction takes the others."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(GROUP_MAX + 20)))

@@ -63,7 +63,7 @@ def test_commands_that_come_one_by_one_share_no_transaction() -> None:
     assert sorted(commands(net)) == [("c0",), ("c1",), ("c2",)]
 
 
-def test_conflict_of_one_joined_command_holds_only_that_one() -> None:
+def test_conflict_of_one_joined_command_does_not_delay_the_others() -> None:
     """A pending transaction of another leader blocks one of the commands; the others do not wait for it."""
     net = Net("ABC")
     hold(net, ROWS[1])
@@ -120,7 +120,7 @@ def test_rejected_group_makes_no_command_pause_longer() -> None:
     assert {one.rejections for one in in_flight} == {0}
 
 
-def test_groups_grow_again_from_one() -> None:
+def test_group_size_grows_from_one_with_each_commit() -> None:
     """A single command without a conflict raises the allowed size, too."""
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 1

@@ -194,7 +194,7 @@ def test_schema_statements_are_part_of_the_open_transaction(
     connection.commit()
 
 
-def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
+def test_foreign_keys_off_holds_during_schema_changes(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
     """A table with references to it is rebuilt, with and without an open transaction before the PRAGMA."""

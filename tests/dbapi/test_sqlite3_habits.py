@@ -310,7 +310,7 @@ def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
     assert len(lines) == len(set(lines)) == 2_503
 
 
-def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
+def test_blobopen_reads_a_blob_like_sqlite3(made: db.Connection) -> None:
     """Errors are sqlite3's own."""
     with made.blobopen("thing", "b", 1) as blob:
         assert (len(blob), blob.read(1), blob.tell(), blob[1], blob[-1], blob[:2]) == (
@@ -394,7 +394,7 @@ def test_registered_functions_raise_in_statements_that_need_them(
         connection.execute("SELECT unknown_one()")
 
 
-def test_like_tells_the_case_where_the_program_has_asked_for_it(url: str) -> None:
+def test_case_sensitive_like_pragma_applies_to_later_statements(url: str) -> None:
     """Pony and MLflow set the PRAGMA as soon as they have connected."""
     dialect = "sqlite+bedrockish://"
     engine = create_engine(f"{dialect}/{url}" if url.startswith("/") else url.replace("bedrockish://", dialect))
@@ -521,7 +521,7 @@ def test_uninitialized_connection_raises(url: str) -> None:
             connection.cursor(lambda _: 5)  # type: ignore[arg-type, return-value]
 
 
-def test_derived_connection_gets_the_arguments_of_connect(url: str) -> None:
+def test_connection_subclass_gets_the_arguments_of_connect(url: str) -> None:
     """As ``sqlite3.connect`` does, pass on the given arguments, by position and by name, and no others."""
     got: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 

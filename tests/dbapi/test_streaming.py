@@ -17,7 +17,7 @@ def cursor(connection: db.Connection) -> db.Cursor:
     return made
 
 
-def test_rows_come_as_they_are_fetched(cursor: db.Cursor) -> None:
+def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cursor) -> None:
     """By one, by many, all the rest, and by iteration; more than one batch of each."""
     count = 9000
     expected = [(number, f"{number:0200}") for number in range(1, count + 1)]

@@ -202,7 +202,7 @@ def test_ids_rise_in_the_order_of_the_rows(full: TestNode) -> None:
     assert full.rows("SELECT n FROM t WHERE id > 2 ORDER BY id") == [(1,), (1,), (2,), (2,), (3,), (4,), (5,)]
 
 
-def test_the_text_is_spliced(full: TestNode) -> None:
+def test_rewritten_insert_keeps_the_rest_of_its_text(full: TestNode) -> None:
     assert (
         rewritten(full, "insert  into t( name )values( ? ) -- mine")
         == "insert  into t( name, \"id\" )values( ?, bedrockish_id('t') ) -- mine"
@@ -225,7 +225,7 @@ def test_too_many_columns_are_left_to_sqlite(node: TestNode) -> None:
 # -- who gives what ----------------------------------------------------------------------------------------------------
 
 
-def test_stripes_of_nodes_are_disjoint_with_room_for_more_nodes() -> None:
+def test_each_node_has_its_own_stripe_of_ids() -> None:
     for count in (1, 3, 16, 17, 40):
         nodes = [f"n{number}" for number in range(count)]
         found = [stripe(node, nodes) for node in nodes]

@@ -45,7 +45,7 @@ def test_waiting_for_the_processor_uses_no_budget() -> None:
 
 
 @pytest.mark.parametrize("text", [LONG, "INSERT INTO t(v) " + LONG])
-def test_each_statement_is_timed_by_itself(make_node: MakeNode, text: str) -> None:
+def test_budget_counts_processor_time_and_not_the_wall_clock(make_node: MakeNode, text: str) -> None:
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")

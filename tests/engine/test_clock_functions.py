@@ -134,7 +134,7 @@ def test_any_tool_reads_the_file(one: TestNode) -> None:
     db.close()
 
 
-def test_an_explanation_asks_no_clock(one: TestNode) -> None:
+def test_clock_functions_are_refused_in_explanations(one: TestNode) -> None:
     one.engine.scope.tick = None
     with pytest.raises(UnsupportedError, match="streamed result or an explanation") as found:
         one.rows("SELECT transaction_id()")

@@ -102,7 +102,9 @@ def test_missing_row_counts_as_read(shop: TestNode) -> None:
         ("SELECT name FROM branch WHERE id = 1; UPDATE branch SET tax = 2 WHERE id = 2", TAKINGS, False),
     ],
 )  # fmt: skip
-def test_read_columns_conflict_only_with_their_changes(shop: TestNode, reader: str, writer: str, whether: bool) -> None:
+def test_read_by_column_conflicts_only_with_changes_of_its_columns(
+    shop: TestNode, reader: str, writer: str, whether: bool
+) -> None:
     assert meets(shop, reader, writer) == whether
 
 
@@ -144,6 +146,6 @@ def test_bulk_statement_writes_all_columns(shop: TestNode, monkeypatch: pytest.M
     assert not meets(shop, "SELECT name FROM branch WHERE id = 3", "UPDATE branch SET takings = 5")
 
 
-def test_under_snapshot_isolation_reads_count_for_nothing(shop: TestNode) -> None:
+def test_snapshot_isolation_leaves_reads_out_of_the_access_set(shop: TestNode) -> None:
     texts = (Statement("SELECT name FROM branch WHERE id = 1"), Statement("UPDATE customer SET name = 'x'"))
     assert not shop.engine.execute(Request("c", texts, isolation=SNAPSHOT)).access_set.read_points

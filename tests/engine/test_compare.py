@@ -300,7 +300,7 @@ def test_answer_that_is_not_a_digest_is_refused(wrong: dict[str, Any]) -> None:
         unpack_digest(packed | wrong)
 
 
-def test_a_key_with_another_number_of_columns_cannot_be_compared(three: Three) -> None:
+def test_digest_range_refuses_a_key_with_another_number_of_columns(three: Three) -> None:
     """The schema may have changed between the question and the answer."""
     db = apsw.Connection(str(three.paths["A"]), flags=apsw.SQLITE_OPEN_READONLY)
     found = digest_range(db, Range("t", after=(1, 2), limit=10))

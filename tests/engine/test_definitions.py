@@ -257,7 +257,7 @@ def test_schema_change_in_a_database_with_virtual_tables_describes_only_its_tabl
     assert not {f"t{number}" for number in range(50)} & set(described)
 
 
-def test_a_workspace_describes_nothing_that_the_writer_knows(node: TestNode, described: list[str]) -> None:
+def test_workspace_describes_only_tables_that_the_writer_does_not_know(node: TestNode, described: list[str]) -> None:
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
     node.save()
     described.clear()

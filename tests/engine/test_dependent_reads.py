@@ -93,7 +93,7 @@ def test_subqueries_read_only_the_keys_that_they_look_up(db: apsw.Connection, sq
     assert all(point.startswith(b"t:items\0") for point in points)
 
 
-def test_a_range_between_two_columns_of_a_row_has_both_ends(db: apsw.Connection) -> None:
+def test_between_two_columns_of_an_outer_row_reads_a_range_with_both_ends(db: apsw.Connection) -> None:
     sql = "SELECT i.id FROM orders o JOIN items i ON i.order_id BETWEEN o.customer AND o.id WHERE o.id = ?"
     low, high = index_prefix("by_order", [2], (Spec(),)), index_prefix("by_order", [20], (Spec(),)) + HIGH
     order = row_key("orders", 20)
@@ -156,7 +156,7 @@ def test_reads_include_the_intermediate_values_of_changed_rows(db: apsw.Connecti
     assert set(resolved.complete([change], [])[1]) >= entries("by_order", 10, 11, 20, 21)
 
 
-def test_a_query_that_fails_leaves_the_whole_object(db: apsw.Connection) -> None:
+def test_failed_auxiliary_query_counts_as_a_read_of_the_whole_index(db: apsw.Connection) -> None:
     def fails(_sql: str, _many: object) -> list[tuple[object, ...]]:
         raise apsw.InterruptError
 
@@ -329,7 +329,7 @@ def test_join_with_indexed_conditions_reads_up_to_the_last_match(db: apsw.Connec
     assert {high for _, high in reads(db, sql + " LIMIT 1")[1]} == {end}
 
 
-def test_conditions_on_a_second_joined_row_are_part_of_the_end(db: apsw.Connection) -> None:
+def test_loop_stop_includes_conditions_on_a_second_joined_row(db: apsw.Connection) -> None:
     """The auxiliary query renames a table; a table that already has that name has no effect."""
     db.execute("ALTER TABLE customers RENAME TO rp0")
     db.execute("ALTER TABLE orders RENAME TO r")

@@ -139,7 +139,7 @@ async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(d
     assert desk.node.rows("SELECT count(*) FROM plain") == [(1,)]
 
 
-async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
+async def test_statement_that_could_draw_random_ids_is_refused(desk: Desk, tmp_path: Path) -> None:
     """A statement that takes the highest id under another name, and rolls that back, gets the same id again."""
     work = TransactionWork(serializable=True)
     await desk.run(work, "ALTER TABLE t ADD COLUMN w")
@@ -165,7 +165,9 @@ async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
         ("INSERT INTO t VALUES (5, 'e')", "INSERT INTO t VALUES (5, 'f')"),
     ],
 )
-async def test_earlier_answers_must_still_hold(desk: Desk, before: str, between: str) -> None:
+async def test_schema_transaction_is_lost_if_an_earlier_answer_has_changed(
+    desk: Desk, before: str, between: str
+) -> None:
     """The check is made at the first schema statement, and again when the change comes into force."""
     late = TransactionWork(serializable=True)
     await desk.run(late, before)

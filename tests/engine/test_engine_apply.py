@@ -260,7 +260,7 @@ def test_change_that_does_not_fit_the_table_raises_damaged_error(pair: tuple[Tes
         leader.tick, leader.head = tick, head
 
 
-def test_a_rollback_clause_cannot_take_the_batch_away(pair: tuple[TestNode, TestNode]) -> None:
+def test_batch_is_written_again_after_a_rollback_clause(pair: tuple[TestNode, TestNode]) -> None:
     leader, _ = pair
     leader.save()
     leader.run("INSERT INTO parent VALUES (1, 'a', 0)")
@@ -598,7 +598,7 @@ def test_other_unique_keys_on_documents_are_accepted(make_node: MakeNode, sql: s
     node.run(sql)
 
 
-def test_row_check_survives_any_name_of_a_column(make_node: MakeNode) -> None:
+def test_stored_document_is_refused_with_any_column_name(make_node: MakeNode) -> None:
     node = make_node()
     node.run('CREATE TABLE "t?"("a?" TEXT, "g?" AS (json_array("a?")) STORED)')
     node.run("""INSERT INTO "t?"("a?") VALUES ('x')""")

@@ -23,7 +23,7 @@ def table(node: TestNode) -> TestNode:
     return node
 
 
-def test_executing_leaves_no_trace(table: TestNode) -> None:
+def test_executing_a_request_leaves_the_tables_unchanged(table: TestNode) -> None:
     before = table.tables()
 
     prepared = table.prepare("INSERT INTO t VALUES (3, 'three', 3)", "DELETE FROM t WHERE id = 1", "SELECT * FROM t")
@@ -62,7 +62,7 @@ def test_a_text_of_several_statements_runs_them_all(table: TestNode) -> None:
     assert table.rows("SELECT n FROM t ORDER BY id") == [(7,), (7,), (0,)]
 
 
-def test_reading_is_readonly(table: TestNode) -> None:
+def test_select_prepares_a_readonly_transaction_without_changes(table: TestNode) -> None:
     prepared = table.prepare("SELECT * FROM t")
 
     assert prepared.readonly

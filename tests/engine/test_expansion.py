@@ -66,7 +66,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_text_that_doubles_is_refused_at_once(node: TestNode, name: str) -> None:
+def test_views_that_double_with_each_level_are_refused_at_once(node: TestNode, name: str) -> None:
     *before, last = REFUSED[name]
     with at_most(2), pytest.raises(TooLargeError, match="written out"):  # noqa: PT012 - of some kinds an earlier one is refused
         for sql in before:
@@ -109,7 +109,7 @@ def test_text_that_expands_much_is_compiled_in_a_worker(make_node: MakeNode) -> 
     assert node.rows("SELECT x FROM v10 WHERE x > 7") == [(1_024,)]
 
 
-def test_sizes_follow_the_schema(node: TestNode) -> None:
+def test_expanded_size_changes_with_the_schema(node: TestNode) -> None:
     def size() -> int:
         return node.engine._executor.texts._guard.expansion.added("SELECT x FROM v8")
 
@@ -133,7 +133,7 @@ def test_names_are_found_in_any_spelling(mention: str) -> None:
     assert expansion.added("SELECT x FROM w") == 0
 
 
-def test_size_doubles_where_the_program_doubles() -> None:
+def test_computed_size_doubles_when_the_bytecode_doubles() -> None:
     """Twice the size is about twice the program, so a program that doubles has a size that doubles."""
     sizes, programs = [], []
     for count in (6, 8, 10):

@@ -78,7 +78,7 @@ def test_explain_advises_against_wide_reads(shop: TestNode) -> None:
     assert told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent WHERE c.rowid = 1")["advice"] == []
 
 
-def test_a_schema_statement_is_tried(shop: TestNode) -> None:
+def test_explain_reports_the_error_of_a_schema_statement(shop: TestNode) -> None:
     found = told(shop, "CREATE TABLE t(x)")
     assert (found["kind"], found["reads"], found["writes"], found["error"]) == ("schema", [], ["the schema"], "")
     assert told(shop, "CREATE UNIQUE INDEX one ON child(parent)")["error"] == ""

@@ -385,7 +385,7 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
         again.engine.close()
 
 
-def test_copies_have_no_part_of_a_build(node: TestNode, tmp_path: Path) -> None:
+def test_copies_of_the_file_have_no_part_of_a_running_build(node: TestNode, tmp_path: Path) -> None:
     filled(node, "plain", Changes(4, "plain"))
     entry = decide(node, INDEXES["several"])
     build = begin(node, entry)

@@ -76,7 +76,7 @@ def test_texts_that_are_not_unicode_have_keys() -> None:
     assert len({encode(text) for text in texts}) == len(texts)
 
 
-def test_a_whole_number_and_its_double_have_the_same_bytes() -> None:
+def test_integer_and_equal_float_have_the_same_key_bytes() -> None:
     """This holds in every encoding, because SQLite treats 1 and 1.0 as equal."""
     for number in (0, 1, 2, 7, 255, 10**9, 2**53 - 1, 2**53, 2**54, 2**62):
         assert encode(number) == encode(float(number)), number
@@ -97,7 +97,7 @@ def test_table_key_consists_of_object_and_rowid() -> None:
     assert keys == sorted(keys)
 
 
-def test_applied_affinity_equals_a_stored_column() -> None:
+def test_apply_affinity_returns_the_value_that_a_column_stores() -> None:
     types = {"A": "BLOB", "B": "TEXT", "C": "NUMERIC", "D": "INTEGER", "E": "REAL"}
     values = [None, 1, 1.0, 1.5, "1", " 1 ", "1.0", "1e3", "0x10", "abc", "9223372036854775808", b"1", 2**53 + 1, 1e300]
     for (letter, declared), value in itertools.product(types.items(), values):

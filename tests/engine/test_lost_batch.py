@@ -58,7 +58,7 @@ def test_entry_of_another_leader_survives_a_failed_read(node: TestNode) -> None:
     assert kept(node) == ([(1,), (2,)], [1, 2, 3])
 
 
-def test_an_empty_batch_is_begun_again(node: TestNode) -> None:
+def test_empty_batch_is_opened_again_after_a_failed_read(node: TestNode) -> None:
     """Otherwise the next entry would be in the file before a commit of the batch."""
     node.save()
     fail_a_read(node.engine)

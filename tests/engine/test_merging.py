@@ -64,7 +64,7 @@ def test_each_command_has_its_user() -> None:
     assert merge((asked("c0"), part(writes="a")), [other], lambda _, one: one, join).users == ("", "ann")
 
 
-def test_a_transaction_without_others_is_unchanged() -> None:
+def test_merging_leaves_a_lone_transaction_unchanged() -> None:
     alone = part(writes="a")
     assert merged(alone) is alone
     assert merged(alone, part(writes="a")) is alone

@@ -91,7 +91,7 @@ def test_change_returns_the_answers_of_its_statements(shop: TestNode) -> None:
         (["DELETE FROM item RETURNING name"], "UPDATE item SET name = 'z' WHERE id = 1", True),
     ],
 )
-def test_earlier_answers_must_still_hold_at_activation(
+def test_schema_change_fails_if_an_answer_differs_at_its_activation(
     shop: TestNode, statements: list[str], between: str, fails: bool
 ) -> None:
     entry = decide(shop, "ALTER TABLE migration ADD COLUMN more", *statements)
@@ -223,7 +223,7 @@ def test_schema_transaction_with_invalid_sql_is_refused(shop: TestNode) -> None:
         "🙂",
     ],
 )
-def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any) -> None:
+def test_literal_writes_exact_values_into_the_text(shop: TestNode, value: Any) -> None:
     sql = literal("SELECT 1-?1, ?, typeof(:a), '?' -- ?\n, :a", (value, "b", value))
     (row,) = shop.rows(sql)
     assert (row[1], row[4]) == ("b", value)
@@ -279,13 +279,13 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("statements", DRAWS.values(), ids=DRAWS)
-def test_no_id_is_drawn(shop: TestNode, statements: list[str]) -> None:
+def test_statement_that_could_draw_random_ids_is_refused(shop: TestNode, statements: list[str]) -> None:
     """If the highest id is taken, SQLite draws random ids: each node drew others, and their tables differed."""
     with pytest.raises(UnsupportedError, match="draw ids at random"):
         shop.prepare("CREATE TABLE big(id INTEGER PRIMARY KEY, x UNIQUE)", *statements)
 
 
-def test_no_id_is_drawn_at_the_cut(shop: TestNode, tmp_path: Path) -> None:
+def test_schema_change_that_would_draw_random_ids_at_its_activation_fails(shop: TestNode, tmp_path: Path) -> None:
     """If the highest id is taken after the trial, the change fails on all nodes alike."""
     entry = decide(shop, "ALTER TABLE item ADD COLUMN w", "INSERT INTO item(name) VALUES ('x'), ('y')")
     shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")

@@ -251,7 +251,7 @@ def test_large_overlay_is_spilled_to_disk(bench: Bench, tmp_path: Path, monkeypa
     plain.close()
 
 
-def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_ends_only_the_statement_in_a_workspace(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is SQLite's own, and the workspace can be used again."""
     monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", 0)
 

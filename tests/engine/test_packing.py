@@ -165,7 +165,7 @@ def test_packs_are_readable_only_through_the_journal(old: TestNode, sql: str) ->
         "DROP TABLE main.bedrockish_journal",
     ],
 )
-def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
+def test_writes_to_the_journal_are_refused_as_system_tables(node: TestNode, sql: str) -> None:
     """On a node's connections the journal is a view; errors about it must not depend on that."""
     with pytest.raises(UnsupportedError, match=r"belongs? to the database itself"):
         node.run(sql)

@@ -75,5 +75,5 @@ def test_foreign_keys_may_be_deferred_for_one_request(family: TestNode) -> None:
         ("", False),
     ],
 )
-def test_which_pragmas_are_replicated(sql: str, is_one: bool) -> None:
+def test_pragma_is_replicated_only_if_it_sets_a_number_of_the_file(sql: str, is_one: bool) -> None:
     assert is_replicated(sql) is is_one

@@ -109,7 +109,7 @@ def test_an_empty_range_reads_nothing(db: apsw.Connection) -> None:
     assert reads(db, "SELECT * FROM accounts WHERE id BETWEEN ? AND ?", 9, 3) == ([], [])
 
 
-def test_each_value_of_an_in_list_is_a_read_of_its_own(db: apsw.Connection) -> None:
+def test_each_value_of_an_in_list_is_read_as_its_own_key(db: apsw.Connection) -> None:
     points, ranges = reads(db, "SELECT * FROM accounts WHERE id IN (?, ?, 3)", 1, 2)
     assert (sorted(points), ranges) == ([table_key("accounts", number) for number in (1, 2, 3)], [])
     points, ranges = reads(db, "SELECT * FROM accounts WHERE owner IN (?, 'bob')", "ann")
@@ -198,7 +198,7 @@ def test_foreign_keys_and_their_actions_are_left_to_the_rows(db: apsw.Connection
     assert object_range("t:children") in plan.bind_failed((4,))[1]
 
 
-def test_plan_distinguishes_reading_from_writing(db: apsw.Connection) -> None:
+def test_read_plan_is_readonly_for_queries_only(db: apsw.Connection) -> None:
     schema = read_schema(db)
     assert analyse(db, schema, "SELECT 1", 0).readonly
     assert analyse(db, schema, "SELECT * FROM accounts", 0).readonly

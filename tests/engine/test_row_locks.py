@@ -95,7 +95,7 @@ def test_released_row_can_be_taken_by_the_next_transaction(desk: Desk) -> None:
     assert desk.run(second, NEXT)[0][0] == [(1,)]
 
 
-def test_only_the_job_counts_as_read(desk: Desk) -> None:
+def test_skip_locked_reads_only_the_locked_job(desk: Desk) -> None:
     node = desk.node
     taken = node.prepare(TAKE).access_set
     assert key(1) in taken.read_points

@@ -105,7 +105,7 @@ def test_comparison_ends_before_it_uses_the_last_disk_space(node: TestNode, monk
     assert refill.fits_journal(node.path, plain)
 
 
-def test_a_copy_is_of_one_moment_and_can_be_ended(
+def test_copy_shows_one_moment_and_can_be_stopped(
     node: TestNode, make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node commits between the steps of the copy. SQLite's own backup would begin again after each commit."""

@@ -237,7 +237,7 @@ def test_late_build_is_finished_or_given_up(
     search(node)
 
 
-def test_copies_have_no_part_of_a_build(node: TestNode, tmp_path: Path) -> None:
+def test_copies_of_the_file_have_no_part_of_a_running_build(node: TestNode, tmp_path: Path) -> None:
     ready(node)
     node.save()
     before = digest(node.path)

@@ -23,5 +23,5 @@ def test_changed_rows_without_keys_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", sorted(WITNESSES))
-def test_witnesses_of_past_mistakes_are_sound(name: str) -> None:
+def test_statements_with_past_soundness_mistakes_are_analysed_soundly(name: str) -> None:
     examine(WITNESSES[name], Tally())

@@ -208,7 +208,7 @@ def test_every_line_of_the_page_is_run() -> None:
         assert any(line.startswith(begin) for line in lines), begin
 
 
-def test_ids_are_those_of_the_page(pair: tuple[TestNode, TestNode]) -> None:
+def test_assigned_ids_are_those_of_the_sql_page(pair: tuple[TestNode, TestNode]) -> None:
     first, _ = pair
     ids = [first.run("INSERT INTO a(x) VALUES (1)")[0].lastrowid for _ in range(3)]
     assert ids == [1, 17, 33]

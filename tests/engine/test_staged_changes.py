@@ -341,7 +341,7 @@ def test_few_changes_and_those_of_tables_without_rowid_or_with_other_columns_are
     assert unpacked(node, encode_changes(few)) is None
 
 
-def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -> None:
+def test_staged_update_writes_only_changed_columns(pair: tuple[TestNode, TestNode]) -> None:
     """Otherwise every index would be written. An equal value that is not identical counts as another one."""
     node = pair[0]
     node.run("UPDATE item SET v = 0.0")

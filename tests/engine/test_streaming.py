@@ -28,7 +28,7 @@ def batches(desk: Desk, sql: str, *params: object) -> Batches:
     return Batches(interactive.readers.take(), piece, values, plan.lengths)
 
 
-def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -> None:
+def test_batches_have_all_rows_in_order_and_bounded_lengths(desk: Desk) -> None:
     """A batch is over when it has enough bytes, however long the last row is."""
     for count, size in ((1000, 1000), (10, BATCH_BYTES * 3), (1, 0), (0, 0)):
         rows, more, taken = [], True, batches(desk, MANY + " LIMIT ?", max(count, 1), size, count)

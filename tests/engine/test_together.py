@@ -84,7 +84,7 @@ def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
     assert prepared.shares == ()
 
 
-def test_text_counts_as_a_write_after_it_has_run(bank: TestNode) -> None:
+def test_only_writes_is_true_for_texts_that_have_run_as_plain_writes(bank: TestNode) -> None:
     """It must not be a query, set a setting, ask for its transaction's properties, or change the schema."""
     insert = "INSERT INTO account(id, owner, balance) VALUES (?, ?, 0)"
     assert not bank.engine.only_writes([ADD])

@@ -34,7 +34,7 @@ def texts(sql: str) -> list[str]:
         ),
     ],
 )
-def test_text_of_one_token_is_one_token(sql: str, kind: str) -> None:
+def test_tokenizer_returns_a_single_token_whole(sql: str, kind: str) -> None:
     (token,) = tokens(f" {sql} ")
     assert (token.kind, token.text, token.start, token.end) == (kind, sql, 1, 1 + len(sql))
 

@@ -132,7 +132,7 @@ def test_rows_of_vec1_are_replicated_and_found_exactly_or_nearly(pair: Pair, tmp
     check(pair, tmp_path)
 
 
-def test_model_is_a_value_and_no_query(pair: Pair) -> None:
+def test_vec1_model_from_a_query_is_refused(pair: Pair) -> None:
     """Each node would run the query, and ``vec1_train`` begins with random vectors."""
     pair.run(0, VEC1)
     pair.run(0, *[("INSERT INTO v(e, place, n) VALUES (?, 'a', 1)", (packed(n, 1),)) for n in range(40)])

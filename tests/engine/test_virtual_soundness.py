@@ -171,7 +171,7 @@ def test_every_change_that_alters_an_answer_meets_a_key(
     assert (found is not None) == broken, found
 
 
-def test_changes_elsewhere_do_not_meet_a_search(tmp_path: Path) -> None:
+def test_search_conflicts_only_with_changes_of_its_content_table(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db")
     node.run(*SCHEMA)
     node.run(*ROWS)

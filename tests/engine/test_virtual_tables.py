@@ -51,7 +51,7 @@ def test_index_follows_its_content_table_with_and_without_triggers(pair: Pair, t
 
 
 @pytest.mark.parametrize("count", [1, 30, 1_500])
-def test_index_follows_few_many_and_staged_rows(pair: Pair, count: int) -> None:
+def test_search_index_is_updated_by_few_many_and_staged_rows(pair: Pair, count: int) -> None:
     pair.run(0, DOCS, INDEX, *TRIGGERS)
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
     pair.run(0, f"{numbers} INSERT INTO docs SELECT i, 'alpha', 'beta' || i, 0 FROM n")
@@ -65,7 +65,7 @@ def test_index_follows_few_many_and_staged_rows(pair: Pair, count: int) -> None:
     assert pair.query("SELECT count(*) FROM found WHERE found MATCH 'gamma'") == [(0,)]
 
 
-def test_transaction_finds_its_own_rows_and_leaves_nothing_behind(pair: Pair) -> None:
+def test_search_in_a_transaction_finds_its_own_rows_until_it_is_rolled_back(pair: Pair) -> None:
     pair.run(0, DOCS, INDEX, *TRIGGERS)
     text = "INSERT INTO docs(title) VALUES ('alpha')"
     assert len(pair.run(0, text, "SELECT * FROM found WHERE found MATCH 'alpha'")[1]) == 1
@@ -196,7 +196,7 @@ def test_boxes_of_integers_and_polygons_are_replicated(pair: Pair) -> None:
     assert pair.query("SELECT id FROM spans WHERE high < 10") == [(1,)]
 
 
-def test_box_that_only_moves_to_another_node_is_not_changed(pair: Pair) -> None:
+def test_rtree_box_moved_by_a_split_is_not_captured_as_changed(pair: Pair) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE boxes USING rtree(id, x0, x1)")
     pair.run(0, "INSERT INTO boxes VALUES " + ", ".join(f"({i}, {i}, {i})" for i in range(1, 51)))
     prepared = pair.nodes[0].prepare(
@@ -295,7 +295,7 @@ def test_digest_detects_a_changed_row_of_a_virtual_table(pair: Pair) -> None:
         ("CREATE VIRTUAL TABLE r USING RTree(id, x0, x1, +name text DEFAULT (1, 2))", "", "rowid", True),
     ],
 )
-def test_definition_is_read_as_sqlite_reads_it(sql: str, content: str, rowid: str, owns: bool) -> None:
+def test_parsed_fts5_options_are_those_of_sqlite(sql: str, content: str, rowid: str, owns: bool) -> None:
     found = parse_virtual("f", sql)
     assert (found.content, found.content_rowid, found.owns_rows) == (content, rowid, owns)
 
@@ -320,7 +320,7 @@ def test_reads_of_virtual_tables_are_of_the_rows_behind_them(pair: Pair) -> None
     assert ranges("INSERT INTO other SELECT rowid FROM notes('x')") == notes
 
 
-def test_statement_that_failed_on_a_virtual_row_rests_on_it(pair: Pair) -> None:
+def test_failed_insert_into_a_virtual_table_rests_on_a_read_of_that_table(pair: Pair) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE notes USING fts5(title)")
     pair.run(0, "INSERT INTO notes(rowid, title) VALUES (1, 'alpha')")
     with pytest.raises(ConstraintError) as caught:

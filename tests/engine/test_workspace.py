@@ -243,7 +243,7 @@ def test_worker_stopped_before_it_begins_does_not_begin(node: TestNode, workspac
     workspace.end()
 
 
-def test_a_statement_has_its_time(tmp_path: Path) -> None:
+def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_path: Path) -> None:
     """The limit interrupts a run-away with an error of its own, in loop and worker, for reads and for writes."""
     node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
     node.run("CREATE TABLE t(x)")

@@ -73,7 +73,7 @@ def test_the_rowid_is_taken_from_the_rowid_not_from_its_column() -> None:
     assert index_prefix("by_name", ["ann", 40, 9], NAME) in points
 
 
-def test_without_rowid_the_primary_key_is_the_place() -> None:
+def test_row_key_without_rowid_is_the_primary_key() -> None:
     keys = keys_of("CREATE TABLE w(a, b, c, PRIMARY KEY(b DESC, a)) WITHOUT ROWID; CREATE INDEX by_c ON w(c)")
     points, _ = keys.keys("w", None, None, None, (1, 2, 3))
     place = index_prefix("x", [2, 1], (Spec(descending=True), Spec()))[len(b"i:x\0") :]

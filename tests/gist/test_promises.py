@@ -204,7 +204,7 @@ def test_one_leader_may_commit_in_another_order_than_it_began() -> None:
     assert {"A1: COMMIT Andre[1, 0, 0, *, *]", "A2: COMMIT Alex[2, 0, 0, *, *]"} <= set(play.said)
 
 
-def test_others_replay_a_leaders_commits_in_its_order() -> None:
+def test_other_nodes_apply_a_leaders_commits_in_its_order() -> None:
     """Example 3: the order that a leader recorded is the order in which all others apply its commits."""
     play = Play("A0: BEGIN Alex writes foo", "A0: BEGIN Andre writes hello", "deliver A -> B C D", "deliver B C -> A")
     assert play("deliver A -> D Andre") == ["nothing is said"]
@@ -304,7 +304,7 @@ def test_commit_carries_the_vector_of_its_base() -> None:
     ]
 
 
-def test_losing_the_node_that_joined_two_halves_loses_no_order() -> None:
+def test_commits_of_both_halves_survive_the_loss_of_their_shared_node() -> None:
     """Comment: the halves share only C, and C goes down when they find each other again."""
     play = Play("cut A B - D E", "A0: BEGIN Alice writes x", "E0: BEGIN Eve writes y", "settle")
     play("A1: BEGIN Anna reads x writes x", "E1: BEGIN Ella reads y writes y", "settle")

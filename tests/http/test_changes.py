@@ -69,7 +69,7 @@ def test_filtered_feed_advances_its_cursor_past_skipped_changes(shop: Asker) -> 
     assert len(read(shop, "table=note&table=ITEM")[0]) == 9
 
 
-def test_a_long_poll_waits_for_the_first_and_no_longer(shop: Asker) -> None:
+def test_long_poll_returns_with_the_first_commit_or_at_its_limit(shop: Asker) -> None:
     after = read(shop)[1]["cursor"]
     assert read(shop, f"after={after}&wait=0.2")[0] == []
     shop.sql("INSERT INTO note VALUES ('later')")

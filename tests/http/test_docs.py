@@ -29,7 +29,7 @@ def test_every_path_option_and_status_is_on_the_page() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_the_commands_work(three: LocalCluster) -> None:
+def test_curl_commands_of_the_http_page_work(three: LocalCluster) -> None:
     """Run each command as printed, with the ports of a running cluster."""
     ports = {str(4001 + index): str(node.http_port) for index, node in enumerate(three.nodes)}
     answers = []

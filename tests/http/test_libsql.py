@@ -53,12 +53,12 @@ def left(node: Asker) -> str:
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-def test_each_version_is_announced(node: Asker) -> None:
+def test_supported_versions_of_libsql_answer_200_and_others_404(node: Asker) -> None:
     """Clients ask for versions before they choose; without Protobuf ``@libsql/client`` uses JSON."""
     assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 404, 404]
 
 
-def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
+def test_baton_continues_a_transaction_over_several_calls(node: Asker) -> None:
     """The baton joins the calls of a stream, and is valid once."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS held(x)"), execute("DELETE FROM held"), {"type": "close"})
     first = pipeline(node, execute("BEGIN"), execute("INSERT INTO held VALUES (1)"))
@@ -423,7 +423,7 @@ def test_abandoned_stream_is_rolled_back(node: Asker, left: str) -> None:
     assert rows(pipeline(node, execute("SELECT count(*) FROM left_open"), {"type": "close"})["results"][0]) == [["0"]]
 
 
-async def test_baton_of_a_cursor_is_good_before_its_last_line_leaves() -> None:
+async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:
     """A client that has read the last line may continue over another connection at once."""
     nothing: Any = None
     session: Any = SimpleNamespace(closed=False, close=lambda: None)

@@ -163,12 +163,12 @@ def test_a_foreign_name_is_refused_without_a_token(node: Asker) -> None:
         ("127.0.0.1.evil.example", False),
     ],
 )
-def test_names_without_dots_and_ip_addresses_are_near(host: str, near: bool) -> None:
+def test_hosts_without_dots_and_ip_addresses_are_allowed(host: str, near: bool) -> None:
     assert is_near(host, frozenset({"known.example"})) is near
 
 
 @cluster_test
-def test_a_node_leaves_in_order_with_open_connections(tmp_path: Path) -> None:
+def test_graceful_stop_succeeds_with_an_open_http_connection(tmp_path: Path) -> None:
     import http.client
 
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:

@@ -112,7 +112,7 @@ def test_every_call_can_return_rows_as_objects(node: Asker) -> None:
         assert (first["columns"], rows, last) == (["id", "name", "id", "id:2"], [{"row": row}], {"rows": 1})
 
 
-def test_names_of_objects_are_all_different() -> None:
+def test_duplicate_column_names_are_made_unique() -> None:
     assert unique_names(["a", "b"]) == ["a", "b"]
     assert unique_names(["a", "a", "a", "a:2"]) == ["a", "a:2", "a:3", "a:2:2"]
     assert len(set(unique_names(["c"] * 2000))) == 2000

@@ -189,7 +189,7 @@ def test_connections_of_one_address_leave_room_for_another(tmp_path: Path) -> No
         assert f"{GREEDY} has its share of connections" in cluster.nodes[0].log.read_text()
 
 
-def test_share_of_one_caller_ends_where_a_quarter_is_free() -> None:
+def test_one_caller_gets_at_most_three_quarters_of_the_memory() -> None:
     one = [0]
     while fits(500, sum(one), one[0]):
         one[0] += 1
@@ -202,7 +202,7 @@ def test_share_of_one_caller_ends_where_a_quarter_is_free() -> None:
     assert not has_room(1, ["a"], "b")
 
 
-def test_caller_is_a_user_or_else_an_address() -> None:
+def test_caller_of_a_request_is_its_user_or_else_its_address() -> None:
     owner = Owner("10.0.0.1")
     assert caller_of(owner, "") == caller_of(owner, "(http_token)") == "10.0.0.1"
     assert caller_of(owner, "client:ann") == caller_of(object(), "ann") != caller_of(owner, "bob")

@@ -55,7 +55,7 @@ def test_values_survive_json(node: Asker, what: object) -> None:
     assert value(node, "SELECT :x", {"x": what}) == what
 
 
-def test_truth_values_are_numbers_and_one_object_of_a_blob_is_a_blob(node: Asker) -> None:
+def test_json_parameters_accept_booleans_and_base64_blobs(node: Asker) -> None:
     assert value(node, "SELECT ?", True) == 1
     assert value(node, "SELECT ?", {"base64": base64.b64encode(b"abc").decode()}) == {"base64": "YWJj"}
 

@@ -8,7 +8,7 @@ from bedrockish.cli.status import print_status
 from tests.http.conftest import Asker
 
 
-def test_members_and_doubts_are_tables() -> None:
+def test_status_prints_members_and_transactions_in_doubt_as_tables() -> None:
     out = io.StringIO()
     doubt = {"txid": "B-1f", "leader": "B", "age_ms": 4100, "recovered_by": "A"}
     node = {"address": "h:1", "role": "voter", "up": True, "applied": {"A": 1}}

@@ -80,7 +80,7 @@ def test_access_set_survives_packing(access_set: AccessSet) -> None:
     assert sorted(again.write_ranges) == sorted(access_set.write_ranges)
 
 
-def test_an_object_is_an_interval_of_the_key_space() -> None:
+def test_object_range_contains_exactly_the_keys_of_a_table() -> None:
     low, high = object_range("t:account")
     assert low <= b"t:account\0\x15\x2a" < high
     assert not low <= b"t:accounts\0" < high

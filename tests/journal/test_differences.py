@@ -63,7 +63,7 @@ def test_altered_rows_are_named(tmp_path: Path, spoil: str, expected: list[tuple
     assert all(text in one.text for one, (_, _, text) in zip(found, expected, strict=True))
 
 
-def test_only_the_first_ones_are_returned(tmp_path: Path) -> None:
+def test_differences_returns_at_most_the_requested_number(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "UPDATE account SET owner = owner || '!'")
     (found,) = differences(path, make(tmp_path / "b.db"), 1)
     assert found == Difference("account", "1", "in the row 1 of account, owner is 'Ada!' and should be 'Ada'")

@@ -106,7 +106,7 @@ def test_the_orders_of_the_gist_are_exactly_the_valid_ones() -> None:
     assert ("A1", "C1", "A2", "B1", "D1", "B2") in orders
 
 
-def test_e2_without_e1_is_never_applied() -> None:
+def test_replay_never_applies_an_entry_before_an_earlier_tick() -> None:
     with pytest.raises(ReplayBlockedError) as caught:
         list(all_orders([*GIST, E2]))
     assert caught.value.blocked == [("E", 2)]
@@ -118,7 +118,7 @@ def test_e2_without_e1_is_never_applied() -> None:
     assert next_applicable([E2], {"E": 1}) == [E2]
 
 
-def test_every_order_of_the_gist_is_drawn_sooner_or_later() -> None:
+def test_random_replay_draws_every_valid_order() -> None:
     draw = Random(7).random
     drawn = {tuple(map(str, replay_order(GIST, draw))) for _ in range(600)}
     assert drawn == {tuple(map(str, order)) for order in all_orders(GIST)}

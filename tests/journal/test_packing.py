@@ -97,7 +97,7 @@ def test_packed_entries_have_their_bytes(world: World) -> None:
         assert [entry.tick for entry in read] == list(range(2, tick + 1))
 
 
-def test_readers_of_files_read_packs(world: World, tmp_path: Path) -> None:
+def test_verify_replay_and_feed_read_packed_files(world: World, tmp_path: Path) -> None:
     whole = digest(world.paths[1])
     for node in world.nodes.values():
         pack(node.db)
@@ -137,7 +137,7 @@ def place_of(pack: Pack) -> tuple[str, int]:
     return pack.leader, pack.last
 
 
-def test_the_feed_is_the_same(world: World) -> None:
+def test_packing_does_not_change_the_feed(world: World) -> None:
     db = world.nodes["A"].db
     with db:
         db.execute("INSERT OR REPLACE INTO bedrockish_meta VALUES ('safe', ?)", (EVER,))
@@ -319,7 +319,7 @@ def test_size_of_a_journal_is_exact_after_many_cuts(world: World) -> None:
     assert verify(world.paths).findings == []
 
 
-def test_the_size_counts_packs(world: World) -> None:
+def test_journal_size_includes_packs(world: World) -> None:
     db = world.nodes["A"].db
     entries, size, oldest = pruning.size(db)
     made = pack(db)

@@ -157,7 +157,7 @@ def test_digest_does_not_depend_on_the_physical_order_of_rows() -> None:
     assert not one.in_transaction
 
 
-def test_digest_distinguishes_values_that_print_alike() -> None:
+def test_digest_differs_for_equal_looking_values_of_other_types() -> None:
     values = ["1", "1.0", "'1'", "x'31'", "NULL", "''", "x''", "9e999", "-9e999", "9223372036854775807", "0", "0.5"]
     digests = {digest(database("CREATE TABLE t(a)", f"INSERT INTO t VALUES ({value})")) for value in values}
     assert len(digests) == len(values)
@@ -214,7 +214,7 @@ def test_odd_tables_have_digests(make: str, fill: str) -> None:
     assert digest(database(make, fill)) == digest(database(make, fill)) != digest(database(make))
 
 
-def test_tables_are_described() -> None:
+def test_user_tables_describes_rowids_keys_and_generated_columns() -> None:
     db = database(
         "CREATE TABLE a(id INTEGER PRIMARY KEY, rowid, g AS (id + 1), s AS (id + 2) STORED)",
         "CREATE TABLE b(x, y, PRIMARY KEY (y, x)) WITHOUT ROWID",

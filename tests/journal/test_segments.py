@@ -95,7 +95,7 @@ def test_segments_with_a_gap_are_refused(lived: Lived, tmp_path: Path) -> None:
     assert not (tmp_path / "no.db").exists()
 
 
-def test_segment_appends_a_continuation_or_nothing(lived: Lived, tmp_path: Path) -> None:
+def test_segment_takes_no_entry_if_one_breaks_the_chain(lived: Lived, tmp_path: Path) -> None:
     entries = list(scan(apsw.Connection(str(lived.path("B")))))
     segment = create(tmp_path / "journal-000001.db", {}, 0, b"x")
     segment.take([entries[0]], 5, ["void:A-1"], 0)
@@ -163,7 +163,7 @@ async def test_every_safe_moment_can_be_restored(lived: Lived, tmp_path: Path) -
     backup.close()
 
 
-async def test_entries_before_a_safe_one_are_taken_with_their_causes(tmp_path: Path) -> None:
+async def test_segment_includes_unsafe_entries_before_a_safe_one_with_their_bases(tmp_path: Path) -> None:
     """A timeline is not in the order of clocks: a safe entry may follow an unsafe one."""
     world = World(tmp_path, 8)
     world.begin()

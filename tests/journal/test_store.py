@@ -165,7 +165,7 @@ def test_reading_stops_at_the_limit_and_at_a_gap(db: apsw.Connection) -> None:
     assert [entry.tick for entry in store.read(db, "A", 5, 0)] == [5]
 
 
-def test_heads_cost_seeks_not_scans(db: apsw.Connection) -> None:
+def test_queries_for_heads_use_indexes_and_no_scans(db: apsw.Connection) -> None:
     """Each step of the plan is a search by an index; nothing walks over the journal."""
     plan = [
         str(row[3]) for query in (store._HEADS, store._APPLIED) for row in db.execute(f"EXPLAIN QUERY PLAN {query}")
@@ -176,7 +176,7 @@ def test_heads_cost_seeks_not_scans(db: apsw.Connection) -> None:
         assert not [step for step in plan if step.startswith("SCAN")]
 
 
-def test_the_same_place_command_or_transaction_cannot_be_taken_twice(db: apsw.Connection) -> None:
+def test_appending_a_place_or_transaction_twice_fails(db: apsw.Connection) -> None:
     a1 = make("A", 1, 10)
     fill(db, [a1])
     for entry in (make("A", 1, 11), make("A", 2, 10, a1.hash)):
@@ -284,7 +284,7 @@ def test_damaged_entry_ends_the_scan(db: apsw.Connection) -> None:
     assert store.read(db, "A", 3, 1 << 20) == entries[2:]
 
 
-def test_the_newest_entries_are_counted(db: apsw.Connection) -> None:
+def test_clock_before_keeps_the_newest_entries_by_number_and_bytes(db: apsw.Connection) -> None:
     """They are counted by number and by bytes; a second label does not count."""
     entries = [make("A", 1, 10)]
     for tick in range(2, 6):

@@ -37,7 +37,7 @@ def test_vector_survives_printing_and_parsing(vector: dict[str, int]) -> None:
     assert parse_vector(format_vector(vector, NODES), NODES) == vector
 
 
-def test_a_star_is_not_a_zero() -> None:
+def test_star_stands_for_a_missing_tick_and_not_for_zero() -> None:
     assert format_vector({"A": 4, "C": 0}, NODES) == "[4, *, 0]"
     assert parse_vector(" [4,*, 0]", NODES) == {"A": 4, "C": 0}
     assert canonical({"C": 0, "B": 2, "A": 1}) == {"A": 1, "B": 2}

@@ -344,7 +344,7 @@ def test_cut_tail_is_found_by_files_that_have_it(world: World) -> None:
     assert found.lacks == {"A": [("A", tick, tick)]}
 
 
-def test_quorums_follow_the_membership_in_force(tmp_path: Path) -> None:
+def test_verify_counts_quorums_by_the_membership_in_force(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     world.begin()
     changed = world.members("A", 1, ("A", "B", "C", "D"))

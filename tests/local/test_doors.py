@@ -50,7 +50,7 @@ def test_symbolic_link_is_followed(node: LocalNode, tmp_path: Path) -> None:
         assert db.read_here("SELECT 1", None, "session") is not None
 
 
-def test_environment_names_a_path(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bedrockish_url_may_be_a_path(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEDROCKISH_URL", str(node.database))
     with bedrockish.connect() as db:
         assert db.read_here("SELECT 1", None, "session") is not None
@@ -119,7 +119,7 @@ def test_dbapi_takes_a_path(node: LocalNode) -> None:
         dbapi.connect(node.directory / "nothing.sqlite")
 
 
-def test_url_with_a_file_that_is_not_served_uses_the_nodes(alone: LocalCluster, tmp_path: Path) -> None:
+def test_connection_uses_the_nodes_if_its_local_file_is_not_served(alone: LocalCluster, tmp_path: Path) -> None:
     with bedrockish.connect(alone.url(options=f"local={tmp_path}/A.sqlite")) as db:
         assert db.read_here("SELECT 1", None, "session") is None
         assert db.execute("SELECT 1").value() == 1

@@ -79,7 +79,7 @@ def test_transaction_runs_in_the_program_and_a_voter_commits_it(
         assert far.execute(f"SELECT a FROM {table} WHERE id = 1", read="strict").value() == 30
 
 
-def test_rows_at_a_learner_get_ids_of_a_voter(db: Connection, cluster: LocalCluster, table: str) -> None:
+def test_rows_inserted_at_a_learner_get_ids_from_a_voter(db: Connection, cluster: LocalCluster, table: str) -> None:
     with bedrockish.connect(cluster.url()) as far:
         for _ in range(3):
             with db.transaction() as tx:

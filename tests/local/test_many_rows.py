@@ -81,7 +81,7 @@ def test_statement_with_more_rows_than_a_lease_has_ids_leases_more(
     assert db.execute(f"SELECT count(*) FROM {table}").value() == rows + 2
 
 
-def test_values_of_many_rows_run_twice_at_most(
+def test_values_of_a_multi_row_insert_are_evaluated_at_most_twice(
     node: LocalNode, table: str, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time, the whole text is compiled again."""

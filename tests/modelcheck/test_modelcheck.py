@@ -184,7 +184,7 @@ def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
     assert report.exhausted
 
 
-def test_guided_scope_begins_with_its_prefix() -> None:
+def test_guided_scope_starts_in_the_state_after_its_prefix() -> None:
     """The submitted, given-up and suspected transactions of the prefix have happened, a broken link is new, and the
     dead are dead.
     """

@@ -18,7 +18,7 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
             end.close()
 
 
-async def test_all_available_bytes_are_read_before_they_are_handled(
+async def test_read_loop_reads_all_ready_links_between_before_and_after(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     seen: list[str] = []
@@ -45,7 +45,7 @@ async def test_all_available_bytes_are_read_before_they_are_handled(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_reader_that_another_one_removes_is_not_called(
+async def test_reader_removed_by_another_in_the_same_turn_is_not_called(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     called: list[int] = []

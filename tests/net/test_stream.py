@@ -203,7 +203,7 @@ async def test_cancelling_a_receive_loses_nothing(autojump_clock: trio.testing.M
         assert await b.receive() == b"two"
 
 
-async def test_drop_sends_the_reason_to_the_other_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_dropped_link_sends_its_reason_to_the_other_end(autojump_clock: trio.testing.MockClock) -> None:
     async with links() as (a, b):
         await trio.testing.wait_all_tasks_blocked()
         a.drop(Code.REFUSED, "enough of this")

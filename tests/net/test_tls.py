@@ -273,7 +273,7 @@ async def test_status_of_certificates_passes_over_a_link_that_broke(authority: t
             check_revoked(asked, frozenset())
 
 
-def test_a_list_of_revoked_certificates() -> None:
+def test_list_of_revoked_certificates_is_read_or_refused_with_its_line() -> None:
     text = "# those of last year\n0A:ff  # bob\nserial=1B\n\n"
     assert read_revoked(text) == {0xAFF, 0x1B}
     with pytest.raises(CertificateError, match="line 2 is not a serial number"):

@@ -34,7 +34,7 @@ def test_page_has_all_kinds_of_frames() -> None:
     assert [(int(number), name) for number, name in rows] == [(kind.value, kind.name) for kind in Kind]
 
 
-def test_the_numbers_are_the_defaults() -> None:
+def test_wire_page_has_the_default_limits() -> None:
     page, limits = PAGE.read_text(), Limits()
     for text in (
         f"at most {limits.hello_bytes_max // KIB} KiB until",

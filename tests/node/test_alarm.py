@@ -24,7 +24,7 @@ class Sleeper:
         self.alarm.look()
 
 
-async def test_alarm_rings_in_time_when_its_time_changes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_alarm_rings_at_the_newest_time_that_was_set(autojump_clock: trio.testing.MockClock) -> None:
     sleeper = Sleeper()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sleeper.alarm.run)
@@ -51,7 +51,7 @@ async def test_alarm_rings_in_time_when_its_time_changes(autojump_clock: trio.te
         nursery.cancel_scope.cancel()
 
 
-async def test_the_task_sleeps_on_while_the_time_moves(autojump_clock: trio.testing.MockClock) -> None:
+async def test_alarm_task_is_not_woken_when_its_time_moves(autojump_clock: trio.testing.MockClock) -> None:
     """Each wakeup of a task costs as much as a read."""
     sleeper, steps = Sleeper(), 0
 
@@ -74,7 +74,7 @@ async def test_the_task_sleeps_on_while_the_time_moves(autojump_clock: trio.test
         nursery.cancel_scope.cancel()
 
 
-async def test_ring_may_set_the_next_deadline(autojump_clock: trio.testing.MockClock) -> None:
+async def test_alarm_rings_again_at_a_deadline_set_while_it_rings(autojump_clock: trio.testing.MockClock) -> None:
     sleeper = Sleeper()
 
     def ring() -> None:

@@ -25,7 +25,9 @@ async def reached(gate: DurabilityGate, wanted: BatchStage) -> None:
             await trio.sleep(0.001)
 
 
-async def test_batch_lingers_until_an_answer_shares_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_without_answers_stays_open_until_an_answer_needs_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
     gate, answers = runtime.gate, list[Answer | BedrockishError]()

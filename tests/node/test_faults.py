@@ -204,7 +204,7 @@ async def test_failing_callback_of_a_caller_does_not_stop_other_answers(runtime:
     assert [type(one) for one in told] == [Answer]
 
 
-async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clock: MockClock) -> None:
+async def test_failed_background_task_restarts_after_pauses_that_double(autojump_clock: MockClock) -> None:
     faults, began = Faults(Counter(), never), list[float]()
 
     async def task() -> None:

@@ -64,7 +64,7 @@ def test_group_wait_is_a_bounded_share_of_the_commit_time(commit_s: float, longe
     assert scene.timer.is_due(1)
 
 
-def test_answers_to_others_do_not_extend_the_wait() -> None:
+def test_later_answers_do_not_extend_the_wait_of_a_group() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(5, 0)

@@ -47,7 +47,7 @@ async def core_says(node: Node, asked: dict[str, Any], **others: Any) -> bytes:
     return answer.results
 
 
-async def test_lookup_has_the_bytes_of_the_core(
+async def test_direct_lookup_returns_the_same_bytes_as_the_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: list[bytes]
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

@@ -247,7 +247,9 @@ async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
         assert not decode_results((await runtime.submit(request("PRAGMA foreign_key_check", "look"))).results)[0].rows
 
 
-async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_keeps_its_snapshot_if_its_reads_are_overwritten_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A later commit may overwrite earlier reads in that time, and then a newer snapshot would contradict them."""
     monkeypatch.setattr(manager, "AGAIN_S", 30.0)  # a read that takes long is not repeated, and waits for no snapshot
     async with running(tmp_path, monkeypatch) as (runtime, disk):

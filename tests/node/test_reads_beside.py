@@ -375,7 +375,7 @@ async def test_snapshot_beside_the_writer_shows_only_a_completely_known_batch(
     engine.close()
 
 
-def test_queue_sifts_items_and_keeps_the_order_of_the_rest() -> None:
+def test_fair_queue_removes_chosen_items_and_keeps_the_order_of_the_rest() -> None:
     queue: FairQueue[int] = FairQueue()
     for owner, item in (("a", 1), ("a", 2), ("b", 3), ("a", 4), ("c", 6)):
         queue.put(owner, item)

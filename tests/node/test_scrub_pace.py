@@ -12,7 +12,7 @@ from bedrockish.node.repair.scrubber import FIRST_S, REST, Pace, Scrubber
 from tests.node.test_durability import open_runtime
 
 
-async def test_scrub_rests_for_its_rows_and_for_its_time(autojump_clock: MockClock) -> None:
+async def test_scrub_pauses_in_proportion_to_rows_and_to_time(autojump_clock: MockClock) -> None:
     """2,000 empty tables kept each node busy with half a processor: only rows were counted."""
     pace = Pace(500)
     began = trio.current_time()

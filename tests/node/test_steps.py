@@ -33,7 +33,7 @@ def counting(seen: list[str], waits: int) -> steps.Steps[int]:
     return total
 
 
-async def test_steps_that_wait_for_nothing_are_done_at_once() -> None:
+async def test_coroutine_without_waits_runs_at_once_without_a_task() -> None:
     seen: list[str] = []
     assert steps.begin(counting(seen, 0)) == 0
     assert seen == ["over"]

@@ -121,7 +121,7 @@ def test_undetected_fault_gives_status_1(monkeypatch: pytest.MonkeyPatch, capsys
     assert "| nothing | simulator | 2 worlds |" in capsys.readouterr().out
 
 
-def test_breach_without_the_fault_is_not_evidence(
+def test_law_broken_without_the_fault_counts_as_not_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run reports the broken law and fails."""

@@ -78,7 +78,7 @@ def test_simulator_loses_only_as_many_files_as_can_be_replaced(voters: int) -> N
 
 
 @pytest.mark.parametrize("start", [1, pytest.param(13, marks=pytest.mark.slow)])
-def test_a_file_that_was_put_back_has_no_vote(start: int) -> None:
+def test_laws_hold_when_nodes_restart_on_older_files(start: int) -> None:
     """These worlds do little else, and clients write at the node with the older file, so that the file grows."""
     put_back = 0
     for seed in range(start, start + 12):
@@ -111,7 +111,7 @@ def test_lost_file_may_lose_a_place_but_not_its_transaction() -> None:
 
 
 @pytest.mark.parametrize("start", [1, pytest.param(7, marks=pytest.mark.slow)])
-def test_worlds_with_mostly_late_begins_come_to_rest(start: int) -> None:
+def test_laws_hold_when_most_begins_are_too_late(start: int) -> None:
     """The closing lag is half the delay of a BEGIN, until all machines are fast enough at the end."""
     assert Options(0).pace_at_rest == 1.0
     for seed in range(start, start + 6):

@@ -17,7 +17,7 @@ from tests.spark.make_journals import make_journals
 from tests.spark.worlds import World, honest, touching
 
 
-def test_row_without_a_place_is_outside_all_limits() -> None:
+def test_row_without_leader_or_clock_is_outside_limits_on_them() -> None:
     limits = Limits(frozenset("A"), (3, HIGHEST))
     assert limits.meet("A", 3)
     assert not limits.meet("A", 2)
@@ -72,7 +72,7 @@ def test_altered_ticks_do_not_make_an_endless_plan(tmp_path: Path, where: str) -
     assert sum(got.num_rows for piece in reader.partitions() for got in reader.read(piece)) == held
 
 
-def test_rows_outside_the_limits_are_left_out(path: Path) -> None:
+def test_reader_omits_rows_outside_its_limits(path: Path) -> None:
     clocks = clocks_of(path)
 
     def read(table: str, **options: str) -> list[dict[str, object]]:
@@ -110,7 +110,7 @@ def test_changes_of_other_tables_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_a_dataframe_is_of_one_moment(spark: SparkSession, tmp_path: Path) -> None:
+def test_dataframe_keeps_its_rows_when_its_file_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
     first = spark.read.format("bedrockish").load(str(path))

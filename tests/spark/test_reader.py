@@ -212,7 +212,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.text(), VALUES))
-def test_rows_survive_the_way_through_text(row: dict[str, Any]) -> None:
+def test_rows_are_equal_after_encoding_as_text(row: dict[str, Any]) -> None:
     text = row_text(tuple(row), tuple(row.values()))
     assert text is not None
     back = parse_row(text)

@@ -155,7 +155,7 @@ def test_audit_prints_its_report_and_nothing_else(tmp_path: Path, engine: str) -
     assert set(broken) == {"density", "causality"}
 
 
-def test_interrupt_of_duckdb_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_interrupted_duckdb_query_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """DuckDB raises a RuntimeError for Ctrl-C in a query, which looked like a bug."""
 
     def interrupted(*_: object) -> None:

@@ -74,7 +74,7 @@ def test_batches_are_causal_prefixes_that_hold_each_commit_once(world: World, fi
     assert sorted(read) == sorted(entries)
 
 
-def test_all_files_are_read_each_to_its_own_end(world: World, files: list[Path]) -> None:
+def test_stream_reads_each_file_to_its_own_end(world: World, files: list[Path]) -> None:
     reader = stream(files[0].parent, partition_rows="10")
     begin, end = offsets(reader, ReadAllAvailable())
     assert begin == {"A": {}, "B": {}, "C": {}, **OF}

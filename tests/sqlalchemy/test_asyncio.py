@@ -91,7 +91,7 @@ async def fails(make: async_sessionmaker[AsyncSession]) -> None:
         raise ZeroDivisionError
 
 
-def test_tasks_go_on_side_by_side(cluster: LocalCluster) -> None:
+def test_tasks_of_sqlalchemy_do_not_block_the_asyncio_loop(cluster: LocalCluster) -> None:
     """Many sessions at once, each in a task: the loop is never held."""
 
     async def work(engine: AsyncEngine) -> None:

@@ -48,7 +48,7 @@ def documented() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     return ours, plain, {word: int(number) for word, number in words}
 
 
-def test_figures_on_the_page_add_up() -> None:
+def test_excluded_sqlalchemy_tests_on_the_page_add_up() -> None:
     """The excluded tests are the documented ones, group by group, and none fails."""
     ours, plain, words = documented()
     total = re.search(r"^(\d+) tests pass with plain SQLite and are skipped here", PAGE, re.MULTILINE)

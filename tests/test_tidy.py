@@ -312,7 +312,7 @@ def allowed(path: Path, imported: str) -> bool:
     return verdict
 
 
-def test_imports_point_down() -> None:
+def test_imports_lead_only_to_packages_below() -> None:
     """Packages look only into those below them; the core and the byte formats do no input or output."""
     wrong = [f"{name(path)} imports {x}" for path in sources() for x in imports(path) if not allowed(path, x)]
     assert not wrong
@@ -465,7 +465,7 @@ def says_why(node: ast.ClassDef) -> bool:
     return re.search(r"^Why so large: \S", ast.get_docstring(node) or "", re.MULTILINE) is not None
 
 
-def test_large_classes_say_why() -> None:
+def test_large_class_has_a_why_so_large_paragraph() -> None:
     """A class has few methods and attributes, or a paragraph "Why so large:" in its docstring, and only then."""
     places = ("bedrockish/", "journal/", "net/", "tools/")
     classes = [
@@ -576,7 +576,7 @@ def test_prose_rules_recognise_their_examples() -> None:
     assert not [text for text in bad if any(pattern.search(text.split(". ")[1]) for pattern in RULES.values())]
 
 
-def test_tree_has_no_unfinished_marks() -> None:
+def test_sources_have_no_todo_markers() -> None:
     """The tree has no marker of unfinished work."""
     assert not [f"{name(p)}: {m[0]}" for p, text in texts() for m in UNFINISHED.finditer(text)]
 

@@ -332,14 +332,14 @@ def test_clients_of_the_benchmark_write_rows_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("work", list(WORKS))
-def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
+def test_bench_measures_plain_sqlite(work: str, tmp_path: Path) -> None:
     """Each kind of work commits on plain SQLite."""
     measured = measure_sqlite(tmp_path / "plain.sqlite", work, 0.05, warm_up_s=0.0)
     assert measured.commits > 0
     assert 0 < measured.p50_ms <= measured.p99_ms
 
 
-def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
+def test_bench_measures_the_engine_and_plain_sqlite(tmp_path: Path) -> None:
     """Every part has a figure, next to SQLite's figure where SQLite does the same."""
     figures = measure(tmp_path, 1, 0.002)
     assert len(figures) == 17
@@ -353,7 +353,7 @@ def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
     }
 
 
-def test_missing_mariadb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_names_the_missing_mariadb_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the packages to install, and no process is started."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(DemoError, match=r"needs mariadbd, mariadb-install-db, rsync.*apt-get install mariadb-server"):

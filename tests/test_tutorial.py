@@ -56,7 +56,7 @@ def install_modules(place: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", PAGES)
-def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
+def test_commands_of_the_tutorial_run(page: str, tmp_path: Path) -> None:
     """Three nodes, an application, a node killed under it and brought back."""
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -37,7 +37,7 @@ def test_a_password_may_be_in_a_file() -> None:
             parse_url(url)
 
 
-def test_no_mistake_prints_a_password() -> None:
+def test_url_errors_never_contain_the_password() -> None:
     assert hide_password("bedrockish://ann:secret@a:1/?read=x") == "bedrockish://ann:***@a:1/?read=x"
     for url in ("bedrokish://ann:secret@a", "bedrockish://ann:secret@a:x", "bedrockish://ann:secret@a/?x=1"):
         with pytest.raises(ConfigError) as caught:
@@ -90,7 +90,7 @@ def test_mistakes_in_a_url_are_named(url: str, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_further_nodes_may_be_options() -> None:
+def test_url_options_may_name_further_nodes() -> None:
     """The form that every parser of URLs takes: one host with a port, the others as options."""
     from urllib.parse import urlparse
 

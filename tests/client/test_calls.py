@@ -60,7 +60,7 @@ def test_an_integer_of_many_digits_is_refused() -> None:
         check_params([10**5000])
 
 
-def test_a_select_only_reads() -> None:
+def test_only_reads_is_true_for_a_select() -> None:
     assert only_reads(Request("c1", (Statement("SELECT 1"),)))
     assert not only_reads(Request("c1", (Statement("DELETE FROM t"),)))
 
@@ -75,7 +75,7 @@ class Timers:
         self.noted.append((after_ms, name, subject))
 
 
-def test_executing_request_keeps_its_whole_time() -> None:
+def test_executing_request_may_use_the_whole_timeout_of_its_client() -> None:
     """A client gives the first of several nodes only a part of its time; a node that executes the request keeps it
     longer.
     """

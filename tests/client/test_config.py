@@ -38,7 +38,7 @@ def test_flags_beat_environment_beats_file() -> None:
     assert (found.node, found.timings.heartbeat_ms, found.journal.journal_prune) == ("E", 70, False)
 
 
-def test_configuration_needs_no_file() -> None:
+def test_configuration_by_flags_and_environment_needs_no_file() -> None:
     flags = {"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "tls": "certs", "peers": "A=h:1, B=h:2"}
     found = build(flags=flags)
     assert isinstance(found, Config)

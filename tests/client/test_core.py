@@ -374,7 +374,7 @@ def test_calls_beyond_the_window_wait_for_a_place() -> None:
     assert len(w.sent) == IN_FLIGHT_MAX + 1
 
 
-def test_closing_answers_every_call() -> None:
+def test_closing_the_client_ends_every_open_call() -> None:
     w = wire()
     write = w.call()
     w.open()

@@ -23,7 +23,7 @@ def route(*addresses: Address) -> Route:
     return Route(parse_url("bedrockish://" + ",".join(map(str, addresses))), Backoff(), lambda: 0.5)
 
 
-def test_failed_node_is_tried_last() -> None:
+def test_client_tries_a_failed_node_last() -> None:
     this = route(A, B, C)
     assert this.next(0.0) == A
     this.leave()
@@ -176,7 +176,7 @@ async def test_nearest_prefers_the_first_node_to_answer() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_random_order_has_all_addresses() -> None:
+def test_random_order_of_nodes_has_all_addresses() -> None:
     target = parse_url("bedrockish://a,b,c,d,e,f,g,h/?choice=random")
     orders = {in_order(target, entry_of(target)) for _ in range(20)}
     assert len(orders) > 1

@@ -86,7 +86,7 @@ async def test_no_more_calls_are_taken_than_may_run_at_once() -> None:
     assert answered == set(range(1, 11))
 
 
-async def test_command_of_a_client_that_went_away_runs_to_its_end() -> None:
+async def test_command_of_a_disconnected_client_runs_to_its_end() -> None:
     release, ended = trio.Event(), trio.Event()
     node = ScriptedNode()
 
@@ -210,7 +210,7 @@ async def test_step_that_waits_does_not_delay_other_calls() -> None:
         assert decode_reply(await link.receive()).id == 1
 
 
-async def test_steps_that_take_long_together_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_a_long_read_take_turns_with_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node executes the steps of one read in place for a moment only; the others become tasks and take turns."""
     at_once = _AtOnce()
     monkeypatch.setattr(client_session, "AT_ONCE_S", -1.0)

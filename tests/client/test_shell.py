@@ -142,7 +142,7 @@ def test_prompt_takes_statements_of_several_lines_modes_and_errors(terminal: Ter
     assert list(db.execute("SELECT * FROM fruit")) == [("fig", 3)]
 
 
-def test_names_are_completed(terminal: Terminal) -> None:
+def test_shell_completes_names_of_tables_and_columns(terminal: Terminal) -> None:
     terminal.types("CREATE TABLE remarkable(curiosity);", "done")
     terminal.types(".mode plain")
     terminal.completes("INSERT INTO rema", "rkable")
@@ -180,7 +180,7 @@ def test_control_c_discards_typed_text(terminal: Terminal) -> None:
     assert terminal.leaves() == 0
 
 
-def test_control_c_ends_waiting(terminal: Terminal, db: Connection) -> None:
+def test_control_c_rolls_back_the_open_transaction(terminal: Terminal, db: Connection) -> None:
     db.execute("CREATE TABLE t(x)")
     terminal.types("BEGIN;", sign="begin>")
     terminal.types("INSERT INTO t VALUES (1);", "1 row changed", sign="begin>")
@@ -204,7 +204,7 @@ def test_shell_recalls_statements_of_an_earlier_session(terminal: Terminal, node
     assert again.leaves() == 0
 
 
-def test_scripts_have_dot_commands(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+def test_shell_scripts_may_contain_dot_commands(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     text = """
         CREATE TABLE a(id INTEGER PRIMARY KEY, b TEXT, c BLOB);
         CREATE INDEX a_b ON a(b);
@@ -294,7 +294,7 @@ def test_statements_that_need_a_transaction_open_one(node: LocalCluster, db: Con
     assert sorted(db.execute("SELECT * FROM t")) == [(2,), (3,)]
 
 
-def test_scripts_read_scripts(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+def test_shell_script_may_read_another_script(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     (tmp_path / "b.sql").write_text("CREATE TABLE t(x);\nINSERT INTO t VALUES (1);\nSELECT x + 1 FROM t;\n")
     assert script(node, f".read {tmp_path}/b.sql\nSELECT 'end';") == "2\nend\n"
     (tmp_path / "a.sql").write_text(f"SELECT 1;\n.read {tmp_path}/a.sql\n")

@@ -68,7 +68,7 @@ def on_terminal(*arguments: str, columns: int = 80) -> str:
     return said.decode().replace("\r\n", "\n")
 
 
-def test_parameters_are_bound(node: LocalCluster, db: Connection) -> None:
+def test_shell_parameters_are_bound_to_statements(node: LocalCluster, db: Connection) -> None:
     out = script(
         node,
         ".parameter init\n.parameter set :x \"'a; b'\"\n.parameter set @n 40+2\n.parameter list\n"
@@ -92,7 +92,7 @@ def test_output_once_is_for_one_result(node: LocalCluster, tmp_path: Path) -> No
     assert "no such column" in said
 
 
-def test_databases_names_the_node(node: LocalCluster) -> None:
+def test_dot_databases_prints_the_node(node: LocalCluster) -> None:
     assert script(node, ".databases") == "main: cluster bedrockish at node A r/w\n"
 
 

@@ -127,7 +127,7 @@ def test_escaping_of_control_characters_keeps_line_feeds_and_tabs() -> None:
     assert harmless("a\n\tb\x1b[0m") == "a\n\tb\\x1b[0m"
 
 
-def test_parameters_are_expressions_or_texts() -> None:
+def test_shell_parameter_is_an_expression_or_a_text() -> None:
     values = Parameters()
     assert values.bind("SELECT 1") is None
     values.set(":x", "5")

@@ -158,7 +158,7 @@ def test_client_sends_nothing_to_other_machines_without_tls(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_idle_client_answers_its_node() -> None:
+def test_idle_client_answers_pings() -> None:
     """An idle client answers the node's pings, so the node keeps the link beyond its limit for silence."""
     with serving() as url, connect(url) as client:
         links = dict(client._client._links)

@@ -60,7 +60,7 @@ def begun() -> tuple[Wire, int]:
     return w, link
 
 
-def test_all_steps_go_on_the_link_of_begin() -> None:
+def test_all_steps_of_a_transaction_use_the_link_of_its_begin() -> None:
     """The client may use another node for all other calls."""
     w, link = begun()
     other = w.call()

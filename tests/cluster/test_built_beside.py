@@ -142,7 +142,7 @@ def is_sound(node: LocalNode) -> bool:
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(slow: LocalCluster, kind: str) -> None:
+async def test_index_build_survives_kills_of_nodes(slow: LocalCluster, kind: str) -> None:
     cluster, (first, second, all_of_it) = slow, CHANGES[kind]
     await ready(cluster)
     async with open_client(cluster.url(0, options=PATIENT)) as client:

@@ -214,7 +214,7 @@ async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp
     assert found == [(number, number * 6_000_000) for number in (1, 2, 5)]
 
 
-async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_backup_of_another_cluster_is_not_continued(cluster: LocalCluster, tmp_path: Path) -> None:
     await ready(cluster)
     folder = tmp_path / "kept"
     told = command("backup", cluster.url(), tmp_path / "nowhere" / "one.db", status=2)

@@ -162,7 +162,7 @@ async def test_flipped_bit_in_an_unused_row_is_found_and_repaired(cluster: Local
     await judge(cluster, pids, "MARK-050-aaaa")
 
 
-async def test_the_same_bit_at_two_of_three_nodes_heals_from_the_third(cluster: LocalCluster) -> None:
+async def test_same_flipped_bit_at_two_of_three_nodes_is_repaired_from_the_third(cluster: LocalCluster) -> None:
     """Two of three nodes have the wrong row, but the journal proves the third right."""
     await fill(cluster)
     await damage(cluster, 1, 2)
@@ -191,7 +191,7 @@ async def test_leader_with_a_flipped_bit_does_not_spread_it(cluster: LocalCluste
     assert rows(cluster.nodes[0], "SELECT n FROM t WHERE id = 50") == [(1,)]
 
 
-async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
+async def test_damaged_one_of_two_nodes_repairs_itself_without_a_majority(tmp_path: Path) -> None:
     """Each node compares its tables with its own journal; the node whose tables differ fills itself again."""
     with local_cluster(tmp_path / "cluster", ("A", "B")) as cluster:
         await fill(cluster)
@@ -201,7 +201,7 @@ async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
         await judge(cluster, pids, "MARK-050-aaaa")
 
 
-async def test_single_node_heals_from_its_own_journal(tmp_path: Path) -> None:
+async def test_single_node_repairs_its_tables_from_its_own_journal(tmp_path: Path) -> None:
     """The scrub has no other node to compare with; on request the node compares its tables with its journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)

@@ -146,7 +146,7 @@ async def test_node_repairs_a_damaged_page_that_a_request_reads(
     await healed(cluster, pids)
 
 
-async def test_node_heals_a_damaged_page_that_an_order_of_an_operator_reads(tmp_path: Path) -> None:
+async def test_node_repairs_a_damaged_page_that_an_operators_command_reads(tmp_path: Path) -> None:
     settings = {"timings": {"conflict_window_ms": 2000}}
     with LocalCluster(tmp_path / "cluster", settings=settings).running() as cluster:
         await fill(cluster)
@@ -165,7 +165,7 @@ async def test_node_heals_a_damaged_page_that_an_order_of_an_operator_reads(tmp_
         await healed(cluster, pids)
 
 
-async def test_node_heals_a_damaged_page_that_a_commit_reads(cluster: LocalCluster) -> None:
+async def test_node_repairs_a_damaged_page_that_a_commit_reads(cluster: LocalCluster) -> None:
     """The commit of another leader changes a column of the damaged index."""
     await fill(cluster)
     await spoil_at_b(cluster, "t_v")
@@ -193,7 +193,7 @@ async def test_node_with_damaged_core_pages_exits_with_advice(cluster: LocalClus
         assert (await status_of(cluster, 1))["mode"] == "serving"
 
 
-async def test_single_node_heals_a_damaged_index_from_its_journal(tmp_path: Path) -> None:
+async def test_single_node_repairs_a_damaged_index_from_its_journal(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         node = cluster.nodes[0]
@@ -245,7 +245,7 @@ async def test_node_rebuilds_an_index_without_which_it_cannot_start(cluster: Loc
         assert rows(one, "SELECT n FROM t WHERE id = 3") == [(2,)]
 
 
-async def test_single_node_without_a_whole_journal_heals_a_damaged_index(tmp_path: Path) -> None:
+async def test_single_node_with_a_pruned_journal_repairs_a_damaged_index(tmp_path: Path) -> None:
     """Its journal no longer contains all rows, and no other node has them; its table still does."""
     settings = {"timings": {"conflict_window_ms": 2000}}
     with LocalCluster(tmp_path / "cluster", ("A",), settings=settings).running() as cluster:

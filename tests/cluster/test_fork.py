@@ -105,7 +105,7 @@ def alchemy(url: str) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize("door", [native, pooled, dbapi, alchemy])
-def test_parent_and_children_get_their_own_answers(url: str, door: Callable[[str], Iterator[Ask]]) -> None:
+def test_forked_children_and_their_parent_get_their_own_answers(url: str, door: Callable[[str], Iterator[Ask]]) -> None:
     doors = door(url)
     ask = next(doors)
     assert ask("SELECT ?", ("before",)) == "before"

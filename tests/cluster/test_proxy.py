@@ -57,7 +57,7 @@ async def line() -> AsyncIterator[tuple[Network, Listener, trio.SocketStream]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_arrive_and_are_answered() -> None:
+async def test_proxy_passes_messages_and_answers() -> None:
     async with line() as (_, listener, stream):
         await stream.send_all(said(1) + said(2))
         await listener.until([1, 2])

@@ -33,7 +33,7 @@ async def at_once(client: Client) -> list[int]:
 
 
 @pytest.mark.parametrize("take", [in_steps, at_once])
-async def test_each_job_is_handed_out_once(
+async def test_queue_hands_out_each_job_once(
     cluster: LocalCluster, take: Callable[[Client], Awaitable[list[int]]]
 ) -> None:
     await ready(cluster)

@@ -23,7 +23,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
         yield running
 
 
-async def test_strict_refusals_are_true(refusing: LocalCluster) -> None:
+async def test_strict_refusal_counts_all_acknowledged_commits(refusing: LocalCluster) -> None:
     """Commits acknowledged at B before A's request count: the value is free, the table exists."""
     await ready(refusing)
     assert not await trio.to_thread.run_sync(refuse, refusing.url(0), refusing.url(1))

@@ -87,7 +87,7 @@ def test_users_are_a_table_without_hashes(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalCluster, door: str) -> None:
+def test_every_interface_requires_the_role_that_a_statement_needs(cluster: LocalCluster, door: str) -> None:
     """A permitted user runs the same text first, so a cached plan does not bypass the check."""
     come = DOORS[door]
     for number, (role, (without, enough, sql)) in enumerate(KINDS.items()):
@@ -101,7 +101,7 @@ def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalClust
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
+def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
     """Una has a role for the table "item" alone: every door refuses other tables, also for texts compiled for other
     users.
     """

@@ -118,7 +118,7 @@ async def _history_and_dry_runs(cluster: LocalCluster) -> None:
     assert any("CREATE TABLE latest(x)" in statements for _, _, statements in told[1])
 
 
-async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) -> None:
+async def test_schema_change_of_a_killed_leader_is_in_force_everywhere_or_nowhere(cluster: LocalCluster) -> None:
     """Either every node or none has the change; later statements succeed."""
     await ready(cluster)
     async with open_client(cluster.url(1)) as client:

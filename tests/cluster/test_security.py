@@ -121,7 +121,7 @@ async def test_client_cannot_connect_as_a_peer(tls: LocalCluster, certs: Path) -
         await dial_link("127.0.0.1", node.port, Hello("B", "bedrockish", to="A"), ssl_context=context)
 
 
-def test_https_asks_for_a_password(tls: LocalCluster, certs: Path) -> None:
+def test_https_requires_a_password(tls: LocalCluster, certs: Path) -> None:
     context = ssl.create_default_context(cafile=str(certs / "ca.pem"))
     login = "Basic " + base64.b64encode(b"ann:s/e@cret").decode()
 
@@ -254,7 +254,7 @@ def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -
     trio.run(ready, tls)
 
 
-def test_a_wrong_password_is_one_line_at_every_face(plain: LocalCluster) -> None:
+def test_wrong_password_is_reported_in_one_line_by_every_interface(plain: LocalCluster) -> None:
     wrong = plain.url().replace(LOGIN, "ann:no@")
     assert refused(wrong) == "wrong user or password"
     with pytest.raises(bedrockish.dbapi.OperationalError, match=r"^wrong user or password$") as caught:

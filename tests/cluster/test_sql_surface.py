@@ -72,13 +72,13 @@ def test_statement_of_the_sql_page_has_its_documented_verdict(node: LocalCluster
     assert isinstance(caught.value, dbapi.NotSupportedError) or str(wanted)[:20] in str(caught.value)
 
 
-def test_each_pragma_of_sqlite_has_a_line() -> None:
+def test_sql_page_has_a_line_for_each_pragma_of_sqlite() -> None:
     with closing(apsw.Connection(":memory:")) as db:
         known = {str(name) for (name,) in db.execute("PRAGMA pragma_list")}
     assert {line.name.removeprefix("PRAGMA ") for line in PRAGMAS} == known
 
 
-def test_at_most_ten_lines_are_refusals_and_each_names_a_way_out() -> None:
+def test_sql_page_has_at_most_ten_refusals_each_with_an_alternative() -> None:
     refused = [line for line in LINES if line.verdict == REFUSED]
     assert len(refused) <= 10
     assert all(line.how for line in LINES if line.verdict != SAME)

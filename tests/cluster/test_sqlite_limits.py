@@ -100,7 +100,7 @@ async def back_up_and_restore(cluster: LocalCluster, place: Path) -> int:
     return backup.stat().st_size
 
 
-async def test_tables_at_the_limits_of_sqlite_live_a_whole_life(tmp_path: Path) -> None:
+async def test_tables_at_the_limits_of_sqlite_survive_all_operations(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await back_up_and_restore(cluster, tmp_path)

@@ -253,7 +253,7 @@ async def test_stream_of_a_paused_node_fails(alone: LocalCluster) -> None:
     await no_streams(alone, 0)
 
 
-def test_the_blocking_client_streams(alone: LocalCluster) -> None:
+def test_blocking_client_streams_a_result(alone: LocalCluster) -> None:
     """A stream is an iterator: it ends early, with its connection, and next to an open transaction."""
     trio.run(ready, alone)
     db = connect(alone.url())

@@ -100,7 +100,7 @@ async def write_on(client: Client) -> None:
         await client.execute(INSERT, ["others"])
 
 
-async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_others(tmp_path: Path) -> None:
+async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_all_nodes(tmp_path: Path) -> None:
     """A and B each acknowledge a commit while others are in progress; each kind of read at C must show both."""
     async with proxied_cluster(tmp_path / "nodes", "ABC", http=True) as cluster, AsyncExitStack() as stack:
         await ready(cluster)

@@ -156,7 +156,7 @@ def pipeline(url: str, *texts: str, baton: str | None = None) -> dict[str, Any]:
     return found
 
 
-def test_every_door_keeps_temporary_tables(tmp_path: Path) -> None:
+def test_every_interface_keeps_temporary_tables_for_its_session(tmp_path: Path) -> None:
     """The blocking client, the DB-API, SQLAlchemy, a stream of libSQL and a node's file: each has those of its own."""
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
         trio.run(ready, cluster)

@@ -63,7 +63,7 @@ def whose(cluster: LocalCluster, table: str = "came") -> dict[str, str | None]:
         return {str(key): user for key, user in db.execute(asked, (table,), read="strict")}
 
 
-def test_every_door_records_the_user(cluster: LocalCluster) -> None:
+def test_every_interface_records_the_author_of_a_change(cluster: LocalCluster) -> None:
     for number, (name, door) in enumerate(DOORS.items()):
         for user in PASSWORDS:
             door(caller(cluster, user, number % 3), f"INSERT INTO came(door) VALUES ('{name} {user}')")

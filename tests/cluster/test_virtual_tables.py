@@ -209,7 +209,7 @@ async def work_at_random(cluster: LocalCluster, index: int, done: list[int], eno
 
 
 @pytest.mark.parametrize("table", ["found_data", "docs", "notes_content"])
-async def test_node_with_a_damaged_page_heals(cluster: LocalCluster, table: str) -> None:
+async def test_node_with_virtual_tables_repairs_a_damaged_page(cluster: LocalCluster, table: str) -> None:
     await fill(cluster, 90)
     await level(cluster)
     await all_safe(cluster)

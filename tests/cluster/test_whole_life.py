@@ -302,7 +302,7 @@ async def customers(shop: Shop) -> AsyncIterator[None]:
         shop.stopping = True
 
 
-async def test_cluster_keeps_every_order_through_a_whole_life(
+async def test_cluster_loses_no_order_through_joins_kills_and_upgrades(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "last").mkdir()

@@ -122,7 +122,7 @@ async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> No
             assert "worker_runs" not in (await other.status())["counts"]
 
 
-async def test_long_statements_of_open_transactions_run_beside_others(cluster: LocalCluster) -> None:
+async def test_long_statements_of_open_transactions_block_no_other_request(cluster: LocalCluster) -> None:
     """They see their own writes and their snapshot, write, fail, and lose if a row that they have read has changed."""
     await ready(cluster)
     total = f"{LONG} SELECT sum(w.n) + 0 * max(i) FROM n, w WHERE w.id < 3"

@@ -65,7 +65,7 @@ def test_the_first_file_is_remembered_over_restarts() -> None:
     assert not known.refused
 
 
-def test_an_older_state_of_the_same_file_is_turned_away() -> None:
+def test_peer_refuses_an_older_state_of_a_known_file() -> None:
     """A file from a backup is refused: exactly while this process remembers, and roughly after its restart."""
     disk = Disk()
     known = disk.start()
@@ -136,7 +136,7 @@ def test_peer_that_reports_no_starts_is_judged_by_its_number_of_batches() -> Non
     assert why(known, "B", told("one", 1)) == OLDER_FILE
 
 
-def test_malformed_starts_are_ignored() -> None:
+def test_peer_ignores_malformed_starts_in_a_hello() -> None:
     """Malformed starts are ignored; the peer is judged by the rest."""
     for nonsense in (None, 7, "x", [1], [[b"1"]], [[b"1", True]], [["1", 1]], [[b"1", 1, 1]], {b"1": 1}):
         assert read_starts(nonsense) == []
@@ -198,7 +198,7 @@ def test_membership_overrides_the_memory_of_a_file() -> None:
     assert why(known, "B", told("one", 60), renewed) == AMNESIA
 
 
-def test_removed_member_is_forgotten() -> None:
+def test_peer_forgets_the_file_of_a_removed_member() -> None:
     """The name may return with another file after that."""
     disk = Disk()
     known = disk.start()

@@ -292,7 +292,7 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
     assert {command_key("one"), command_key("two")} <= begun[-1].access_set.write_points
 
 
-def test_ended_transaction_is_not_shared() -> None:
+def test_request_does_not_share_a_transaction_that_has_ended() -> None:
     """The time of the transaction is over, and its client got the answer that nothing was committed."""
     request_id = InFlight(1, add("one", "x"), 10.0)
     coordinator = Net("ABC").places["A"].core.coordinator

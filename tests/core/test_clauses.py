@@ -26,7 +26,7 @@ def named() -> Counter[str]:
     return found
 
 
-def test_each_clause_stands_once_in_the_code() -> None:
+def test_each_clause_of_the_protocol_is_named_once_in_the_code() -> None:
     """A clause without a line is a claim; a line without a clause is an undocumented rule."""
     clauses = told()
     assert len(clauses) > 40

@@ -134,7 +134,7 @@ def test_counting_from_the_greatest_heard_clock_stays_storable() -> None:
     assert FAR.clock < core.state.clock.ceiling < CLOCK_LIMIT
 
 
-def test_no_ballot_is_too_high_to_count_above_it() -> None:
+def test_recoverer_jumps_above_any_promised_ballot() -> None:
     """A peer claims to have promised an unreachably high ballot: the recoverer does not count there step by step."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))

@@ -334,7 +334,9 @@ SLOW = [(3, (1,), True), (4, (0,), False), (5, (1,), False)]
 
 
 @pytest.mark.parametrize(("voters", "leaders", "whole"), FAST)
-def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple[int, ...], *, whole: bool) -> None:
+def test_judge_never_contradicts_a_decision_that_may_have_been_made(
+    voters: int, leaders: tuple[int, ...], *, whole: bool
+) -> None:
     """With no rival, with one of another leader, and with one of X's own leader that it has given up."""
     model = Model(voters, leaders, whole=whole)
     assert {model.judged(world) for world in model.worlds()} >= {None, COMMIT}

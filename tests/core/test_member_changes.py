@@ -143,7 +143,7 @@ def test_pending_transaction_of_the_old_membership_ends_with_the_change() -> Non
     assert any(isinstance(message, Approve) for message in one.hear("A", Begin(new.body)))
 
 
-def test_links_follow_the_membership() -> None:
+def test_membership_change_sets_links_and_quorums() -> None:
     """The driver gets the change at once, and quorums are those of the new voters."""
     one = One(membership(0, "ABC"))
     effects = one.step(Received("A", commit(transaction("A", 1, change=membership(1, "ABCD")))))
@@ -423,7 +423,7 @@ def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
     assert all(node.state.clock.safe > pack(WALL + 1_000) for node in nodes.values())
 
 
-def test_amnesiac_node_revokes_its_closed() -> None:
+def test_amnesiac_node_withdraws_its_closed_time() -> None:
     """The node had reported it before it was accused. Results that depend on it stay, but no further ones follow."""
     one = One(membership(0, "ABC"))
     one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
@@ -436,7 +436,9 @@ def test_amnesiac_node_revokes_its_closed() -> None:
     ("needed", "checked", "goes_on"),
     [(0, 0, True), (0, KEEPS_BASE, False), (3, 2, False), (3, 3, True), (NEVER, 7, False)],
 )
-def test_transaction_goes_on_over_a_change_whose_rights_were_checked(needed: int, checked: int, goes_on: bool) -> None:
+def test_transaction_moves_past_a_user_change_only_if_its_rights_were_checked_after_it(
+    needed: int, checked: int, goes_on: bool
+) -> None:
     one = One(membership(0, "ABC"))
     state, change = one.node.state, Txid(7, "B")
     state.commit_window.add(

@@ -128,7 +128,7 @@ def test_harmless_or_forced_member_change_succeeds(roles: dict[str, bool], chang
     assert change_members(old, change, Facts(frozenset(alive))).version == old.version + 1
 
 
-def test_force_overrules_the_quorum() -> None:
+def test_forced_member_change_needs_no_quorum() -> None:
     """An operator may know better which nodes come back."""
     new = change_members(members(ABC), MemberChange("remove", "A", force=True), Facts(frozenset("AB")))
     assert new.voters == ["B", "C"]

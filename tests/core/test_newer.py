@@ -31,7 +31,7 @@ def test_one_voter_of_three_is_asked_when_nothing_is_newer() -> None:
     assert not net.places["A"].core.reading.questions
 
 
-def test_sole_voter_answers_itself() -> None:
+def test_sole_voter_confirms_a_question_about_every_key_alone() -> None:
     assert ask(Net("A"), 1) is False
 
 
@@ -71,7 +71,7 @@ def test_commit_that_has_not_arrived_may_be_newer() -> None:
     assert told(net) == {1: True}
 
 
-def test_own_pending_transaction_may_be_newer_without_a_question() -> None:
+def test_own_pending_transaction_answers_the_question_about_every_key_with_maybe() -> None:
     net = Net("ABC", settings=Settings())
     net.kept = {Begin}
     net.ask("A", add("given", "y"))

@@ -207,7 +207,7 @@ def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: 
     assert [found.other for found in recent.conflicts(made[0].access_set, {"A": 0})] == [made[0].txid]
 
 
-def test_few_newer_commits_are_found_by_their_ticks() -> None:
+def test_newer_than_finds_commits_by_their_ticks() -> None:
     recent = CommitWindow()
     for tick in range(1, commit_window.LATEST + 4):
         recent.add(("A", tick), transaction(tick, AccessSet()))

@@ -44,7 +44,7 @@ def test_session_refusal_rests_on_the_nodes_own_data() -> None:
     assert not any(isinstance(message, Check) for _, _, message in net.said)
 
 
-def test_true_strict_refusal_takes_one_round() -> None:
+def test_strict_refusal_takes_one_question_to_the_voters() -> None:
     """The table x is empty, and no node knows of a row."""
     net = Net("ABC")
     net.ask("A", take("take", STRICT))

@@ -266,7 +266,7 @@ def test_smallest_unapplied_clock_is_found_behind_the_first_entry(voter: Voter) 
 # -- pieces --------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_of_a_vote_stay(voter: Voter) -> None:
+def test_pieces_that_a_vote_names_are_not_dropped(voter: Voter) -> None:
     pieces, held = voter.state.pieces, make("A", 1)
     voter.state.votes.hold(held)
     pieces.saved |= {b"named": 5, b"free": 4}
@@ -355,7 +355,7 @@ def test_second_schema_change_waits_whatever_its_clock(voter: Voter) -> None:
     assert barrier.blocks(change, CLOCK + 1)
 
 
-def test_change_of_the_members_does_not_hold_back(voter: Voter) -> None:
+def test_membership_change_does_not_wait_for_a_reservation(voter: Voter) -> None:
     reservations = voter.node.coordinator.contention.reservations
     made = make("A", 1)
     reservations.held = Reservation(made.txid, 100, made.access_set)

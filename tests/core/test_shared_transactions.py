@@ -108,7 +108,7 @@ def test_deadline_of_the_last_command_ends_a_shared_transaction() -> None:
     assert len(journal(net)) == 1
 
 
-def test_rejected_group_stays_together() -> None:
+def test_commands_of_a_rejected_hot_row_group_stay_together() -> None:
     """A and B begin at the same time, each with two more commands behind. One group gives way, and stays a group."""
     net = Net("ABC")
     net.ask("C", add("first", "x"))

@@ -191,7 +191,7 @@ def _among_others(where: int) -> None:
     assert net.told("A")[old] != "A1"
 
 
-def test_the_same_command_twice_in_one_moment_happens_once() -> None:
+def test_command_submitted_twice_at_once_happens_once() -> None:
     net = Net("ABC")
     net.ask_together("A", add("twice", "x"), add("twice", "x"), add("once", "y"))
     net.run(1.0)

@@ -16,7 +16,7 @@ def count(connection: db.Connection, table: str) -> int:
     return found
 
 
-def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -> None:
+def test_closing_a_connection_rolls_back_and_ends_it(url: str, table: str, other: db.Connection) -> None:
     """Uncommitted changes are rolled back; afterwards every use raises; closing again is allowed."""
     connection = db.connect(url)
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
@@ -278,7 +278,9 @@ def test_commit_of_a_lost_transaction_raises_and_ends_the_transaction(
     assert count(other, table) == 1
 
 
-def test_snapshot_isolation_lets_reads_change(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_snapshot_isolation_commits_though_a_read_row_has_changed(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
     other.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 100)")
     connection.autocommit, connection.isolation = False, "snapshot"
     connection.execute(f"SELECT amount FROM {table} WHERE id = 1")

@@ -90,7 +90,7 @@ def test_parameters_by_position_and_by_name(connection: db.Connection) -> None:
     "value",
     [None, 0, -1, 2**63 - 1, -(2**63), 0.1, 1e308, -0.0, math.inf, "", "é\0日本🙂", "'", b"", b"\0\xff", "x" * 100_000],
 )
-def test_values_come_back_exactly(connection: db.Connection, value: object) -> None:
+def test_values_are_returned_exactly_as_stored(connection: db.Connection, value: object) -> None:
     (found,) = connection.execute("SELECT ?", (value,)).fetchone()
     assert type(found) is type(value)
     assert found == value
@@ -209,7 +209,7 @@ def test_setinputsizes_and_setoutputsize_are_accepted(connection: db.Connection)
     assert cursor.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_cursor_has_its_connection(connection: db.Connection) -> None:
+def test_cursor_has_the_attribute_connection(connection: db.Connection) -> None:
     assert connection.cursor().connection is connection
 
 
@@ -286,7 +286,7 @@ def test_executescript_rejects_an_unencodable_script_whole(
     assert connection.execute(f"SELECT count(*) FROM {table} WHERE id = 7").fetchone() == (0,)
 
 
-def test_row_factory_makes_the_rows(connection: db.Connection) -> None:
+def test_row_factory_is_called_for_each_row(connection: db.Connection) -> None:
     cursor = connection.cursor()
     connection.row_factory = db.Row
     row = connection.execute("SELECT 1 AS one, 2 AS Two").fetchone()
@@ -303,7 +303,7 @@ def test_row_factory_makes_the_rows(connection: db.Connection) -> None:
     assert cursor.execute("SELECT 5 AS five").fetchall() == [{"five": 5}]
 
 
-def test_text_factory_converts_texts(connection: db.Connection) -> None:
+def test_text_factory_is_called_for_each_text(connection: db.Connection) -> None:
     connection.text_factory = bytes
     assert connection.execute("SELECT 'é', 1").fetchone() == ("é".encode(), 1)
     connection.text_factory = lambda data: data.decode().upper()

@@ -124,7 +124,7 @@ def test_exceptions_form_the_tree_of_the_standard() -> None:
         assert cls.__mro__[1] is db.DatabaseError
 
 
-def test_connections_carry_the_exceptions(connection: db.Connection) -> None:
+def test_connection_has_the_exception_classes_as_attributes(connection: db.Connection) -> None:
     """Optional extension: the classes are attributes of connections, for code that has only those."""
     names = "Warning Error InterfaceError DatabaseError DataError OperationalError IntegrityError InternalError"
     for name in [*names.split(), "ProgrammingError", "NotSupportedError"]:

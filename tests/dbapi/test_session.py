@@ -63,14 +63,14 @@ def test_session_gives_up_after_its_tries() -> None:
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("late"), ConstraintError("UNIQUE")])
-def test_definite_failures_are_not_retried(failure: BedrockishError) -> None:
+def test_session_does_not_retry_definite_failures(failure: BedrockishError) -> None:
     one, link = session(failure, None)
     with pytest.raises(type(failure)):
         one.run("INSERT INTO t VALUES (1)", None, WRITE)
     assert len(link.begun) == 1
 
 
-def test_later_statement_is_never_repeated() -> None:
+def test_session_never_repeats_a_later_statement_of_a_transaction() -> None:
     one, link = session(None, None)
     one.run("INSERT INTO t VALUES (1)", None, WRITE)
     link.begun[0].failure = UnavailableError("gone")
@@ -95,7 +95,7 @@ def test_later_statement_is_never_repeated() -> None:
         ("", OTHER),
     ],
 )
-def test_kinds_of_statements_are_recognised(sql: str, kind: str) -> None:
+def test_dbapi_recognises_the_kinds_of_statements(sql: str, kind: str) -> None:
     assert kind_of(sql) == kind
     assert inserts(sql) is ("insert" in sql)
 

@@ -422,7 +422,7 @@ def test_a_transaction_that_is_run_again_repeats_its_settings(url: str, table: s
         assert one.execute(f"SELECT count(*) FROM {table} WHERE name LIKE 'b'").fetchone() == (0,)
 
 
-def test_none_removes_a_callback(connection: db.Connection) -> None:
+def test_setting_a_callback_to_none_removes_it(connection: db.Connection) -> None:
     """None means: no callback."""
     seen: list[str] = []
     connection.set_trace_callback(seen.append)

@@ -359,7 +359,7 @@ def test_reads_of_a_rewritten_insert_are_those_of_its_original_text(full: TestNo
         assert not [point for point in access_set.read_points if point.startswith(b"t:")]
 
 
-def test_errors_show_the_clients_text(full: TestNode) -> None:
+def test_error_for_a_rewritten_insert_shows_the_clients_text(full: TestNode) -> None:
     sql = "INSERT INTO t(name) VALUES ('one')"
     with pytest.raises(ConstraintError) as caught:
         full.run(sql)

@@ -17,7 +17,7 @@ def node(tmp_path: Path) -> TestNode:
     return made
 
 
-def test_reader_is_lent_again(node: TestNode) -> None:
+def test_background_reader_connection_is_reused(node: TestNode) -> None:
     """A new connection parses all definitions: a tenth of a second with some thousand tables."""
     background = node.engine.background
     with background.reader() as first:

@@ -125,7 +125,7 @@ def test_schema_cannot_depend_on_clock_functions(one: TestNode, sql: str) -> Non
         one.run(sql, "INSERT INTO u VALUES (1)") if "CHECK" in sql else one.run(sql)
 
 
-def test_any_tool_reads_the_file(one: TestNode) -> None:
+def test_sqlite_without_clock_functions_reads_the_file(one: TestNode) -> None:
     one.run("CREATE TABLE t(a, c DEFAULT (cluster_clock()))", "CREATE VIEW v AS SELECT clock_time(c) FROM t")
     one.run("INSERT INTO t(a) VALUES (1)")
     one.save()

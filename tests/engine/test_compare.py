@@ -242,7 +242,7 @@ async def test_a_change_of_the_schema_is_waited_for_and_a_definition_that_differ
     assert "t_v" in str(one)
 
 
-async def test_a_page_that_cannot_be_read_names_its_node(three: Three) -> None:
+async def test_unreadable_page_is_reported_with_its_node(three: Three) -> None:
     three.leader.run(*[f"INSERT INTO t VALUES ({1000 + i}, '{'x' * 300}', 0)" for i in range(300)])
     three.level()
     three.others["B"].checkpoint()

@@ -161,7 +161,7 @@ def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: in
     assert len(known.by_name) > 0
 
 
-def test_connections_share_table_facts(tmp_path: Path) -> None:
+def test_connections_share_descriptions_of_unchanged_tables(tmp_path: Path) -> None:
     one, other = apsw.Connection(str(tmp_path / "x.db")), apsw.Connection(str(tmp_path / "x.db"))
     one.execute("CREATE TABLE p(id INTEGER PRIMARY KEY); CREATE TABLE c(p REFERENCES p)")
     known, schema = Tables(one), read_schema(one)

@@ -200,7 +200,7 @@ async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
     desk.interactive.end(work)
 
 
-async def test_draft_keeps_its_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many statements before it, too many transactions, too much memory: each is refused, and leaves nothing."""
     work = TransactionWork(serializable=True)
     for _ in range(LOG_MAX + 1):

@@ -136,7 +136,7 @@ def pair(make_node: MakeNode) -> tuple[TestNode, TestNode]:
     return leader, follower
 
 
-def test_triggers_and_cascades_happen_once(pair: tuple[TestNode, TestNode]) -> None:
+def test_effects_of_triggers_and_cascades_are_applied_once(pair: tuple[TestNode, TestNode]) -> None:
     leader, follower = pair
     leader.run("INSERT INTO parent VALUES (1, 'a', 0), (2, 'b', 0)")
     leader.run("INSERT INTO child(k, n, parent) VALUES ('x', 1, 2)")

@@ -267,7 +267,7 @@ def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> No
     assert node.rows("SELECT count(*) FROM t") == [(53,)]
 
 
-def test_kill_keeps_flushed_commits(tmp_path: Path) -> None:
+def test_flushed_commits_survive_a_kill(tmp_path: Path) -> None:
     program = f"""
         import os, signal
         from pathlib import Path
@@ -304,7 +304,7 @@ def transaction(clock: int) -> Transaction:
     )
 
 
-def test_votes_come_back_as_they_were_when_saved(make_node: MakeNode) -> None:
+def test_votes_are_restored_as_they_were_saved(make_node: MakeNode) -> None:
     node = make_node()
     first, second = Vote(Txid(7, "B"), transaction(7), held=True), Vote(Txid(8, "B"), None, promised=1)
     node.engine.votes.save(first)

@@ -211,7 +211,7 @@ def test_an_old_sqlite_is_refused() -> None:
         check_version("3.51.2")
 
 
-def test_another_writer_is_kept_out(node: TestNode) -> None:
+def test_other_program_cannot_write_the_file_of_an_open_engine(node: TestNode) -> None:
     other = apsw.Connection(str(node.path))
     with pytest.raises(apsw.BusyError):
         other.execute("CREATE TABLE intruder(x)")

@@ -91,7 +91,7 @@ def test_row_that_differs_from_the_entry_is_named_and_no_row_applied(
     assert not follower.engine.batch.failed
 
 
-def test_missing_row_is_named(pair: Pair) -> None:
+def test_entry_that_updates_a_missing_row_is_refused_with_the_expected_row(pair: Pair) -> None:
     leader, follower = pair
     damage(follower, "DELETE FROM t WHERE id = 1")
     leader.run("UPDATE t SET n = 7 WHERE id = 1")
@@ -102,7 +102,7 @@ def test_missing_row_is_named(pair: Pair) -> None:
     assert caught.value.details["expected"]["name"] == "'one'"
 
 
-def test_surplus_row_is_named(pair: Pair) -> None:
+def test_entry_that_inserts_an_existing_row_is_refused_with_that_row(pair: Pair) -> None:
     leader, follower = pair
     damage(follower, "INSERT INTO t(id, name) VALUES (7, 'extra')")
     leader.run("INSERT INTO t(id, name) VALUES (7, 'seven')")

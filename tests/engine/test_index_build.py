@@ -272,7 +272,7 @@ def test_duplicate_removed_before_the_activation_does_not_fail_the_change(node: 
         f"DROP TABLE {STAND_IN}",
     ],
 )
-def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
+def test_wrong_result_of_an_online_build_is_discarded(node: TestNode, fault: str) -> None:
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     finish(node, begin(node, entry))

@@ -494,7 +494,7 @@ def test_or_rollback_ends_its_own_transaction_only(desk: Desk) -> None:
     assert desk.node.rows("SELECT v FROM account WHERE id IN (1, 3)") == [(10,), (77,)]
 
 
-def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> None:
+def test_snapshot_isolation_allows_write_skew_and_no_lost_update(desk: Desk) -> None:
     """The snapshot level allows write skew, but no lost update."""
     plain(desk)
     one, two = desk.begin(serializable=False), desk.begin(serializable=False)

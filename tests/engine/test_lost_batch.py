@@ -103,7 +103,7 @@ def test_second_disk_failure_stops_the_node_with_its_durable_state(
     assert kept(node) == ([], [1])
 
 
-def test_an_open_transaction_goes_on(tmp_path: Path) -> None:
+def test_open_transaction_continues_after_a_lost_batch(tmp_path: Path) -> None:
     """The transaction's rows are in memory, and are written again after the batch."""
     desk = Desk(tmp_path / "A.db")
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")

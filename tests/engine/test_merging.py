@@ -59,7 +59,7 @@ def test_merged_transaction_has_the_keys_changes_and_results_of_all() -> None:
     assert (found.base, found.schema, found.users) == (BASE, 3, ())
 
 
-def test_each_command_has_its_user() -> None:
+def test_merged_transaction_has_the_user_of_each_command() -> None:
     other = asked("c1", "ann"), lambda: part(writes="b")
     assert merge((asked("c0"), part(writes="a")), [other], lambda _, one: one, join).users == ("", "ann")
 
@@ -110,7 +110,7 @@ def test_transactions_of_another_kind_or_state_are_left_out(one: Prepared) -> No
         assert merged(one, part(writes="z")) is one
 
 
-def test_overtaken_transactions_are_not_merged() -> None:
+def test_merging_leaves_out_transactions_that_have_lost() -> None:
     """The first is returned as it is, because its program gets the conflict."""
     lost = {"c1"}
     parts = part(writes="a"), part(writes="b"), part(writes="d")
@@ -125,7 +125,7 @@ def test_merged_transaction_has_the_present_base() -> None:
     assert (names(found), found.base) == (["c1"], {"A": 8})
 
 
-def test_refused_transaction_is_not_merged() -> None:
+def test_merging_leaves_out_a_refused_transaction() -> None:
     def refuse() -> Prepared:
         raise UsageError("its base is not applied")
 

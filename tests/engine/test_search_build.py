@@ -173,7 +173,7 @@ def ready(node: TestNode) -> Build:
         f"DROP TABLE {STAND_IN}_data",
     ],
 )
-def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
+def test_wrong_result_of_an_online_build_is_discarded(node: TestNode, fault: str) -> None:
     build = ready(node)
     db = node.engine._db
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)

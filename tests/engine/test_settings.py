@@ -181,7 +181,7 @@ def test_recursive_triggers_are_not_switched_without_triggers(node: TestNode, mo
         "CREATE TABLE t(x); CREATE INDEX what ON t(like('a%', x))",
     ],
 )
-def test_like_in_a_definition_is_the_same_for_all(node: TestNode, definition: str) -> None:
+def test_case_sensitive_like_is_refused_if_a_used_definition_has_like(node: TestNode, definition: str) -> None:
     node.run(*definition.split("; "))
     node.run(with_settings("INSERT INTO t(x) VALUES ('ABC')", SENSITIVE))
     assert node.rows(with_settings("SELECT x FROM t", SENSITIVE)) == [("ABC",)]

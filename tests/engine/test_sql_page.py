@@ -220,7 +220,7 @@ def test_assigned_ids_are_those_of_the_sql_page(pair: tuple[TestNode, TestNode])
     assert first.rows("SELECT last_insert_rowid()") == [(0,)]
 
 
-def test_versions_are_schema_statements(pair: tuple[TestNode, TestNode]) -> None:
+def test_pragma_user_version_is_replicated_as_a_schema_statement(pair: tuple[TestNode, TestNode]) -> None:
     assert pair[0].prepare("PRAGMA user_version = 3").kind == SCHEMA_KIND
 
 
@@ -243,7 +243,7 @@ def test_strict_and_without_rowid_tables_refuse_null_primary_keys(pair: tuple[Te
             first.run(f"INSERT INTO {table} VALUES (NULL)")
 
 
-def test_statistics_are_equal_at_all_nodes_and_not_of_their_own_tables(pair: tuple[TestNode, TestNode]) -> None:
+def test_statistics_of_users_tables_are_equal_at_all_nodes(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     first.run("CREATE INDEX i ON t(n)")
     first.run("INSERT INTO t(name, n) VALUES ('a', 1), ('b', 1), ('c', 2)")

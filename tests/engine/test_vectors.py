@@ -89,7 +89,7 @@ def test_update_of_a_vector_is_lost_if_chunks_are_not_compared(pair: Pair, monke
     assert not [*decode_changes(pair.nodes[0].prepare("UPDATE v SET n = 4 WHERE id = 1").changes)]
 
 
-def test_texts_are_keys_of_vec0(pair: Pair, tmp_path: Path) -> None:
+def test_vec0_table_may_have_a_text_key(pair: Pair, tmp_path: Path) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE v USING vec0(name TEXT PRIMARY KEY, e int8[4] distance_metric=cosine)")
     pair.run(0, "INSERT INTO v(name, e) VALUES ('one', vec_int8('[1,2,3,4]'))")
     pair.run(1, "INSERT INTO v(name, e) VALUES ('two', vec_int8('[4,3,2,1]')), ('three', vec_int8('[1,1,1,1]'))")
@@ -196,7 +196,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)
-def test_refusal_names_the_way_out(pair: Pair, text: str, why: str) -> None:
+def test_refusal_of_a_vector_statement_names_an_alternative(pair: Pair, text: str, why: str) -> None:
     pair.run(0, VEC0)
     with pytest.raises(UnsupportedError, match=why):
         pair.run(0, text)

@@ -158,7 +158,7 @@ def missed(node: TestNode) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_every_change_that_alters_an_answer_meets_a_key(
+def test_change_that_alters_a_search_result_conflicts_with_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     if broken:

@@ -134,7 +134,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)
-def test_refusal_names_the_table_and_the_way_out(pair: Pair, text: str, why: str) -> None:
+def test_refusal_of_a_virtual_table_names_the_table_and_an_alternative(pair: Pair, text: str, why: str) -> None:
     pair.run(0, DOCS, INDEX)
     with pytest.raises(UnsupportedError, match=why):
         pair.run(0, text)

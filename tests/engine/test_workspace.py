@@ -187,7 +187,7 @@ def test_a_change_larger_than_the_page_cache_is_rolled_back(node: TestNode, work
     assert node.rows("SELECT count(*) FROM big") == [(0,)]
 
 
-def test_loop_can_stop_a_workspace(node: TestNode, workspace: Workspace) -> None:
+def test_statement_in_a_workspace_can_be_stopped_from_the_loop(node: TestNode, workspace: Workspace) -> None:
     """An endless statement ends with the error of its interruption, and the workspace can be used again."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     writing = f"INSERT INTO word {endless.replace('count(*)', 'i, 1')}"

@@ -29,7 +29,7 @@ EMAIL = "sqlite_autoindex_people_1"
 ANN = (1, "Ann", "a@b", 40)
 
 
-def test_an_inserted_row_writes_its_place_and_its_entries() -> None:
+def test_insert_writes_the_row_key_and_the_index_entries() -> None:
     points, ranges = keys_of(PEOPLE).keys("people", 1, 1, None, ANN)
     assert ranges == []
     assert set(points) == {
@@ -127,7 +127,7 @@ def test_computed_unique_value_is_a_key(unique: str, index: str, entry: tuple[An
     assert set(moved) == {table_key("x", 4), index_prefix("i", [*entry, 4], (*specs, Spec()))}
 
 
-def test_a_value_that_depends_on_the_encoding_of_texts_is_computed_in_it() -> None:
+def test_expression_on_text_bytes_is_computed_in_the_encoding_of_the_file() -> None:
     ddl = "CREATE TABLE x(a TEXT); CREATE UNIQUE INDEX i ON x(length(CAST(a AS BLOB)))"
     for encoding, length in (("UTF-8", 2), ("UTF-16le", 4)):
         points, _ = keys_of(f"PRAGMA encoding = '{encoding}'; {ddl}").keys("x", 4, 4, None, ("ab",))

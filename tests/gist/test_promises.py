@@ -45,7 +45,7 @@ class Play:
 # -- Problem and Solution ----------------------------------------------------------------------------------------------
 
 
-def test_every_node_is_equal() -> None:
+def test_any_node_leads_transactions_and_follows_those_of_others() -> None:
     """Solution: every node leads its own transactions, and follows those of the others."""
     play = Play(*(f"{node}0: BEGIN X{node} writes {node}" for node in "ABCDE"), "settle")
     for node in "ABCDE":
@@ -79,7 +79,7 @@ def test_two_other_approvals_of_five_commit_without_waiting_for_the_rest() -> No
     assert "A1: COMMIT Alice[1, *, 0, *, 0]" in play.said
 
 
-def test_later_answers_are_ignored() -> None:
+def test_answers_after_the_quorum_are_ignored() -> None:
     """Example 1, step 5: answers after the quorum have no effect."""
     play = Play("A0: BEGIN Alice writes x", "deliver A -> B C D E", "deliver C E -> A")
     assert play("deliver B D -> A") == ["nothing is said"]
@@ -135,12 +135,12 @@ def test_order_matters_only_where_the_vectors_say_so(shelf: tuple[str, ...], ord
     assert Play(*(f"list {entry}" for entry in shelf))("orders") == orders
 
 
-def test_a_timeline_never_jumps() -> None:
+def test_timeline_is_applied_without_a_gap() -> None:
     """Journal: E2 can never be applied without E1."""
     assert Play("list E2 [0, 0, 0, 0, 2]")("orders") == ["", "E2 can never be applied"]
 
 
-def test_only_stated_components_are_compared() -> None:
+def test_stars_in_a_vector_are_not_compared() -> None:
     """Journal: at [1, 2, 3, 4, 5] one may apply [2, 2, 3, *, *]: the stars say nothing."""
     assert Play()("may A [2, 2, 3, *, *] follow [1, 2, 3, 4, 5]") == ["yes"]
 
@@ -232,14 +232,14 @@ def test_reject_names_the_conflicting_transaction() -> None:
     } <= set(duel().said)
 
 
-def test_the_third_approval_decides() -> None:
+def test_third_approval_of_five_commits() -> None:
     """Example 4: two approvals and two rejects each; the fifth node breaks the tie."""
     play = duel()
     play("deliver C E -> A")
     assert "A1: COMMIT Andrew[1, *, 0, *, 0]" in play.said
 
 
-def test_the_third_reject_rolls_back() -> None:
+def test_third_reject_of_five_rolls_back() -> None:
     """Example 4: with three rejects of five a leader knows that its transaction cannot commit, and rolls it back."""
     play = duel()
     assert play("deliver A C -> B REJECT") == ["nothing is said"]

@@ -137,7 +137,7 @@ def test_reader_that_does_not_read_delays_no_other(shop: Asker) -> None:
     assert shop("/livez").status == 200
 
 
-def test_a_hold_keeps_the_journal_and_shows_in_the_status(shop: Asker) -> None:
+def test_hold_keeps_the_journal_and_is_shown_in_the_status(shop: Asker) -> None:
     after = read(shop, "limit=3")[1]["cursor"]
     read(shop, f"after={after}&limit=1&hold=poller")
     assert shop("/status").json["journal"]["holds"] == {"poller": parse_cursor(after).clock}

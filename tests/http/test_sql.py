@@ -50,7 +50,7 @@ def test_answer_has_every_documented_field(node: Asker) -> None:
         *({"base64": "AAH/"}, {"base64": ""}, {"float": "inf"}, {"float": "-inf"}),
     ],
 )
-def test_values_survive_json(node: Asker, what: object) -> None:
+def test_values_of_every_type_survive_json(node: Asker, what: object) -> None:
     assert value(node, "SELECT ?", what) == what
     assert value(node, "SELECT :x", {"x": what}) == what
 
@@ -76,7 +76,7 @@ def test_a_transaction_is_all_or_none(node: Asker) -> None:
     assert [one["rows"] for one in reply.json["results"]] == [[], [[8]]]
 
 
-def test_query_writes_nothing(node: Asker) -> None:
+def test_http_query_endpoint_refuses_writes(node: Asker) -> None:
     before = value(node, "SELECT count(*) FROM u")
     for sql in ("INSERT INTO u VALUES (99)", "DELETE FROM u WHERE a = -1", "CREATE TABLE nope(a)"):
         reply = node.sql("SELECT 1", sql, to="query")

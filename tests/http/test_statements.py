@@ -44,7 +44,7 @@ PIECES = ("'s3cret'", "(", ")", ",", "?", "a", "SELECT", " ", "--s3cret\n", "12"
 
 
 @given(st.lists(st.sampled_from(PIECES)))
-def test_normalised_statement_has_no_value(parts: list[str]) -> None:
+def test_normalised_statement_shows_no_literal_or_comment(parts: list[str]) -> None:
     """A quoted name is shown; a text in single quotes, a number and a comment are not."""
     shown = normalised(" ".join(parts))
     assert "s3cret" not in shown

@@ -54,7 +54,7 @@ def test_a_good_backup_is_proven_by_its_journal(lived: Lived) -> None:
         ("DELETE FROM bedrockish_journal WHERE seq = 20", "density: "),
     ],
 )
-def test_drill_names_damage(lived: Lived, statement: str, words: str) -> None:
+def test_backup_drill_names_the_damaged_table(lived: Lived, statement: str, words: str) -> None:
     spoil(lived.backup, statement)
     faults = drill(lived.backup).faults
     assert any(fault.startswith(words) for fault in faults), faults
@@ -62,7 +62,7 @@ def test_drill_names_damage(lived: Lived, statement: str, words: str) -> None:
     assert (result.exit_code, f"{lived.backup}: {words}" in result.output) == (1, True), result.output
 
 
-def test_a_damaged_page_is_found(lived: Lived) -> None:
+def test_backup_drill_finds_a_damaged_page(lived: Lived) -> None:
     db = apsw.Connection(str(lived.backup))
     page = db.execute("SELECT max(pageno) FROM dbstat WHERE name = 'bedrockish_journal_txid'").get
     size = db.pragma("page_size")

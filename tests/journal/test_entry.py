@@ -141,7 +141,7 @@ def test_changes_are_decoded_with_the_types_of_their_values(made: list[Change]) 
     assert repr(decode_changes(encode_changes(made))) == repr(made)
 
 
-def test_statements_are_decoded() -> None:
+def test_statements_of_a_schema_change_are_decoded() -> None:
     assert decode_statements(encode_statements(["CREATE TABLE a(b)", ""])) == ["CREATE TABLE a(b)", ""]
 
 

@@ -23,7 +23,7 @@ from tests.engine.index_keys import index_prefix
         (b"\0\x01\xff", "x'0001ff'"),
     ],
 )
-def test_every_kind_of_value_comes_back(value: object, text: str) -> None:
+def test_key_text_of_every_kind_of_value_is_parsed_back(value: object, text: str) -> None:
     assert key_text(b"t:x\0" + encode(value)) == text
 
 
@@ -46,7 +46,7 @@ def test_a_rowid_is_as_the_engine_writes_it(power: int) -> None:
             assert rowid_bytes(rowid) == encode(rowid)
 
 
-def test_columns_come_back_as_values() -> None:
+def test_key_text_of_several_columns_is_parsed_back() -> None:
     row = [None, 7, -0.5, "a\0b", b"\0\xff", (1 << 63) - 1, float("inf")]
     assert read_columns(b"".join(map(encode, row))) == row
     descending = index_prefix("i", row, [Spec(descending=True)] * len(row)).partition(b"\0")[2]

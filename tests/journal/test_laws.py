@@ -62,7 +62,7 @@ def test_verify_and_audit_find_each_manipulation(sound: Path, tmp_path: Path, wh
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-def test_only_an_anchor_finds_a_change_of_all_files(sound: Path, tmp_path: Path, what: str) -> None:
+def test_change_of_all_files_is_detected_by_an_anchor_only(sound: Path, tmp_path: Path, what: str) -> None:
     """The exception is a change of bytes that no hash covers."""
     anchors = anchored(sorted(sound.glob("*.db")))
     with tampered(sound, tmp_path, UNSEEN[what]) as paths:

@@ -71,7 +71,7 @@ def everything(db: Any, table: str = "bedrockish_journal") -> list[Any]:
     return [tuple(row) for row in db.execute(f"SELECT * FROM {table} ORDER BY seq")]
 
 
-def test_packed_entries_have_their_bytes(world: World) -> None:
+def test_packed_entries_are_read_with_their_original_bytes(world: World) -> None:
     db = world.nodes["B"].db
     before, heads = everything(db), store.heads(db)
     made = pack(db)

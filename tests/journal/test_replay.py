@@ -210,7 +210,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("make", "fill"), ODD)
-def test_odd_tables_have_digests(make: str, fill: str) -> None:
+def test_digest_covers_tables_with_odd_definitions(make: str, fill: str) -> None:
     assert digest(database(make, fill)) == digest(database(make, fill)) != digest(database(make))
 
 

@@ -54,7 +54,7 @@ def test_empty_journal_has_no_heads(db: apsw.Connection) -> None:
     assert store.read(db, "A", 1, 100) == []
 
 
-def test_appended_entries_are_found(db: apsw.Connection) -> None:
+def test_appended_entries_are_found_by_place_and_txid(db: apsw.Connection) -> None:
     a1, b1 = make("A", 1, 10), make("B", 1, 11)
     a2 = make("A", 2, 12, a1.hash)
     b2 = make("B", 2, 10, b1.hash, origin="A")

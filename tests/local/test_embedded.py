@@ -41,7 +41,7 @@ def test_temporary_node_serves_and_leaves_nothing() -> None:
     running.stop()
 
 
-def test_fixture_gives_a_node(bedrockish_node: Node) -> None:
+def test_pytest_fixture_provides_a_running_node(bedrockish_node: Node) -> None:
     with bedrockish_node.connect() as db:
         assert db.execute("SELECT 1").value() == 1
 

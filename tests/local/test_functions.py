@@ -70,7 +70,7 @@ def test_function_that_raises_gives_the_error_of_sqlite3(db: Any, table: str) ->
     db.rollback()
 
 
-def test_removed_function_is_gone(db: Any, table: str) -> None:
+def test_removed_sql_function_raises_no_such_function(db: Any, table: str) -> None:
     db.create_function("mine", 0, lambda: 1)
     assert db.execute("SELECT mine()").fetchone() == (1,)
     db.create_function("mine", 0, None)

@@ -134,7 +134,9 @@ def test_generation_changes_before_a_file_is_exchanged(database: str, page: Page
     assert reader.facts().generation not in (first, stopped), "the page is written in place: the old map shows it"
 
 
-def test_silent_node_counts_as_gone(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_does_not_update_its_page_counts_as_stopped(
+    database: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This holds also after the machine slept, because the clock goes on."""
     reader = Published(database)
     now = pages.now_ns()

@@ -349,7 +349,9 @@ def test_program_reads_its_own_writes_in_its_process(db: Connection, table: str)
         assert db.execute(f"SELECT max(id) FROM {table}").value() == number
 
 
-def test_token_of_another_session_counts(db: Connection, node: LocalNode, alone: LocalCluster, table: str) -> None:
+def test_read_by_path_waits_for_the_token_of_another_session(
+    db: Connection, node: LocalNode, alone: LocalCluster, table: str
+) -> None:
     with bedrockish.connect(alone.url()) as other, bedrockish.connect(node.database) as mine:
         for number in range(300, 330):
             other.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
@@ -439,7 +441,7 @@ def test_settings_of_the_session_hold_for_reads_in_the_program(db: Connection, a
             assert list(rows) == []
 
 
-def test_changed_schema_is_seen(db: Connection, alone: LocalCluster, table: str) -> None:
+def test_read_by_path_sees_a_changed_schema(db: Connection, alone: LocalCluster, table: str) -> None:
     select = f"SELECT * FROM {table} WHERE id = 1"
     assert db.execute(select).columns == ("id", "a")
     with bedrockish.connect(alone.url()) as other:
@@ -652,7 +654,7 @@ def test_threads_share_a_connection(db: Connection, table: str) -> None:
     assert not wrong
 
 
-def test_child_of_a_fork_opens_its_own(node: LocalNode, table: str, db: Connection) -> None:
+def test_forked_child_opens_its_own_connection(node: LocalNode, table: str, db: Connection) -> None:
     """Both processes keep their locks, and read the right rows."""
     code = f"""
 import os, sys, bedrockish

@@ -64,7 +64,7 @@ def test_umask_changes_no_permission(umask: int) -> None:
     assert told.stdout == "1\n0o600\n0o600\n", told.stderr
 
 
-def test_socket_refuses_nodes(node: LocalNode) -> None:
+def test_local_socket_refuses_links_of_nodes(node: LocalNode) -> None:
     """A peer proves itself by a certificate, or by being at its address."""
     with pytest.raises(RefusedError, match="not for nodes"):
         dial(socket_path(node.database), 0, Hello("A", "bedrockish", "peer"), 5.0, Limits(), None)
@@ -117,7 +117,7 @@ def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
             connect(cluster.url())
 
 
-def test_socket_needs_no_tls(tmp_path: Path) -> None:
+def test_local_socket_needs_no_tls(tmp_path: Path) -> None:
     settings = {"security": {"tls": str(tmp_path / "certs")}}
     cluster = LocalCluster(tmp_path / "node", ("A",), settings)
     assert program("tls", tmp_path / "certs", "A=127.0.0.1").returncode == 0
@@ -131,7 +131,7 @@ def test_socket_needs_no_tls(tmp_path: Path) -> None:
             connect(cluster.url())
 
 
-def test_long_path_fits(tmp_path: Path) -> None:
+def test_database_path_too_long_for_a_socket_address_is_served(tmp_path: Path) -> None:
     """The system's structure for the address of a socket has 108 bytes."""
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)

@@ -58,7 +58,9 @@ def test_node_certifies_keys_of_the_programs_reads(db: Connection, calls: list[A
     assert len(calls) == 1, "several statements are certified together"
 
 
-def test_overtaken_read_is_run_again(db: Connection, calls: list[Any], alone: LocalCluster, table: str) -> None:
+def test_strict_read_by_path_runs_again_if_a_commit_overtakes_it(
+    db: Connection, calls: list[Any], alone: LocalCluster, table: str
+) -> None:
     steps = db._client.local_steps
     assert steps is not None
     plain, done = steps.transactions.read, list[int]()
@@ -180,7 +182,7 @@ def test_trio_client_reads_strictly(node: LocalNode, db: Connection, table: str)
     trio.run(read)
 
 
-def test_interrupted_read_ends(db: Connection, table: str) -> None:
+def test_interrupt_ends_a_read_by_path(db: Connection, table: str) -> None:
     timer = threading.Timer(0.3, db.interrupt)
     timer.start()
     long = f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n, {table}"

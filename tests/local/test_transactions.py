@@ -97,7 +97,7 @@ def test_reading_transaction_sends_no_message(db: Connection, table: str) -> Non
     assert db._client._core.has_only_read(command) is False, "no call was made for it"
 
 
-def test_snapshot_of_a_transaction_stays(db: Connection, other: Connection, table: str) -> None:
+def test_transaction_by_path_keeps_its_snapshot(db: Connection, other: Connection, table: str) -> None:
     with db.transaction() as tx:
         assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
         other.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
@@ -132,7 +132,7 @@ def test_write_of_one_row_by_two_is_a_conflict(db: Connection, other: Connection
             opened.commit()
 
 
-def test_phantom_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+def test_inserted_phantom_row_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
     opened = db.begin()
     assert opened.execute(f"SELECT count(*) FROM {table} WHERE id > 1").value() == 1
     opened.execute(f"INSERT INTO {table} VALUES (100, 'h', 1)")
@@ -141,7 +141,7 @@ def test_phantom_is_a_conflict(db: Connection, other: Connection, table: str) ->
         opened.commit()
 
 
-def test_run_transaction_runs_again(db: Connection, other: Connection, table: str) -> None:
+def test_run_transaction_repeats_a_lost_transaction(db: Connection, other: Connection, table: str) -> None:
     tries = 0
 
     def work(tx: Any) -> int:
@@ -356,7 +356,7 @@ def test_schema_that_has_changed_ends_a_transaction(db: Connection, other: Conne
     assert db.execute(f"SELECT c FROM {table} WHERE id = 1").value() == 6
 
 
-def test_strict_reader_is_certified(db: Connection, other: Connection, table: str) -> None:
+def test_strict_transaction_that_only_reads_is_certified(db: Connection, other: Connection, table: str) -> None:
     opened = db.begin(read="strict")
     assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
     other.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")

@@ -304,7 +304,7 @@ def test_another_version_is_a_typed_error_that_names_both() -> None:
     assert caught.value.code == Code.VERSION
 
 
-def test_unknown_keys_are_ignored() -> None:
+def test_unknown_keys_in_a_hello_are_ignored() -> None:
     pair = Pair()
     packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", "cluster": "shop", "color": "red"}
     pair.b.receive_data(encode_frame(Kind.HELLO, cbor2.dumps(packed)))
@@ -316,7 +316,7 @@ def test_names_that_would_spoil_a_terminal_are_cleaned() -> None:
     assert pair.send(pair.a, Goodbye("x", "\x1b[2Jbye\n")) == [Goodbye("x", "\ufffd[2Jbye\ufffd")]
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_frame_of_an_unknown_kind_is_refused() -> None:
     pair = Pair().open()
     pair.b.receive_data(HEADER.pack(0, 9))
     with pytest.raises(RemoteProtocolError, match="frame kind 9 is unknown") as caught:

@@ -139,7 +139,7 @@ async def test_mesh_reconnects_to_a_restarted_peer() -> None:
             await again.until(lambda: again.got.get("A") == [b"found"])
 
 
-async def test_members_can_be_changed() -> None:
+async def test_mesh_links_to_changed_members() -> None:
     ports = {"A": free_port(), "B": free_port()}
     a, b = Node("A", {"A": ports["A"]}), Node("B", ports)
     async with running(a, b):

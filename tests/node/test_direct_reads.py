@@ -203,7 +203,7 @@ async def test_core_answers_connection_state_clocks_and_long_reads(
         assert node.direct == direct
 
 
-async def test_core_answers_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_direct_read_leaves_errors_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         assert await node.value() == 0
         direct = node.direct

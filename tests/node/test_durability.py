@@ -197,7 +197,7 @@ def test_client_is_answered_before_other_nodes_get_their_messages(
     engine.close()
 
 
-async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_leave_after_the_sync_of_their_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     wire = Wire()
     runtime.output.mesh = wire  # type: ignore[assignment]

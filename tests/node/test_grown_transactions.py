@@ -321,7 +321,7 @@ async def test_transaction_without_a_free_workspace_stays_on_the_writers_connect
         assert await client.value("SELECT count(*) FROM big") == ROWS + 1
 
 
-async def test_ended_transaction_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workspace_of_an_ended_transaction_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_client(tmp_path, monkeypatch) as client:
         await client.move()
         workspace = client.workspace

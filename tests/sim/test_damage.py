@@ -10,7 +10,7 @@ from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
 
-def test_damage_is_found_and_heals() -> None:
+def test_damaged_row_is_found_and_repaired_in_hard_worlds() -> None:
     """A row is damaged every few commits, in worlds with all other faults."""
     total: Counter[str] = Counter()
     for seed in range(1, 10):
@@ -33,7 +33,7 @@ def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
         assert not any(options.alter for options in damaged)
 
 
-def test_rows_that_cannot_be_read_are_found_and_heal() -> None:
+def test_unreadable_row_is_found_and_repaired_in_hard_worlds() -> None:
     """A statement, a comparison or a commit that reads such a row stops its node, which fills itself again."""
     total: Counter[str] = Counter()
     for seed in range(1, 4):

@@ -159,7 +159,7 @@ def test_request_for_many_rows_is_not_starved() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(LONG.start, LONG.stop, 20))
-def test_laws_hold_for_long(start: int) -> None:
+def test_laws_hold_in_many_random_worlds(start: int) -> None:
     """No law of the database breaks in many more worlds."""
     for seed in range(start, start + 20):
         broken, _ = run_seed(draw_options(seed), twice=True)

@@ -19,7 +19,7 @@ def failing() -> Options:
     raise AssertionError("no world breaks a law")
 
 
-def test_a_failing_world_shrinks() -> None:
+def test_shrink_keeps_only_events_that_break_the_law() -> None:
     """The remaining few commands break the same law with the fault in force, each time, and no law without it."""
     with in_force(FAULT):
         shrinker = Shrinker(run_seed, failing(), 40)

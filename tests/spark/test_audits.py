@@ -129,7 +129,7 @@ def test_an_export_is_audited_like_the_files(tmp_path: Path) -> None:
     assert [(f.check, f.leader, f.tick, f.key) for f in found] == [("conflict", *second.place, key("fresh").hex())]
 
 
-def test_removed_entry_is_found_by_ticks(tmp_path: Path) -> None:
+def test_audit_finds_a_removed_entry(tmp_path: Path) -> None:
     paths = honest(60).write(tmp_path)
     spoil(paths[1], "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
     (found,) = audit(paths, "density")
@@ -147,7 +147,7 @@ def test_cut_tail_of_an_own_timeline_is_found_through_the_other_nodes(tmp_path: 
     assert (found.level, found.node, found.leader, found.tick) == (FAULT, "A", "A", head)
 
 
-def test_flipped_byte_is_found_by_chains(tmp_path: Path) -> None:
+def test_audit_finds_a_flipped_byte(tmp_path: Path) -> None:
     paths = honest(60).write(tmp_path)
     spoil(
         paths[2],
@@ -159,7 +159,7 @@ def test_flipped_byte_is_found_by_chains(tmp_path: Path) -> None:
     assert found[0].text.startswith("B4 is not what was hashed")
 
 
-def test_raised_after_is_found_by_causality(tmp_path: Path) -> None:
+def test_audit_finds_a_raised_after_vector(tmp_path: Path) -> None:
     world = honest(60)
     world.change(("B", 6), lambda draft: replace(draft, base={**draft.base, "A": draft.base["A"] + 3}))
     found = audit(world.write(tmp_path), "hash", "link", "causality", "closure")
@@ -167,7 +167,7 @@ def test_raised_after_is_found_by_causality(tmp_path: Path) -> None:
     assert any(f.text.startswith("B6 was applied before") for f in found)
 
 
-def test_after_beyond_the_journal_is_found_by_causality(tmp_path: Path) -> None:
+def test_audit_finds_an_after_vector_beyond_the_journal(tmp_path: Path) -> None:
     world = honest(60)
     world.change(("B", 6), lambda draft: replace(draft, base={**draft.base, "A": 900}))
     found = [f for f in audit(world.write(tmp_path), "causality", "clock", "closure") if f.tick == 6]
@@ -178,7 +178,7 @@ def _unclosed(draft: Draft) -> Draft:
     return replace(draft, base={**draft.base, "A": 1})
 
 
-def test_incomplete_after_vector_is_found_by_causality(tmp_path: Path) -> None:
+def test_audit_finds_an_incomplete_after_vector(tmp_path: Path) -> None:
     world = World()
     for leader in ("A", "A", "B", "C"):
         assert world.commit(leader, touching(f"{leader}-own"))
@@ -188,7 +188,7 @@ def test_incomplete_after_vector_is_found_by_causality(tmp_path: Path) -> None:
     assert found.text == "C1 follows B1 and so A2, but does not say so"
 
 
-def test_clock_below_its_cause_is_found_by_causality(tmp_path: Path) -> None:
+def test_audit_finds_a_clock_below_its_base(tmp_path: Path) -> None:
     world = World()
     for leader in ("A", "B"):
         assert world.commit(leader, touching(f"{leader}-own"))
@@ -206,7 +206,7 @@ FORGERIES: list[tuple[Callable[[Draft], Draft], str]] = [
 ]
 
 
-def test_forged_approvals_are_found_by_quorums(tmp_path: Path) -> None:
+def test_audit_finds_forged_approvals(tmp_path: Path) -> None:
     world = honest(60)
     for tick, (forge, _) in enumerate(FORGERIES, start=6):
         world.change(("B", tick), forge)
@@ -218,7 +218,7 @@ def test_forged_approvals_are_found_by_quorums(tmp_path: Path) -> None:
     }
 
 
-def test_old_membership_after_a_change_is_found_by_quorums(tmp_path: Path) -> None:
+def test_audit_finds_an_old_membership_after_a_change(tmp_path: Path) -> None:
     world = honest(60)
     place = max(place for place in world.drafts if place[0] == "C")
     world.change(place, lambda draft: replace(draft, config=0))
@@ -253,7 +253,7 @@ def test_swapped_entries_are_named(tmp_path: Path) -> None:
     assert "A7 has the leader A in its column and B in its bytes" in [f.text for f in found]
 
 
-def test_concurrent_writes_of_one_key_are_found_by_conflicts(tmp_path: Path) -> None:
+def test_audit_finds_concurrent_writes_of_one_key(tmp_path: Path) -> None:
     world = honest(60)
     first = world.commit("A", touching("fresh"))
     second = world.commit("B", touching("other"))
@@ -266,7 +266,7 @@ def test_concurrent_writes_of_one_key_are_found_by_conflicts(tmp_path: Path) -> 
     assert found.text.startswith(f"B{second.tick} and A{first.tick} are both committed, neither after the other")
 
 
-def test_write_concurrent_with_a_read_is_found_by_conflicts(tmp_path: Path) -> None:
+def test_audit_finds_a_write_concurrent_with_a_read(tmp_path: Path) -> None:
     """The reader or the writer may be first by clock, and the read may be a key or a range."""
     world = honest(60)
     expected = set()
@@ -286,7 +286,7 @@ def test_write_concurrent_with_a_read_is_found_by_conflicts(tmp_path: Path) -> N
     assert len(found) == len(expected)
 
 
-def test_overlapping_ranges_are_found_by_conflicts(tmp_path: Path) -> None:
+def test_audit_finds_overlapping_ranges(tmp_path: Path) -> None:
     """A write of a whole range, as by a schema change, overlaps a range that another commit read."""
     world = World()
     first, second = world.commit("A", touching("a")), world.commit("B", touching("b"))
@@ -310,7 +310,7 @@ def test_split_halves_that_both_committed_are_found_together(tmp_path: Path) -> 
     assert [f.key for f in found] == [key("fresh").hex()]
 
 
-def test_doubled_command_is_found_by_commands(tmp_path: Path) -> None:
+def test_audit_finds_a_command_in_two_transactions(tmp_path: Path) -> None:
     world = honest(60)
     first = world.commit("A", touching("fresh"))
     assert first is not None
@@ -344,7 +344,7 @@ def test_command_that_is_in_one_transaction_twice_is_found(tmp_path: Path) -> No
     assert (told.leader, told.tick, told.text) == (*found.place, f"{found.txid} has a command twice")
 
 
-def test_a_repeat_without_its_original_is_found_by_commands(tmp_path: Path) -> None:
+def test_audit_finds_a_repeat_without_its_original(tmp_path: Path) -> None:
     paths = honest(60).write(tmp_path)
     spoil(paths[1], "UPDATE bedrockish_journal SET repeat = 1 WHERE leader = 'A' AND tick = 5")
     (found,) = audit(paths, "txid", "command")
@@ -352,7 +352,7 @@ def test_a_repeat_without_its_original_is_found_by_commands(tmp_path: Path) -> N
     assert found.text == f"A5 repeats {found.txid}, which was not applied before it"
 
 
-def test_a_transaction_applied_twice_is_found_by_commands(tmp_path: Path) -> None:
+def test_audit_finds_a_transaction_applied_twice(tmp_path: Path) -> None:
     """The second label of an adopted transaction, which must change no data, is marked as the first."""
     paths = honest(90).write(tmp_path)
     spoil(paths[2], "UPDATE bedrockish_journal SET repeat = 0 WHERE repeat = 1")
@@ -360,7 +360,7 @@ def test_a_transaction_applied_twice_is_found_by_commands(tmp_path: Path) -> Non
     assert (found.node, found.text) == ("C", f"{found.txid} was applied 2 times")
 
 
-def test_two_bodies_of_one_transaction_are_found_by_commands(tmp_path: Path) -> None:
+def test_audit_finds_two_bodies_of_one_transaction(tmp_path: Path) -> None:
     """The nodes agree on every place, but the adopter committed something else than its leader."""
     world = honest(90)
     (adopted,) = [draft for draft in world.drafts.values() if draft.adopted_from]
@@ -369,7 +369,7 @@ def test_two_bodies_of_one_transaction_are_found_by_commands(tmp_path: Path) -> 
     assert [(f.check, f.text) for f in found] == [("txid", f"{adopted.txid} stands for 2 different transactions")]
 
 
-def test_differing_entry_of_one_node_is_found_by_equal(tmp_path: Path) -> None:
+def test_audit_finds_a_differing_entry_of_one_node(tmp_path: Path) -> None:
     world = honest(60)
     paths = world.write(tmp_path / "right")
     head = world.applied("C")["A"]

@@ -150,7 +150,7 @@ def _fields(draft: object) -> dict[str, Any]:
     return {name: getattr(draft, name) for name in draft.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
-def test_gaps_are_errors(tmp_path: Path) -> None:
+def test_export_with_a_gap_in_a_timeline_fails(tmp_path: Path) -> None:
     paths = honest(60).write(tmp_path)
     prune(paths[0], "B", 3)
     with pytest.raises(JournalPrunedError, match="no longer holds B1"):

@@ -43,7 +43,7 @@ def test_altered_entry_is_named_from_other_journals(world: World, tmp_path: Path
         assert one.key == f'{{"id":{key_text(first)}}}' + (f" and {len(more)} more" if more else "")
 
 
-def test_finding_without_row_or_place_stays_unnamed(world: World, tmp_path: Path) -> None:
+def test_finding_without_row_or_place_gets_no_row_name(world: World, tmp_path: Path) -> None:
     inputs = find_inputs([str(path) for path in world.write(tmp_path)])
     schema = str(world.drafts["A", 1].txid)
     found = [finding("A", None, None), finding("A", "A", 1), finding("A", "Z", 1), finding("B", "A", 2, "A-0")]
@@ -55,7 +55,7 @@ def test_finding_without_row_or_place_stays_unnamed(world: World, tmp_path: Path
     ]
 
 
-def test_keys_are_printed_for_people() -> None:
+def test_keys_in_findings_are_printed_as_tables_and_values() -> None:
     conflict = finding("A", "A", 7, "A-1")._replace(check="conflict", table="t:accounts", key=key("seven").hex())
     shown = _readable(conflict._asdict())
     assert shown["key_bytes"] == key("seven").hex()

@@ -112,7 +112,7 @@ def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path
     assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be rebuilt"
 
 
-def test_report_names_the_unjudged_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_report_names_the_part_that_was_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     from bedrockish_journal.audit.report import Counts
 
     Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
@@ -158,7 +158,9 @@ TAMPERINGS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("sql", "check", "expected"), TAMPERINGS)
-def test_broken_beginning_is_found(paths: list[Path], sql: str, check: str, expected: dict[str, Any]) -> None:
+def test_audit_finds_a_broken_beginning_of_a_pruned_journal(
+    paths: list[Path], sql: str, check: str, expected: dict[str, Any]
+) -> None:
     spoil(paths[0], sql)
     found = [one._asdict() for one in audit(paths, check)]
     assert [{name: one[name] for name in expected} for one in found] == [expected], found

@@ -62,7 +62,7 @@ def on_asyncio(cluster: LocalCluster, work: Callable[[AsyncEngine], Coroutine[An
     asyncio.run(run())
 
 
-def test_orm_works_on_asyncio(cluster: LocalCluster) -> None:
+def test_sqlalchemy_orm_works_on_asyncio(cluster: LocalCluster) -> None:
     """Objects are stored and loaded with relations, a failed block is rolled back, and errors have their classes."""
 
     async def work(engine: AsyncEngine) -> None:
@@ -117,7 +117,7 @@ def test_tasks_of_sqlalchemy_do_not_block_the_asyncio_loop(cluster: LocalCluster
     on_asyncio(cluster, work)
 
 
-def test_a_result_is_streamed(cluster: LocalCluster) -> None:
+def test_sqlalchemy_asyncio_streams_a_result(cluster: LocalCluster) -> None:
     """Rows come as they are fetched, in bounded memory."""
 
     async def work(engine: AsyncEngine) -> None:

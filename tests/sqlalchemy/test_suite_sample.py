@@ -26,7 +26,7 @@ IDS_FROM_ONE = "test_insert_w_floats and multiple_rows"
 
 
 @pytest.mark.cluster
-def test_part_of_the_suite_passes(tmp_path: Path) -> None:
+def test_sample_of_sqlalchemys_suite_passes(tmp_path: Path) -> None:
     """No test fails, most run, at least one of each class, and each skip has a reason."""
     chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
     found = run_sqlalchemy(tmp_path, ["-k", chosen])

@@ -25,25 +25,9 @@ class VoterAnswer:
     safe: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeCommit:
-    """The verdict to propose commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProposeAbort:
-    """The verdict to propose abort."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndFirst:
-    """No verdict yet: the transaction may have been committed. The blockers have to end before the next round."""
-
-    blockers: frozenset[Txid]
-
-
-COMMIT, ABORT = ProposeCommit(), ProposeAbort()
-Verdict = ProposeCommit | ProposeAbort | EndFirst
+Verdict = bool | None
+COMMIT, ABORT, END_FIRST = True, False, None
+"""The decision to propose; or none yet, because the transaction may have been committed: its blockers end first."""
 
 
 def _forgotten(answer: VoterAnswer) -> int:
@@ -92,4 +76,4 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     approvers = holders | (set(voters) - answers.keys() - bound)
     if len(approvers) < quorum:
         return ABORT
-    return EndFirst(blockers)  # J7: undecidable until its blockers have ended
+    return END_FIRST  # J7: undecidable until its blockers have ended

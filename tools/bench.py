@@ -29,6 +29,7 @@ from rich.table import Table
 from bedrockish import open_client
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
+from bedrockish.local.page import socket_path
 from tools.cluster import DemoError, LocalCluster, end_in_order, local_cluster
 
 NAMES = "ABCDE"  # the names of the nodes
@@ -170,13 +171,21 @@ class Tally:
     written: int = 0  # warm-up included
 
 
-async def measure_cluster(cluster: LocalCluster, work: str, clients: int, seconds: float) -> tuple[Measured, int]:
-    """Run the work with clients spread evenly over the nodes; return the measurements and the number of writes."""
+async def measure_cluster(
+    cluster: LocalCluster, work: str, clients: int, seconds: float, *, by_socket: bool = False
+) -> tuple[Measured, int]:
+    """Run the work with clients spread evenly over the nodes; return the measurements and the number of writes.
+
+    With ``by_socket``, the clients reach the nodes by their Unix sockets.
+    """
     tally = Tally([])
     async with AsyncExitStack() as stack:
         links: list[Client] = []
         for number in range(clients):
-            url = cluster.url(number % len(cluster.nodes), only=True, options="/?timeout=30")
+            place = number % len(cluster.nodes)
+            url = cluster.url(place, only=True, options="/?timeout=30")
+            if by_socket:
+                url = f"bedrockish://?host={socket_path(cluster.nodes[place].database)}&timeout=30"
             links.append(await stack.enter_async_context(open_client(url)))
         began, used_s = time.perf_counter(), cluster.processor_s()
 
@@ -226,7 +235,13 @@ async def check(client: Client, expected: dict[str, int]) -> None:
 
 
 async def measure_all(
-    cluster: LocalCluster, works: Sequence[str], clients: Sequence[int], seconds: float, tell: Callable[[str], None]
+    cluster: LocalCluster,
+    works: Sequence[str],
+    clients: Sequence[int],
+    seconds: float,
+    tell: Callable[[str], None],
+    *,
+    by_socket: bool = False,
 ) -> list[Measured]:
     """Prepare the tables, measure every kind of work with every number of clients, and check the outcome."""
     await cluster.wait_all_ready()
@@ -239,7 +254,7 @@ async def measure_all(
         for work in works:
             for count in clients:
                 tell(f"{work}, {len(cluster.nodes)} nodes, {count} clients")
-                result, written = await measure_cluster(cluster, work, count, seconds)
+                result, written = await measure_cluster(cluster, work, count, seconds, by_socket=by_socket)
                 measured.append(result)
                 expected[work] += written
         await check(client, expected)

@@ -1,5 +1,7 @@
 """The parser of addresses and client URLs: ``host:port`` and ``bedrockish://user:password@host,host/?read=…``.
 
+A node of this machine may also be named by the path of its Unix socket: ``bedrockish://%2Fsrv%2FA.sqlite-sock/``.
+
 Pure, and strict: an unknown option raises an error that says what to write instead, because a misspelt ``timeout`` that
 is ignored would be noticed only in an outage.
 """
@@ -7,7 +9,7 @@ is ignored would be noticed only in an outage.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from bedrockish.api.requests import READ_LEVELS, SESSION
 from bedrockish.errors import ConfigError
@@ -35,6 +37,10 @@ class Address(NamedTuple):
         if self.host.startswith("/"):  # the path of a Unix socket
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def in_url(self) -> str:
+        """Return the address as a URL has it: the path of a Unix socket with ``%2F`` for each slash."""
+        return quote(self.host, safe="") if self.host.startswith("/") else str(self)
 
 
 def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:
@@ -113,7 +119,7 @@ class Target:
     def __str__(self) -> str:
         if self.local is not None and len(self.addresses) < 2:
             return self.local
-        return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
+        return f"{SCHEME}://" + ",".join(address.in_url() for address in self.addresses)
 
 
 def hide_password(url: str) -> str:
@@ -149,12 +155,22 @@ def parse_url(url: str) -> Target:
     needs_none = more or any(name == LOCAL for name, _ in pairs)
     named = [] if needs_none and not hosts else _without_brackets(hosts).split(",")
     every = [*named, *(one for value in more for one in value.split(","))]
-    addresses = tuple(dict.fromkeys(parse_address(part, where=f"the URL {shown!r}") for part in every))
+    addresses = tuple(dict.fromkeys(_parse_node(part, f"the URL {shown!r}") for part in every))
     user, colon, password = login.partition(":")
     if at and not user:
         raise ConfigError(f"{shown!r} has an @ but no user before it; write user:password@")
     target = Target(addresses, user=unquote(user) if at else None, password=unquote(password) if colon else None)
     return _with_options(shown, target, [pair for pair in pairs if pair[0] != HOST])
+
+
+def _parse_node(text: str, where: str) -> Address:
+    """Parse a node of a URL: an address, or the path of a node's Unix socket, with ``%2F`` for each slash."""
+    path = unquote(text.strip())
+    if "/" not in path:
+        return parse_address(text, where=where)
+    if not path.startswith("/"):
+        raise ConfigError(f"{where}: the path {path!r} of a Unix socket is not absolute; begin it with %2F")
+    return Address(check_path(path, where), 0)
 
 
 def _without_brackets(hosts: str) -> str:

@@ -23,7 +23,7 @@ def make_url(url: str) -> URL:
     """
     target = parse_url(url)
     query = dict(parse_qsl(url.partition("?")[2]))
-    host = ",".join(map(str, target.addresses))
+    host = ",".join(address.in_url() for address in target.addresses)
     if target.local is not None and not host:
         query.pop("local", None)
         return URL.create(SCHEME, username=target.user, password=target.password, database=target.local, query=query)
@@ -48,7 +48,7 @@ def client_url(url: URL, options: dict[str, str], hosts: Sequence[str] = ()) -> 
     login = "" if url.username is None else quote(url.username, safe="")
     if url.password is not None:
         login += ":" + quote(str(url.password), safe="")
-    every = ",".join(filter(None, [host, *hosts]))
+    every = ",".join(filter(None, [host, *(quote(one, safe=":,[]%") for one in hosts)]))
     return f"{SCHEME}://{login}{'@' if login else ''}{every}/" + (f"?{urlencode(options)}" if options else "")
 
 

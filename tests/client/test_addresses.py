@@ -20,6 +20,28 @@ def test_url_names_addresses_and_options() -> None:
     assert parse_url("bedrockish://a?read=stale").read == "stale"
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "bedrockish://%2Fsrv%2FA.sqlite-sock,b:1/?timeout=3",
+        "bedrockish://?host=/srv/A.sqlite-sock&host=b:1&timeout=3",
+        "bedrockish://?host=/srv/A.sqlite-sock,b:1&timeout=3",
+    ],
+)
+def test_url_names_the_unix_socket_of_a_node(url: str) -> None:
+    target = parse_url(url)
+    assert target.addresses == (Address("/srv/A.sqlite-sock", 0), Address("b", 1))
+    assert target.local is None
+    assert str(target) == "bedrockish://%2Fsrv%2FA.sqlite-sock,b:1"
+    assert parse_url(str(target)).addresses == target.addresses
+
+
+@pytest.mark.parametrize("url", ["bedrockish://srv%2FA.sqlite-sock", "bedrockish://%2Fsrv%00x", "bedrockish://%2fsrv,"])
+def test_url_with_a_malformed_socket_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_url(url)
+
+
 def test_url_names_user_password_certificate_and_choice() -> None:
     target = parse_url("bedrockish://ann:s%2Fe%40c:r:et@a:1,b:2/?ca=ca.pem&choice=nearest&discover=no")
     assert (target.user, target.password, target.ca) == ("ann", "s/e@c:r:et", "ca.pem")

@@ -5,20 +5,23 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import trio
+from sqlalchemy import create_engine, text
 
-from bedrockish import connect
+from bedrockish import connect, dbapi, open_client
 from bedrockish.api.requests import MemberChange
-from bedrockish.api.url import Address, Target
+from bedrockish.api.url import Address, Target, parse_url
 from bedrockish.client.blocking import Connection, open_socket_client
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
-from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, UnavailableError
+from bedrockish.errors import AuthenticationError, BedrockishError, ConfigError, ForbiddenError, UnavailableError
 from bedrockish.local.page import Published, page_path, socket_path
 from bedrockish.node.published import open_socket
 from bedrockish_net import handshake
@@ -40,6 +43,30 @@ def test_client_reads_and_writes_by_the_socket(node: LocalNode, table: str) -> N
         db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
         db.execute(f"INSERT INTO {table} VALUES (1, 'one')")
         assert db.execute(f"SELECT a FROM {table}").value() == "one"
+
+
+def test_url_names_the_socket(node: LocalNode, table: str) -> None:
+    """The DB-API, SQLAlchemy and the trio client take the same URL; the node's file is not opened."""
+    path = socket_path(node.database)
+    url = f"bedrockish://{quote(path, safe='')}/"
+    with connect(url) as db, closing(dbapi.connect(url)) as other:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
+        db.execute(f"INSERT INTO {table} VALUES (1, 'one')")
+        assert other.execute(f"SELECT a FROM {table}").fetchone() == ("one",)
+        assert db.file is None
+    for known in (url, f"bedrockish://?host={path}"):
+        engine = create_engine(known)
+        with engine.connect() as link:
+            assert link.execute(text(f"SELECT a FROM {table}")).scalar() == "one"
+        engine.dispose()
+
+    async def read() -> object:
+        async with open_client(url) as client:
+            return (await client.execute(f"SELECT a FROM {table}")).value()
+
+    assert trio.run(read) == "one"
+    with pytest.raises(UnavailableError, match="no-sock"), connect(f"{url[:-1]}no-sock/?connect_timeout=0.2"):
+        pass
 
 
 def test_only_the_owner_may_use_page_and_socket(node: LocalNode) -> None:
@@ -204,3 +231,10 @@ def test_removed_page_and_socket_are_there_again_at_the_next_heartbeat() -> None
             assert after.execute("SELECT sum(a) FROM t").value() == 6
         assert before.execute("SELECT sum(a) FROM t").value() == 6
         assert "was removed" in one.log.read_text()
+
+
+def test_url_with_the_socket_and_a_user_needs_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BEDROCKISH_PASSWORD", raising=False)
+    assert entry_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock")).password == ""
+    with pytest.raises(ConfigError, match="no password"):
+        entry_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock,b:1"))

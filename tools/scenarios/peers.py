@@ -1,10 +1,11 @@
 """Measures three of our nodes, three of MariaDB Galera and three of etcd, in turn and in one run, each commit durable.
 
-Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, etcd with gRPC, a
-thread each; a transfer is one round trip. etcd, where it is installed, puts and reads keys (``tools.scenarios.etcd``).
-A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are ours alone, by callers that keep their
-connections. Each round starts new clusters; the output has medians. The reader has to install Galera (see
-``tools/scenarios/galera.py``). A line below the table names each update that Galera has lost or doubled.
+Nodes and clients run on this machine: ours with the trio client, and Galera with its own client in C, both by Unix
+sockets; etcd with gRPC by TCP, a thread for each client. A transfer is one round trip. etcd, where it is installed,
+puts and reads keys (``tools.scenarios.etcd``). A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are
+ours alone, by callers that keep their connections. Each round starts new clusters; the output has medians. The reader
+has to install Galera (see ``tools/scenarios/galera.py``). A line below the table names each update that Galera has lost
+or doubled.
 """
 
 import json
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -48,7 +50,8 @@ def measure_ours(directory: Path, cells: list[Cell], seconds: float) -> list[Mea
     works, clients = dict.fromkeys(cell.work for cell in cells), list(dict.fromkeys(cell.clients for cell in cells))
     with local_cluster(directory / "ours", http="http" in works) as cluster:
         own = [work for work in works if work != "http"]
-        found = trio.run(measure_all, cluster, own, clients, seconds, lambda _: None)
+        measure = partial(measure_all, cluster, own, clients, seconds, lambda _: None, by_socket=True)
+        found = trio.run(measure)
         return found + [trio.run(measure_http, cluster, c.clients, seconds) for c in cells if c.work == "http"]
 
 

@@ -85,7 +85,7 @@ def test_bytecode_is_cached_despite_the_environment(tmp_path: Path, monkeypatch:
         shutil.rmtree(tmp_path / "__pycache__")
 
 
-def test_the_oldest_python_is_the_same_everywhere() -> None:
+def test_oldest_python_is_the_same_in_all_tool_settings() -> None:
     """Style and types are judged as it sees them, whichever Python runs: a stub may say more to a newer one."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, tool = declared["project"], declared["tool"]

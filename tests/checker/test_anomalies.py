@@ -240,7 +240,7 @@ def test_each_read_level_is_checked_for_its_own_promise(level: str) -> None:
     assert bool(check(history(text)).findings) is (level == "strict")
 
 
-def test_a_session_read_still_sees_no_half_transaction() -> None:
+def test_read_skew_is_an_anomaly_at_level_session_too() -> None:
     report = check(history(BAD["G-single (read skew)"].replace("strict", "session")))
     assert report.names == {"G-single (read skew)"}
 

@@ -17,7 +17,7 @@ History = list[Operation]
 
 @given(st.integers(0, 10**9))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_serial_history_is_clean(seed: int) -> None:
+def test_checker_finds_nothing_in_a_serial_history(seed: int) -> None:
     report = check(serial_history(seed))
     assert not report.findings, report.describe()
 

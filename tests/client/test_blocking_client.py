@@ -111,7 +111,7 @@ def test_closing_ends_the_calls_of_other_threads() -> None:
     assert [type(error) for error in caught] == [OutcomeUnknownError]
 
 
-def test_token_goes_from_one_connection_to_another() -> None:
+def test_token_can_be_passed_from_one_connection_to_another() -> None:
     with in_background(ScriptedNode()) as url, bedrockish.connect(url) as first, bedrockish.connect(url) as second:
         first.transact(["INSERT INTO t VALUES (1)"])
         second.token = first.token

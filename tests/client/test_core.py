@@ -150,7 +150,7 @@ def test_definite_answer_is_final_after_repeated_sends() -> None:
 
 
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
-def test_verdict_on_an_error_depends_on_lost_answers(
+def test_judge_of_an_error_depends_on_whether_an_answer_was_lost(
     error: BedrockishError, at_first: Verdict, after_loss: Verdict
 ) -> None:
     assert judge(error, lost=0, harmless=False) is at_first
@@ -304,7 +304,7 @@ def test_late_answer_still_counts_as_seen() -> None:
     assert w.sent[-1][1].request.token == Token({"B": 7}, 9)
 
 
-def test_the_only_node_gets_a_little_less_time_than_the_caller_has() -> None:
+def test_timeout_for_the_only_node_is_shorter_than_the_callers_rest() -> None:
     w = wire("bedrockish://h:1")
     w.call(timeout_s=10)
     w.now = 2.0

@@ -69,7 +69,7 @@ async def test_wrong_passwords_throttle_an_address_except_for_users_logged_in_be
     assert await old.judge("ann", "right", "10.0.0.1") == ""
 
 
-async def test_an_address_that_tries_all_names_has_to_wait() -> None:
+async def test_address_with_many_wrong_passwords_is_throttled_for_all_users() -> None:
     this = gate(ann=CHEAP)
     for number in range(ADDRESS_TRIES_MAX):
         assert await this.judge(f"user {number}", "wrong", "10.0.0.1") == "wrong user or password"

@@ -20,7 +20,7 @@ def test_list_and_tuple_have_one_digest() -> None:
     assert digest("SELECT ?", [1]) == digest("SELECT ?", (1,))
 
 
-def test_other_requests_have_other_digests() -> None:
+def test_different_requests_have_different_digests() -> None:
     found = [digest("SELECT ?", [1]), digest("SELECT ?", [2]), digest("SELECT ?", ["1"]), digest("SELECT ? ", [1])]
     found += [digest("SELECT ?", [None]), digest("SELECT ?")]
     assert len(set(found)) == len(found)

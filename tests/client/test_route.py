@@ -53,7 +53,7 @@ def test_client_tries_all_nodes_in_turn_when_all_are_dead() -> None:
     assert "no node can be reached at a:1, b:1: connection refused" in this.unreachable().message
 
 
-def test_members_are_learnt_and_forgotten_but_nodes_of_the_url_are_kept() -> None:
+def test_route_adds_and_drops_members_and_keeps_nodes_of_the_url() -> None:
     this = route(A, B)
     assert this.next(0.0) == A
     assert this.learn({A: True, C: True, D: False}, 0.0)
@@ -95,7 +95,7 @@ def test_wrong_password_is_reported_when_all_nodes_were_asked() -> None:
     assert not this.is_denied
 
 
-def test_addresses_of_members_are_read_with_care() -> None:
+def test_malformed_addresses_of_members_are_ignored() -> None:
     told = {"A": {"address": "a:1", "up": False}, "B": {"address": "b:1"}, "C": {"address": "c:0"}, "D": {}, "E": 7}
     assert members_of(told) == {A: False, B: True}
     assert members_of(None) == {}

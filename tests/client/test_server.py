@@ -148,7 +148,7 @@ class _Noting:
         """The client has gone."""
 
 
-async def test_end_of_a_stream_waits_for_its_beginning() -> None:
+async def test_server_closes_a_stream_only_after_it_has_opened_it() -> None:
     """The same holds for a transaction: a client that gives one up at once sends both messages in one packet."""
     noting = _Noting()
     asked = []

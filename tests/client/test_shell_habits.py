@@ -81,7 +81,7 @@ def test_shell_parameters_are_bound_to_statements(node: LocalCluster, db: Connec
     assert "write .parameter set" in refused(node, ".parameter what")
 
 
-def test_output_once_is_for_one_result(node: LocalCluster, tmp_path: Path) -> None:
+def test_dot_once_writes_only_the_next_result_to_a_file(node: LocalCluster, tmp_path: Path) -> None:
     out = script(node, ".once one.txt\n.mode csv\nSELECT 1 AS a;\nSELECT 2 AS a;", tmp_path)
     assert (tmp_path / "one.txt").read_bytes() == b"a\r\n1\r\n"
     assert out.split() == ["a", "2"]

@@ -88,7 +88,7 @@ def test_link_carries_messages_pings_and_goodbyes() -> None:
         assert mine.over.code == "shutdown"
 
 
-def test_silence_ends_a_link_unless_its_reader_was_late() -> None:
+def test_silent_link_ends_unless_its_own_reader_was_late() -> None:
     with link() as (mine, _):
         late = mine.heard + 100
         mine.excuse(late)
@@ -291,7 +291,7 @@ def test_call_times_out_also_while_a_node_does_not_answer() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_waiting_on_a_loop_raises_an_assertion() -> None:
+def test_coroutine_that_waits_for_a_loop_raises_an_assertion() -> None:
     async def wait() -> None:
         await asyncio.sleep(0)
 

@@ -295,7 +295,7 @@ def test_a_stream_stays_on_its_link_until_its_last_row() -> None:
     assert link in w.hung_up
 
 
-def test_a_stream_is_opened_elsewhere_and_read_nowhere_else() -> None:
+def test_lost_opening_of_a_stream_is_repeated_at_another_node_and_a_lost_batch_is_not() -> None:
     """A lost opening is done again at the next node; a lost batch is an error."""
     w = wire()
     number = step(w, STREAM)
@@ -312,7 +312,7 @@ def test_a_stream_is_opened_elsewhere_and_read_nowhere_else() -> None:
     assert isinstance(w.finished[number], UnavailableError)
 
 
-def test_an_opening_that_is_cancelled_is_closed_at_its_node() -> None:
+def test_cancelled_opening_of_a_stream_is_closed_at_its_node() -> None:
     """The cancelled caller can neither read nor close it."""
     w = wire()
     number = step(w, STREAM)

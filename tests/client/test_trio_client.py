@@ -298,7 +298,7 @@ async def test_a_batch_is_one_round_trip_and_calls_do_not_wait_for_each_other() 
     assert len(node.links) == 1
 
 
-async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None:
+async def test_error_of_a_repeated_command_covers_the_first_attempt() -> None:
     """The first answer was lost and the second attempt fails; the client finds out the outcome of the first."""
     settled: list[Answer | BedrockishError] = []
 

@@ -35,7 +35,7 @@ def test_upgrade_verdict_names_each_obstacle(members: list[Found], words: str, i
     assert verdict.is_fine is is_fine
 
 
-def test_node_health_is_judged_across_releases() -> None:
+def test_upgrade_judges_the_health_of_nodes_of_other_releases() -> None:
     """Of an older release, only whether the node is up is known; an unfinished upgrade is not a trouble."""
     nodes = {"A": {"up": True}, "B": {"up": False}}
     assert found_of("A", "voter", {"version": "1.0", "nodes": nodes}).why_not == "it does not reach B"

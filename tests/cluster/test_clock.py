@@ -53,7 +53,7 @@ async def rows(client: Client, sql: str, *params: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await client.execute(sql, params or None)]
 
 
-async def test_tables_of_the_citus_page_order_all_transactions(cluster: LocalCluster) -> None:
+async def test_example_tables_of_the_clock_page_order_all_transactions(cluster: LocalCluster) -> None:
     """An application's own tables, in one request and in an open transaction, at any node; and the journal's table."""
     await ready(cluster)
     clients = []

@@ -300,7 +300,7 @@ async def test_a_rolling_restart_fails_no_command(cluster: LocalCluster) -> None
     judge(cluster, work)
 
 
-async def test_a_database_with_tables_is_grown_and_backed_up(tmp_path: Path) -> None:
+async def test_cluster_founded_with_tables_is_joined_and_backed_up_by_copies_only(tmp_path: Path) -> None:
     """The journal does not contain the first tables, so a replay and a continuous backup are refused, and a copy is
     not.
     """

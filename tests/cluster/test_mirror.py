@@ -91,7 +91,7 @@ async def test_mirror_from_the_docs_equals_the_cluster(cluster: LocalCluster, tm
     judge_mirror(file, cluster.nodes[0].database)
 
 
-async def test_a_mirror_that_does_not_follow_ends_at_safe_time(tmp_path: Path) -> None:
+async def test_mirror_without_follow_stops_at_safe_time(tmp_path: Path) -> None:
     """The mirror lacks later commits, although every node has them; once all are safe, it has all."""
     mirror, file = mirror_of_the_page(), tmp_path / "mirror.db"
     cluster = LocalCluster(tmp_path / "cluster", settings={"timings": dict.fromkeys(LAGS, 3_000)})

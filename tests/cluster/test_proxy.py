@@ -110,7 +110,7 @@ async def test_held_messages_are_lost_when_the_line_is_cut() -> None:
             await listener.until([2])
 
 
-async def test_a_slow_line_keeps_the_order() -> None:
+async def test_slowed_link_keeps_the_order_of_messages() -> None:
     async with line() as (network, listener, stream):
         network.lines["A", "B"].slow(0.2)
         began = trio.current_time()

@@ -177,7 +177,7 @@ def test_replayed_hello_is_refused(tls: LocalCluster) -> None:
     assert all(one["up"] and not one["trouble"] for one in status["nodes"].values())
 
 
-def test_a_node_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
+def test_node_that_listens_beyond_loopback_needs_tls(tmp_path: Path) -> None:
     """The error names the two commands."""
     config = tmp_path / "A.toml"
     text = f'node = "A"\ndatabase = "{tmp_path / "A.sqlite"}"\nlisten = "0.0.0.0:7373"\n'

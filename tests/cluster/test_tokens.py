@@ -85,7 +85,7 @@ def test_token_has_the_rights_of_its_user_until_it_expires(cluster: LocalCluster
     done(user(cluster.url(), "remove", "tina"))
 
 
-def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalCluster) -> None:
+def test_token_is_refused_after_its_expiry_a_new_password_or_its_users_removal(cluster: LocalCluster) -> None:
     done(user(cluster.url(), "add", "tess", "--role", "writer", password="1"))
 
     def becomes(token: str, status: int) -> None:

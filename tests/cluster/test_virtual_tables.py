@@ -259,7 +259,9 @@ async def test_corrupt_index_is_rebuilt_without_an_end_of_the_node(cluster: Loca
     await judge(cluster)
 
 
-async def test_backup_restore_and_join_have_the_rows_and_indexes(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_backup_restore_and_join_keep_virtual_tables_and_their_indexes(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     await fill(cluster, 90)
     await level(cluster)
     await all_safe(cluster)

@@ -50,7 +50,7 @@ def why(known: Incarnations, node: str, info: dict[str, object], membership: Mem
     return "" if refusal is None else refusal.code
 
 
-def test_the_first_file_is_remembered_over_restarts() -> None:
+def test_peer_remembers_a_voters_file_over_restarts_and_refuses_another() -> None:
     """Another file of the same voter is refused, with a remedy; the right file may come again."""
     disk = Disk()
     assert why(disk.start(), "B", told("one", 0)) == ""

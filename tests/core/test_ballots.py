@@ -201,7 +201,7 @@ def rejected_for(net: Net) -> Txid | None:
     return reject.other
 
 
-def test_rollback_counts_from_the_clock_at_which_it_was_learned() -> None:
+def test_own_rollback_vetoes_begins_older_than_the_clock_at_which_it_was_learned() -> None:
     """Until B learned the end of its own Q, a recovery of P may have counted B out."""
     net = Net("ABC")
     older, _ = ended_after(net)

@@ -121,7 +121,7 @@ def settle(lag: ClosingLag, start: float, seconds: float) -> float:
     return moment
 
 
-def test_a_quiet_node_closes_close_behind_its_clock() -> None:
+def test_closing_lag_shrinks_to_its_minimum_in_a_quiet_cluster() -> None:
     settings = Settings()
     lag = ClosingLag(settings)
     assert lag.seconds == settings.closing_lag_ms / 1000, "nothing is known at first"

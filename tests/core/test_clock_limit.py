@@ -125,7 +125,7 @@ def replace_clock(item: object) -> object:
     return item + 1
 
 
-def test_counting_from_the_greatest_heard_clock_stays_storable() -> None:
+def test_clock_that_counts_from_the_greatest_clock_can_be_stored() -> None:
     net = Net("ABC")
     core = net.places["A"].core
     core.state.clock.follow_wall(follows=False)

@@ -70,7 +70,7 @@ def test_strict_read_is_not_certified_against_dropped_commits() -> None:
     assert "read" in net.told("A")
 
 
-def test_window_keeps_settled_commits_for_a_whole_window() -> None:
+def test_settled_commits_stay_in_memory_for_a_conflict_window() -> None:
     """If they were dropped sooner, a transaction executed a moment ago on an older snapshot would get TOO OLD."""
     net = Net("ABC")
     net.run(1.0)

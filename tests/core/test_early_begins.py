@@ -115,7 +115,7 @@ def test_large_begin_waits_for_the_vote() -> None:
 
 
 @pytest.mark.parametrize(("ceiling", "tick", "durable"), [(9, 3, False), (10, 2, False), (10, 3, True), (11, 4, True)])
-def test_early_facts_are_durable_from_their_values_on(ceiling: int, tick: int, *, durable: bool) -> None:
+def test_early_facts_are_durable_at_or_above_their_ceiling_and_tick(ceiling: int, tick: int, *, durable: bool) -> None:
     assert Early(10, 3).is_durable(ceiling, tick) is durable
 
 

@@ -383,7 +383,7 @@ def test_pieces_of_a_crashed_leader_are_dropped() -> None:
     assert not net.places["B"].disk.seen.pieces
 
 
-def test_pieces_from_a_peer_are_bounded_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offered_pieces_of_a_peer_are_bounded_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "OFFERED_BYTES_MAX", 1_000)
     net = Net("ABC", settings=LARGE)
     for number in range(5):

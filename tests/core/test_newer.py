@@ -20,7 +20,7 @@ def told(net: Net) -> dict[int, bool]:
     return net.places["A"].newer
 
 
-def test_one_voter_of_three_is_asked_when_nothing_is_newer() -> None:
+def test_question_about_every_key_goes_to_one_voter_of_three() -> None:
     net = Net("ABC", settings=Settings())
     assert ask(net, 1) is None
     net.deliver()
@@ -58,7 +58,7 @@ def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
     assert told(net) == {1: True}
 
 
-def test_commit_that_has_not_arrived_may_be_newer() -> None:
+def test_question_about_every_key_finds_a_commit_that_has_not_arrived() -> None:
     net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.ask("B", add("given", "y"))

@@ -264,7 +264,7 @@ def test_joining_node_becomes_a_member_when_it_has_caught_up() -> None:
     assert one.node.state.roster.joining is None
 
 
-def test_a_restart_knows_how_far_its_window_reaches() -> None:
+def test_restarted_node_sets_the_floor_for_entries_outside_its_window() -> None:
     """Its file has entries outside the window, which the node cannot compare for conflicts."""
     one = Node(Recovered("B", "b", ABC, applied={"A": 3}), Settings(), lambda: 0.5, Now(0.0, WALL))
     assert one.state.commit_window.floor == {"A": 3}

@@ -36,7 +36,7 @@ def test_strict_refusal_is_never_based_on_old_data() -> None:
     assert net.told("A") == {"take": "A1"}
 
 
-def test_session_refusal_rests_on_the_nodes_own_data() -> None:
+def test_refusal_at_level_session_asks_no_voter() -> None:
     """The session level allows a refusal by older data."""
     net = one_that_a_has_not_heard_of()
     net.ask("A", take("take", SESSION))
@@ -66,7 +66,7 @@ def test_strict_refusal_without_majority_becomes_an_unknown_answer() -> None:
     assert net.told("A") == {"take": "did not happen"}
 
 
-def test_node_marks_refusals_while_it_may_lag() -> None:
+def test_refusal_is_marked_while_its_node_may_lag() -> None:
     """A node may lag if it lacks commits of others, if a change of the key is pending, or if it hears too few peers."""
     net = Net("ABC")
     core = net.places["A"].core

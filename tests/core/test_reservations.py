@@ -343,7 +343,7 @@ def told(net: Net, name: str) -> dict[str, Reservation]:
     return net.places[name].core.coordinator.contention.reservations.told
 
 
-def test_unsuitable_requests_do_not_reserve() -> None:
+def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None:
     """Requests for few keys, schema changes, requests that cannot be executed again, and requests that have not lost
     for long enough.
     """

@@ -175,7 +175,7 @@ def test_open_transaction_from_before_a_retirement_is_compared_with_the_retired_
     assert window.oldest_outside({"A": 1, "C": 1}) is None
 
 
-def test_dropped_commits_of_a_retired_timeline_end_an_open_transaction_that_lacks_them() -> None:
+def test_window_reports_dropped_commits_of_a_retired_timeline_outside_a_base() -> None:
     window = window_of(2)
     window.forget(2)
     assert window.has_dropped({"D": 1})

@@ -144,7 +144,7 @@ def test_held_vote_below_the_cut_of_a_copied_file_lowers_the_cut() -> None:
 # -- state ---------------------------------------------------------------------------------------------------------
 
 
-def test_own_late_commit_stays_in_the_window(voter: Voter) -> None:
+def test_own_commit_older_than_the_window_stays_in_it(voter: Voter) -> None:
     """The client learns the place; the window omits only commits of other leaders."""
     voter.state.clock.settle(CLOCK + (200_000 << 22))
     own, other = make("B", 1), make("C", 2)
@@ -256,7 +256,7 @@ def test_reports_under_a_newer_membership_settle_no_clock(voter: Voter) -> None:
     assert voter.node.safe_time._settled() == 0
 
 
-def test_smallest_unapplied_clock_is_found_behind_the_first_entry(voter: Voter) -> None:
+def test_smallest_unapplied_clock_includes_entries_behind_the_first(voter: Voter) -> None:
     """An adopted transaction brings an old clock to a late place."""
     entries = [Entry("C", tick, {"C": tick}, make("C", number), None, GENESIS) for tick, number in ((1, 9), (2, 3))]
     voter.node.apply_queue.waiting["C"] = deque(entries)

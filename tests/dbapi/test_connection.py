@@ -44,7 +44,7 @@ def test_other_connections_see_rows_after_commit_only(
     assert count(other, table) == 1
 
 
-def test_cursors_of_a_connection_see_each_other(connection: db.Connection, table: str) -> None:
+def test_cursors_of_a_connection_share_its_transaction(connection: db.Connection, table: str) -> None:
     connection.cursor().execute(f"INSERT INTO {table}(id) VALUES (1)")
     assert connection.cursor().execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
 

@@ -173,7 +173,7 @@ def test_type_constructors_return_bindable_values(connection: db.Connection) -> 
         connection.execute("SELECT ?", (db.Time(1, 2, 3),))
 
 
-def test_type_objects_equal_the_type_codes_of_their_columns(connection: db.Connection) -> None:
+def test_dbapi_type_objects_equal_the_type_codes_of_columns(connection: db.Connection) -> None:
     description = connection.execute("SELECT 'a', 1, 1.5, x'00', NULL").description
     assert description is not None
     text, whole, real, blob, null = (column[1] for column in description)

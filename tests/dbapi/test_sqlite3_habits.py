@@ -181,7 +181,7 @@ def test_rowcount_of_a_definition_is_undefined_with_temporary_objects(made: db.C
     made.rollback()
 
 
-def test_temporary_tables_number_their_rows_beside_those_of_the_database(made: db.Connection) -> None:
+def test_temporary_autoincrement_tables_have_their_own_ids(made: db.Connection) -> None:
     """Both have a ``sqlite_sequence`` then, and each table's ids come from the one of its own schema."""
     made.isolation_level = None
     made.executescript(

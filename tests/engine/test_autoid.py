@@ -313,7 +313,7 @@ def test_a_changed_membership_gives_new_stripes(full: TestNode) -> None:
     assert ids_of(full, "INSERT INTO a(x) VALUES (1)") == [2]
 
 
-def test_id_after_the_highest_one_is_drawn_or_refused(full: TestNode) -> None:
+def test_id_after_the_highest_is_random_and_refused_with_autoincrement(full: TestNode) -> None:
     last = (1 << 63) - 1
     full.run(f"INSERT INTO t VALUES ({last}, 'x', 1)")
     full.run(f"INSERT INTO a(id) VALUES ({last})")
@@ -366,7 +366,7 @@ def test_error_for_a_rewritten_insert_shows_the_clients_text(full: TestNode) -> 
     assert caught.value.details["sql"] == sql
 
 
-def test_rows_are_complete_before_the_first_id_is_given(full: TestNode) -> None:
+def test_insert_select_reads_all_rows_before_it_assigns_ids(full: TestNode) -> None:
     """With any subquery: ids follow its ORDER BY, and a trigger does not run it twice."""
     db = full.engine._db
     for sql in (

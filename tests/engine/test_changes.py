@@ -129,7 +129,7 @@ def test_a_command_that_shares_a_transaction_is_found_by_its_id(
     assert shop.rows(OF_COMMAND, ["c99"]) == []
 
 
-def test_the_order_of_the_clock_needs_no_sorting(shop: TestNode) -> None:
+def test_changes_table_is_read_in_clock_order_without_sorting(shop: TestNode) -> None:
     plan = shop.rows("EXPLAIN QUERY PLAN SELECT * FROM bedrockish_changes ORDER BY clock, leader, seq")
     assert not [row for row in plan if "B-TREE" in str(row)]
     plan = shop.rows("EXPLAIN QUERY PLAN SELECT * FROM bedrockish_changes ORDER BY clock DESC")

@@ -118,7 +118,7 @@ def test_look_ups_and_updates_have_the_keys_of_their_columns(shop: TestNode) -> 
     assert gone == {table_key("branch", 1), b"i:branch\0" + encode(1), ROW}
 
 
-def test_wide_row_is_read_by_column_up_to_a_number_of_columns(shop: TestNode) -> None:
+def test_read_of_nine_columns_counts_as_a_read_of_the_row(shop: TestNode) -> None:
     """With very many columns, a key for each read column, or for each column except the id, would cost more than it
     gains.
     """

@@ -212,7 +212,7 @@ async def test_random_writes_at_random_cuts_never_look_like_damage(three: Three)
         assert not (await three.compare(limit=luck.randint(1, 60))).differences
 
 
-async def test_node_that_lost_most_of_a_table_is_found_even_if_it_sets_the_first_range(three: Three) -> None:
+async def test_comparison_finds_the_node_that_lost_most_of_a_table_even_as_its_leader(three: Three) -> None:
     three.damage("A", "DELETE FROM t")
     report = await three.compare(limit=5)
     assert {one.minority for one in report.differences} == {("A",)}

@@ -211,7 +211,7 @@ def test_long_cheap_statement_needs_no_thread(make_node: MakeNode) -> None:
         node.engine.execute(request(sql), 0.01)
 
 
-def test_interrupt_hits_only_the_late_statement(make_node: MakeNode) -> None:
+def test_watchdog_interrupts_only_the_late_statement(make_node: MakeNode) -> None:
     """The watchdog interrupts neither between two statements nor a statement of the node's own."""
     node = make_node()
     fill(node)

@@ -182,7 +182,7 @@ async def test_schema_transaction_is_lost_if_an_earlier_answer_has_changed(
     assert desk.node.rows("SELECT count(*) FROM sqlite_schema WHERE name = 'u'") == [(0,)]
 
 
-async def test_ids_that_cannot_be_kept_are_refused(desk: Desk) -> None:
+async def test_schema_change_after_one_insert_of_several_rows_with_assigned_ids_is_refused(desk: Desk) -> None:
     work = TransactionWork(serializable=True)
     await desk.run(work, "INSERT INTO t(v) VALUES ('c'), ('d')")
     with pytest.raises(UnsupportedError, match="change the schema first"):

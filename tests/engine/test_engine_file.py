@@ -421,7 +421,7 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNode, held: bool) -> None:
+def test_batch_that_may_restart_the_wal_counts_as_long(make_node: MakeNode, held: bool) -> None:
     """The end of a batch copies the rest of the WAL and truncates it, which takes a tenth of a second. If a reader of
     an old snapshot prevents that, each batch stays short, however long the WAL is.
     """
@@ -513,7 +513,7 @@ def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     assert (len(left), left[0] < 20, wal.frames) == (1, True, 0)
 
 
-def test_file_of_the_log_has_room_for_short_batches(make_node: MakeNode, tmp_path: Path) -> None:
+def test_wal_file_is_lengthened_ahead_of_short_batches(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node()
     node.run(SCHEMA)
     node.save()

@@ -192,7 +192,9 @@ def test_built_index_equals_the_one_of_sqlite(make_node: MakeNode, tmp_path: Pat
         assert digest(node.path) == digest(inline.path)
 
 
-def test_an_index_is_moved_and_not_built_again(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activation_moves_the_built_index_without_running_its_statement(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(node, "plain", Changes(1, "plain"))
     entry = decide(node, INDEXES["unique"])
     finish(node, begin(node, entry))

@@ -592,7 +592,7 @@ def test_rollback_to_keeps_the_write_set_of_the_remaining_changes(desk: Desk, se
     assert len(written) > 10
 
 
-def test_rollback_to_gathers_only_rolled_back_keys(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_to_computes_keys_of_rolled_back_changes_only(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.node.run(SCHEMA)
     work = desk.begin()
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"

@@ -33,7 +33,7 @@ def run(transactions: Interactive, work: TransactionWork, sql: str) -> list[tupl
     return rows
 
 
-def test_late_stop_of_a_stream_does_not_interrupt_the_next_user_of_its_connection(make_node: MakeNode) -> None:
+def test_late_stop_of_a_stream_does_not_interrupt_the_next_statement_on_its_connection(make_node: MakeNode) -> None:
     """The client left while the batch was encoded; then a large transaction is compared on that connection, and the
     node stopped.
     """

@@ -84,7 +84,7 @@ def test_statement_that_takes_too_much_memory_is_ended(make_node: MakeNode, sql:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_rows_that_are_found_by_key_are_counted_if_they_are_large(make_node: MakeNode, is_open: bool) -> None:
+def test_large_rows_of_a_lookup_are_counted_as_memory(make_node: MakeNode, is_open: bool) -> None:
     """A brief statement has no memory account before that."""
     memory = Memory()
     node = make_node(limits=replace(Limits(), memory=memory, result_bytes=4 << 20))

@@ -87,7 +87,7 @@ def test_conflicting_transactions_are_not_merged_and_later_ones_are(first: Prepa
     assert names(merged(part(writes="z"), first, second)) == ["c1"]
 
 
-def test_two_readers_of_a_key_are_merged() -> None:
+def test_transactions_that_read_the_same_key_are_merged() -> None:
     assert names(merged(part("k", "a"), part("k", "b"))) == ["c1"]
 
 

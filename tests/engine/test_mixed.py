@@ -69,7 +69,7 @@ def test_table_is_rebuilt_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
     same_in_replays(shop, tmp_path)
 
 
-def test_change_returns_the_answers_of_its_statements(shop: TestNode) -> None:
+def test_mixed_schema_change_returns_the_results_of_its_statements(shop: TestNode) -> None:
     results = decode_results(shop.prepare(*REMAKE, "SELECT count(*) FROM item").result)
     assert [result.rowcount for result in results[:3]] == [-1, -1, 2]
     assert results[-1].rows == [(2,)]

@@ -50,7 +50,7 @@ OWNER = (Spec("NOCASE"), Spec(descending=True), Spec())
         "DELETE FROM accounts WHERE id = ? RETURNING *",
     ],
 )
-def test_a_row_by_its_rowid_is_one_point(db: apsw.Connection, sql: str) -> None:
+def test_lookup_by_rowid_reads_one_point(db: apsw.Connection, sql: str) -> None:
     assert reads(db, sql, 5) == ([table_key("accounts", 5)], [])
 
 
@@ -85,20 +85,20 @@ def test_equality_in_an_index_is_the_range_of_its_prefix(db: apsw.Connection) ->
     assert reads(db, "SELECT * FROM accounts WHERE owner = 'Ann'") == ([], [expected])
 
 
-def test_a_range_in_a_descending_column_has_both_ends(db: apsw.Connection) -> None:
+def test_range_of_a_descending_column_is_read_with_both_ends(db: apsw.Connection) -> None:
     low = index_prefix("by_owner", ["ann", 20], OWNER)
     high = index_prefix("by_owner", ["ann", 10], OWNER) + HIGH
     sql = "SELECT * FROM accounts WHERE owner = ? AND balance BETWEEN ? AND ?"
     assert reads(db, sql, "ann", 10, 20) == ([], [(low, high)])
 
 
-def test_a_rowid_range_has_both_ends(db: apsw.Connection) -> None:
+def test_range_of_rowids_is_read_with_both_ends(db: apsw.Connection) -> None:
     points, ranges = reads(db, "SELECT * FROM accounts WHERE id > ? AND id <= ?", 3, 9)
     assert points == []
     assert ranges == [(table_key("accounts", 3) + HIGH, table_key("accounts", 9) + HIGH)]
 
 
-def test_both_ends_of_a_range_in_one_register_are_a_range_and_not_two_points(db: apsw.Connection) -> None:
+def test_between_on_a_descending_key_reads_the_range_between_its_ends(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE down(a TEXT, PRIMARY KEY(a DESC)) WITHOUT ROWID").fetchall()
     _, ranges = reads(db, "SELECT * FROM down WHERE a BETWEEN ? AND ?", "b", "d")
     inside = b"t:down\0" + index_prefix("x", ["c"], (Spec(descending=True),))[len(b"i:x\0") :]
@@ -122,7 +122,7 @@ def test_constants_of_64_bits_are_exact(db: apsw.Connection) -> None:
     assert reads(db, "SELECT * FROM accounts WHERE id = -9223372036854775808")[0] == [table_key("accounts", -(2**63))]
 
 
-def test_a_like_without_wildcards_in_front_is_a_range(db: apsw.Connection) -> None:
+def test_like_with_a_constant_prefix_reads_a_range(db: apsw.Connection) -> None:
     points, ranges = reads(db, "SELECT * FROM accounts WHERE owner LIKE 'an%'")
     assert points == []
     assert all(low.startswith(b"i:by_owner\0 ") for low, _ in ranges)
@@ -169,7 +169,7 @@ def test_index_is_read_by_values_up_to_a_column_with_an_application_s_collation(
     assert "i:odd" in {name for _, name in plan.fallbacks}
 
 
-def test_triggers_count_as_part_of_the_statement(db: apsw.Connection) -> None:
+def test_read_plan_includes_the_reads_of_triggers(db: apsw.Connection) -> None:
     plan = analyse(db, read_schema(db), "INSERT INTO entries VALUES (?, ?, NULL)", 2)
     assert "hits" in plan.tables
     assert plan.bind(("mon", 1))[1] == [prefix_range(index_prefix("sqlite_autoindex_hits_1", ["mon"], (Spec(),)))]
@@ -249,7 +249,7 @@ def test_blob_literal_that_is_not_text_hides_no_reads(db: apsw.Connection) -> No
     assert "marked" in plan.tables
 
 
-def test_a_long_list_of_values_is_looked_at_once(node: TestNode) -> None:
+def test_analysis_of_a_long_in_list_takes_linear_time(node: TestNode) -> None:
     """With thousands of parameters after IN, each is a read key, and the analysis takes linear time.
 
     The test uses no clock: a comparison of all pairs would not end in time.

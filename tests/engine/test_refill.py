@@ -144,7 +144,7 @@ def test_copy_whose_tables_differ_from_its_journal_is_refused(pair: Pair) -> Non
         refill.prove_copy(pair.copy, plain)
 
 
-def test_a_copy_with_a_page_that_cannot_be_read_is_refused(pair: Pair) -> None:
+def test_copy_with_an_unreadable_page_is_refused(pair: Pair) -> None:
     pair.fetch()
     data = bytearray(pair.copy.read_bytes())
     for page in range(2, len(data) // 4096):

@@ -90,7 +90,9 @@ def test_fts5_index_built_online_equals_one_that_sqlite_rebuilds(
         read_sound(node).close()
 
 
-def test_an_index_is_moved_and_not_rebuilt(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activation_moves_the_built_search_index_without_running_its_statement(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build = ready(node)
     monkeypatch.setattr(schema_versions, "run", None)
     assert node.engine.activate(build.txid) == ""

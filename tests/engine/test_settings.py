@@ -228,7 +228,7 @@ def test_a_setting_in_other_words_is_refused(node: TestNode) -> None:
     assert node.run("PRAGMA temp.recursive_triggers = OFF")[0].rows == []
 
 
-def test_a_trigger_that_only_the_setting_fires_may_be_broken(node: TestNode) -> None:
+def test_broken_trigger_raises_an_error_only_if_recursive_triggers_fire_it(node: TestNode) -> None:
     """SQLite finds out as it compiles the statement, which is then refused in its words."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.run("CREATE TRIGGER lost AFTER DELETE ON t BEGIN INSERT INTO nowhere VALUES (1); END")

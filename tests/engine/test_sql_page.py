@@ -224,7 +224,7 @@ def test_pragma_user_version_is_replicated_as_a_schema_statement(pair: tuple[Tes
     assert pair[0].prepare("PRAGMA user_version = 3").kind == SCHEMA_KIND
 
 
-def test_deferring_ends_with_its_request(pair: tuple[TestNode, TestNode]) -> None:
+def test_defer_foreign_keys_ends_with_its_request(pair: tuple[TestNode, TestNode]) -> None:
     first, _ = pair
     first.run("PRAGMA defer_foreign_keys = ON; INSERT INTO child VALUES (9); INSERT INTO parent VALUES (9)")
     with pytest.raises(ConstraintError):

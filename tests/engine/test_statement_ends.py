@@ -141,5 +141,5 @@ def test_many_statements_in_one_text_see_each_other(node: TestNode) -> None:
         ("SELECT '((((", 0),
     ],
 )
-def test_parentheses_are_counted_outside_of_texts_and_comments(sql: str, count: int) -> None:
+def test_count_parentheses_ignores_strings_and_comments(sql: str, count: int) -> None:
     assert count_parentheses(sql) == count

@@ -150,7 +150,7 @@ def test_joined_requests_equal_serial_execution(tmp_path: Path, seed: int) -> No
         ("UPDATE nothing SET x = 1", Exception),
     ],
 )
-def test_request_that_must_stand_alone_ends_the_group(
+def test_group_ends_before_a_request_that_needs_its_own_transaction(
     bank: TestNode, apart: str, error: type[Exception] | None
 ) -> None:
     bank.engine.scope.tick = lambda: 1
@@ -165,7 +165,7 @@ def test_request_that_must_stand_alone_ends_the_group(
         together(bank, *requests[2:])
 
 
-def test_access_set_of_a_group_has_all_reads_and_writes(bank: TestNode) -> None:
+def test_access_set_of_a_group_has_all_reads_and_writes_of_its_requests(bank: TestNode) -> None:
     whole = together(
         bank, *named(ADD, "UPDATE total SET n = (SELECT sum(balance) FROM account WHERE id > 1)")
     ).access_set

@@ -96,7 +96,7 @@ def test_sqlite_reads_no_further_than_a_nul(sql: str) -> None:
     ("sql", "name"),
     [("a", "a"), ('"a""b"', 'a"b'), ("`a``b`", "a`b"), ("[a b]", "a b"), ("'it''s'", "it's"), ("1", None), ("?", None)],
 )
-def test_name_of_a_token_has_no_quotes(sql: str, name: str | None) -> None:
+def test_token_name_is_the_unquoted_name(sql: str, name: str | None) -> None:
     (token,) = tokens(sql)
     assert token.name == name
 

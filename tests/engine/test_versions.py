@@ -179,7 +179,7 @@ def test_a_file_of_an_earlier_version_gets_the_table(shop: TestNode) -> None:
     assert MEMBERSHIP.voters
 
 
-def test_the_activation_travels_with_the_transaction(shop: TestNode) -> None:
+def test_encoded_transaction_has_its_activation_clock(shop: TestNode) -> None:
     plain = shop.entry(shop.prepare("CREATE TABLE t(x)")).transaction
     later = replace(plain, activates=99, body=b"")
     assert decode_transaction(later.body).activates == 99

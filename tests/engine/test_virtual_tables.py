@@ -167,7 +167,7 @@ def test_many_rows_of_a_virtual_table_are_replicated(pair: Pair) -> None:
     assert pair.query("SELECT count(*) FROM notes") == [(len(left),)]
 
 
-def test_boxes_keep_the_values_that_the_module_rounds(pair: Pair) -> None:
+def test_rtree_rows_are_replicated_with_their_rounded_coordinates(pair: Pair) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE boxes USING rtree(id, x0, x1, y0, y1, +name, +data)")
     pair.run(0, "INSERT INTO boxes VALUES (1, 0.1, 0.2, 0.3, 0.4, 'one', x'00ff')")
     pair.run(0, "INSERT INTO boxes(x0, x1, y0, y1) VALUES (1e300, 1e308, -0.7, 123456789.123)")

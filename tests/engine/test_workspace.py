@@ -236,7 +236,7 @@ def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
     workspace.end()
 
 
-def test_worker_stopped_before_it_begins_does_not_begin(node: TestNode, workspace: Workspace) -> None:
+def test_workspace_stopped_before_a_statement_does_not_run_it(node: TestNode, workspace: Workspace) -> None:
     begin(node, workspace)
     workspace.stop(DeadlineError("enough"))
     assert in_thread(lambda: workspace.execute(request("SELECT 1"))) == (DeadlineError, "enough")

@@ -198,7 +198,7 @@ def test_new_child_conflicts_with_the_removal_of_its_parent() -> None:
     assert child(keys, (1, 4, None, 0), (1, 5, None, 0)) & gone
 
 
-def test_a_child_is_not_disturbed_by_its_parents_other_columns() -> None:
+def test_child_does_not_conflict_with_changes_of_other_columns_of_its_parent() -> None:
     keys = keys_of(FAMILY)
     noted = parent(keys, (5, "X", 0), (5, "X", 1))
     assert not child(keys, None, (1, 5, "x", 0)) & noted

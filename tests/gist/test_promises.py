@@ -162,7 +162,7 @@ def test_any_two_quorums_share_a_node(voters: int) -> None:
     assert 2 * approvals_needed(voters) > voters
 
 
-def test_the_node_that_two_quorums_share_sees_both() -> None:
+def test_node_shared_by_two_quorums_rejects_the_second_conflicting_transaction() -> None:
     """Why: A, B, C approve one and C, D, E the other; C compares them, and rejects one if they conflict."""
     play = Play("cut A B - D E", "A0: BEGIN Alice writes x", "E0: BEGIN Eve writes x", "settle")
     assert "C0: REJECT Eve FOR Alice" in play.said

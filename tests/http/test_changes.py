@@ -89,7 +89,7 @@ def test_events_carry_the_cursor_as_their_id(shop: Asker) -> None:
     assert again.body.decode().startswith(f"id: {found[1]['cursor']}")
 
 
-def test_reconnected_reader_of_events_goes_on_after_its_last_event(shop: Asker) -> None:
+def test_event_stream_continues_after_the_header_last_event_id(shop: Asker) -> None:
     """An ``EventSource`` connects again with the URL of its first request, so ``after`` is older than the header."""
     found, _ = read(shop)
     path = f"/changes?follow=false&limit=1&after={found[0]['cursor']}"

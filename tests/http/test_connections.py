@@ -41,7 +41,7 @@ async def body_of(request: Request) -> bytes:
 # --- the parser -------------------------------------------------------------------------------------------------------
 
 
-async def test_request_that_comes_byte_by_byte_is_one_request() -> None:
+async def test_request_that_arrives_byte_by_byte_is_parsed_as_one() -> None:
     parser = parsed(*(ASK[place : place + 1] for place in range(len(ASK))))
     (request,) = parser.requests
     assert (request.method, request.path, request.is_whole) == ("POST", "/db/query", True)
@@ -128,7 +128,7 @@ def test_values_of_a_repeated_header_are_joined() -> None:
         (b"*", "*", b""),
     ],
 )
-def test_target_is_a_path_or_the_url_that_a_proxy_sends(target: bytes, path: str, query: bytes) -> None:
+def test_request_target_may_be_a_path_or_an_absolute_url(target: bytes, path: str, query: bytes) -> None:
     (request,) = parsed(b"OPTIONS %b HTTP/1.1\r\nHost: a\r\n\r\n" % target).requests
     assert (request.path, request.query) == (path, query)
 

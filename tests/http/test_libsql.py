@@ -260,7 +260,7 @@ def test_page_of_another_site_is_refused(node: Asker) -> None:
     assert node("/v2/pipeline", {"requests": []}).status == 200
 
 
-def test_stored_texts_can_be_run_and_described(node: Asker) -> None:
+def test_libsql_stored_texts_can_be_run_and_described(node: Asker) -> None:
     """A text is stored once, used by its number, and described."""
     found = pipeline(
         node,

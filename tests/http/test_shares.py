@@ -154,7 +154,7 @@ def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: A
     assert kind == "ok"
 
 
-def test_transaction_counts_statements_results_and_keys_that_are_kept_for_it() -> None:
+def test_size_of_an_open_transaction_includes_its_statements_results_and_keys() -> None:
     """Its 5,000 statements are kept in case it changes the schema, and their parameters alone could take gigabytes."""
     work = TransactionWork(serializable=True)
     work.size = 10

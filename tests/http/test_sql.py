@@ -163,7 +163,7 @@ def test_malformed_options_name_the_mistake(node: Asker, query: str, says: str) 
     assert says in reply.json["message"]
 
 
-def test_other_kinds_of_bodies_and_methods_are_refused(node: Asker) -> None:
+def test_http_refuses_other_content_types_encodings_and_methods(node: Asker) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert node("/db/execute", b'["DELETE FROM t"]', Content_Type=kind).status == 415
     coded = node("/db/execute", b'["DELETE FROM t"]', Content_Encoding="gzip")

@@ -123,7 +123,7 @@ def test_conflict_search_matches_the_definition() -> None:
     assert min(some, none) > 20
 
 
-def test_conflicts_up_to_the_horizon_are_left_out() -> None:
+def test_conflict_search_omits_conflicts_up_to_the_horizon() -> None:
     story = Story(random.Random(3))
     while not list(story.pairs()):
         story.commit()

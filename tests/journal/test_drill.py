@@ -34,7 +34,7 @@ def spoil(path: Path, *statements: str) -> None:
     db.close()
 
 
-def test_a_good_backup_is_proven_by_its_journal(lived: Lived) -> None:
+def test_drill_proves_a_sound_backup_by_its_journal(lived: Lived) -> None:
     found = drill(lived.backup)
     assert (found.faults, found.unproven, found.digest) == ([], "", digest(lived.backup))
     assert found.entries > 30

@@ -83,7 +83,7 @@ def kept(tmp_path: Path) -> Kept:
     return kept
 
 
-def test_sound_continuous_backup_is_proven(kept: Kept) -> None:
+def test_drill_proves_a_sound_continuous_backup(kept: Kept) -> None:
     found = drill_directory(kept.folder)
     assert (found.faults, found.unproven, found.gaps, found.snapshots, found.since) == ([], "", [], 3, 0)
     assert found.digest == digest(kept.node)
@@ -97,7 +97,7 @@ def test_sound_continuous_backup_is_proven(kept: Kept) -> None:
     assert (data["good"], data["gaps"], data["digest"]) == (True, [], found.digest)
 
 
-def test_continuous_backup_is_proven_while_it_grows(tmp_path: Path) -> None:
+def test_drill_proves_a_continuous_backup_while_it_grows(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.live()
     kept.snapshot()

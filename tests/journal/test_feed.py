@@ -213,7 +213,7 @@ def test_malformed_cursor_is_refused(text: str) -> None:
         parse_cursor(text)
 
 
-def test_cursor_of_a_copy_skips_the_copied_commits(journal: sqlite3.Connection) -> None:
+def test_feed_cursor_of_a_copy_skips_the_copied_commits(journal: sqlite3.Connection) -> None:
     """The copy has everything up to safe time, and some later commits."""
     cursor = cursor_of_copy(15, [(30, "B"), (20, "A")])
     assert str(cursor) == "15.~+20.A+30.B"

@@ -85,7 +85,7 @@ def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
     assert {law.name for law in LAWS if law.needs not in (TABLES, ANCHORS)} == QUERIES.keys()
 
 
-def test_page_lists_all_manipulations() -> None:
+def test_laws_page_lists_all_tested_manipulations() -> None:
     page = (ROOT / "docs" / "laws.md").read_text()
     tried = [(what, law) for what, (law, _) in SEEN.items()]
     assert re.findall(r"^\| ([^`|]+) \| `(\w+)` \|$", page, re.MULTILINE) == tried

@@ -124,18 +124,18 @@ def test_random_replay_draws_every_valid_order() -> None:
     assert drawn == {tuple(map(str, order)) for order in all_orders(GIST)}
 
 
-def test_applied_entries_are_left_out_of_the_order() -> None:
+def test_replay_order_omits_applied_entries() -> None:
     rest = list(replay_order(GIST, lambda: 0.0, {"A": 2, "B": 1}))
     assert sorted(map(str, rest)) == ["B2", "C1", "D1"]
 
 
-def test_entries_that_wait_for_each_other_are_blocked_with_nothing_missing() -> None:
+def test_replay_reports_entries_that_wait_for_each_other_as_blocked() -> None:
     with pytest.raises(ReplayBlockedError) as caught:
         list(replay_order([Mark("A", 1, {"B": 1}), Mark("B", 1, {"A": 1})], lambda: 0.0))
     assert caught.value.missing == []
 
 
-def test_a_long_history_is_ordered_in_linear_work() -> None:
+def test_replay_order_takes_linear_work() -> None:
     """The work is a step for each component of each ``after``, and one for each time that a component is waited for."""
     looks = 0
 

@@ -54,7 +54,7 @@ def test_pruned_journal_verifies_from_its_mark(world: World, share: float) -> No
     assert report.lacks == {}
 
 
-def test_the_whole_rest_is_verified_when_all_nodes_have_removed_something(world: World) -> None:
+def test_verify_accepts_journals_that_are_pruned_at_all_nodes(world: World) -> None:
     for node, share in (("A", 0.3), ("B", 0.6), ("C", 0.9)):
         prune(world, node, share)
     assert verify(world.paths).findings == []
@@ -96,7 +96,7 @@ def test_only_old_entries_are_pruned(world: World) -> None:
     assert missing
 
 
-def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
+def test_feed_of_a_pruned_journal_has_every_transaction_or_raises(world: World) -> None:
     whole, part = world.nodes["A"].db, world.nodes["B"].db
     for db in (whole, part):
         db.execute(schema.DDL).fetchall()

@@ -81,7 +81,7 @@ def test_a_replay_makes_the_same_database_as_the_engine(story: str, tmp_path: Pa
     node.engine.close()
 
 
-def test_a_replay_does_not_ask_checks_again(tmp_path: Path) -> None:
+def test_replay_does_not_evaluate_checks(tmp_path: Path) -> None:
     """The leader has evaluated them, and a plugin's function may have another result today."""
     answer = {"fine": 1}
 

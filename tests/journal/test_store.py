@@ -77,7 +77,7 @@ def test_appended_entries_are_found_by_place_and_txid(db: apsw.Connection) -> No
     assert (stored.repeat, stored.applied_ms, stored.origin) == (1, 7, "A")
 
 
-def test_each_of_several_commands_is_found(db: apsw.Connection) -> None:
+def test_find_command_finds_each_command_of_a_shared_transaction(db: apsw.Connection) -> None:
     """A command is not found a second time under another label, nor after its transaction was removed."""
     a1 = make("A", 1, 10)
     shared = replace(a1.transaction, joined=(("second", b"two"), ("third", b"three")), body=b"")

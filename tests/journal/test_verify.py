@@ -382,7 +382,7 @@ def test_two_conflicting_adoptions_can_never_both_look_possible() -> None:
         assert 2 * quorum(n) + 2 > n + (n - 1) // 2
 
 
-def test_a_run_of_entries_is_checked_without_a_file(world: World) -> None:
+def test_check_run_checks_a_list_of_entries_without_a_file(world: World) -> None:
     rows = list(store.scan_stored(world.nodes["A"].db))
     assert check_run(rows) == []
     assert {finding.check for finding in check_run([*rows[:5], *rows[6:]])} == {"density"}

@@ -67,7 +67,7 @@ def test_files_that_cannot_be_attached_are_named(other: Path, tmp_path: Path) ->
         assert db.execute("SELECT count(*) FROM other.x").value() == 2
 
 
-def test_as_many_files_are_attached_as_sqlite_allows(other: Path) -> None:
+def test_program_may_attach_as_many_files_as_sqlite_allows(other: Path) -> None:
     with bedrockish.node() as node, node.connect() as db:
         attached, error = 0, ""
         while not error:

@@ -120,7 +120,7 @@ def test_node_that_does_not_serve_is_refused(database: str, page: Page, monkeypa
     assert reader.facts().mode == STOPPED
 
 
-def test_generation_changes_before_a_file_is_exchanged(database: str, page: Page) -> None:
+def test_page_generation_changes_when_the_node_withdraws_its_file(database: str, page: Page) -> None:
     """If the generation is the same before and after a reader opens the file, it has opened the right one."""
     reader = Published(database)
     first = reader.facts().generation
@@ -162,7 +162,7 @@ def test_page_that_another_thread_has_closed_is_not_read(database: str, page: Pa
             read()
 
 
-def test_copy_of_file_and_page_is_refused(database: str, page: Page, tmp_path: Path) -> None:
+def test_copied_database_with_its_copied_page_is_refused(database: str, page: Page, tmp_path: Path) -> None:
     other = str(tmp_path / "copy.sqlite")
     shutil.copy(database, other)
     shutil.copy(page_path(database), page_path(other))

@@ -47,7 +47,7 @@ def test_statement_that_needs_ids_leases_them(db: Connection, table: str, long_w
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 152
 
 
-def test_statement_that_comes_to_need_the_node_moves_there(db: Connection, table: str) -> None:
+def test_statement_that_needs_the_node_on_a_later_run_moves_there(db: Connection, table: str) -> None:
     clock = f"SELECT CASE WHEN b > 10 THEN transaction_clock() ELSE 0 END FROM {table} WHERE id = 1"
     with db.transaction() as tx:
         assert [tx.execute(clock).value() for _ in range(2)] == [0, 0]

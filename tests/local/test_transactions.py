@@ -500,7 +500,7 @@ def test_commit_that_cannot_reach_its_node_did_not_happen(tmp_path: Path) -> Non
             assert db.execute("SELECT count(*) FROM t", timeout=20, read="strict").value() == 0
 
 
-def test_prepared_transaction_keeps_its_form() -> None:
+def test_prepared_transaction_is_equal_after_encoding_and_decoding() -> None:
     one = prepared(base={"A": 3, "B": 7}, schema=4)
     assert decode_prepared(encode_prepared(one)) == one
 
@@ -628,7 +628,7 @@ def _move(tx: Any, source: int, target: int) -> None:
         tx.execute("UPDATE account SET balance = ? WHERE id = ?", (other + 10, target))
 
 
-def test_token_is_not_needed_for_a_first_transaction(node: LocalNode) -> None:
+def test_transaction_by_path_begins_without_a_token(node: LocalNode) -> None:
     with bedrockish.connect(node.database) as db:
         assert db._client._core.token == Token()
         with db.transaction() as tx:

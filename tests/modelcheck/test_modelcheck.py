@@ -77,7 +77,7 @@ def test_reduced_search_reaches_the_same_end_states(name: str) -> None:
     assert finals(short) == finals(whole)
 
 
-def test_immediate_and_delayed_durability_end_alike() -> None:
+def test_model_with_delayed_durability_reaches_the_same_ends() -> None:
     """If each sync is an event of its own, and restarts lose earlier writes, there is one more end: the request was
     lost before any other node heard of it.
     """

@@ -292,7 +292,7 @@ def test_dialler_rejects_an_unexpected_node() -> None:
     assert caught.value.code == Code.WRONG_NODE
 
 
-def test_a_client_may_leave_the_cluster_open() -> None:
+def test_client_hello_without_a_cluster_name_is_accepted() -> None:
     assert Pair(Hello("shell", None, "client"), B).open().a.remote == B
 
 
@@ -311,7 +311,7 @@ def test_unknown_keys_in_a_hello_are_ignored() -> None:
     assert drain(pair.b) == [Hello("A", "shop")]
 
 
-def test_names_that_would_spoil_a_terminal_are_cleaned() -> None:
+def test_control_characters_in_a_goodbye_are_replaced() -> None:
     pair = Pair().open()
     assert pair.send(pair.a, Goodbye("x", "\x1b[2Jbye\n")) == [Goodbye("x", "\ufffd[2Jbye\ufffd")]
 
@@ -343,7 +343,7 @@ def test_limits_hold_from_the_first_four_bytes() -> None:
 
 
 @pytest.mark.parametrize(("start", "hint"), [(b"\x16\x03\x01\x00", "TLS"), (b"GET ", "HTTP")])
-def test_bytes_of_other_protocols_are_named(start: bytes, hint: str) -> None:
+def test_frame_reader_names_the_other_protocol_of_foreign_bytes(start: bytes, hint: str) -> None:
     reader = FrameReader(100)
     reader.feed(start)
     with pytest.raises(RemoteProtocolError, match=hint):

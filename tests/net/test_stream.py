@@ -286,7 +286,7 @@ async def test_message_given_in_parts_arrives_whole_and_in_order() -> None:
             a.send_parts_nowait([b"z" * (1 << 20)] * 1_000)
 
 
-async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_closing_a_link_flushes_its_bulk_messages(autojump_clock: trio.testing.MockClock) -> None:
     async with links() as (a, b):
         a.send_many_nowait([b"one", b"two"], bulk=True)
         a.send_nowait(b"three")

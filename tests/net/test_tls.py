@@ -251,7 +251,7 @@ def test_malformed_certificate_raises_value_error() -> None:
             read_certificate(ssl.DER_cert_to_PEM_cert(der[:length]))
 
 
-async def test_status_of_certificates_passes_over_a_link_that_broke(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_status_of_certificates_skips_a_broken_link(authority: trustme.CA, tmp_path: Path) -> None:
     """A killed peer ends its TLS without a farewell; OpenSSL forgets the handshake before the link is gone."""
     files = issue(authority, tmp_path, "node-a")
     near, far = trio.socket.socketpair()

@@ -29,7 +29,7 @@ def test_page_has_the_current_table_of_states() -> None:
     assert found[0].strip() == describe_table()
 
 
-def test_page_has_all_kinds_of_frames() -> None:
+def test_wire_page_lists_all_kinds_of_frames() -> None:
     rows = re.findall(r"^\| (\d+) \| ([A-Z]+) \|", PAGE.read_text(), re.MULTILINE)
     assert [(int(number), name) for number, name in rows] == [(kind.value, kind.name) for kind in Kind]
 

@@ -227,7 +227,9 @@ async def test_messages_leave_after_the_sync_of_their_batch(tmp_path: Path, monk
     engine.close()
 
 
-async def test_an_early_message_waits_for_its_own_facts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_message_leaves_when_its_own_facts_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ceiling and the tick of the last sync count, not those of the open batch or of the batch that is syncing."""
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     wire = Wire()

@@ -28,7 +28,7 @@ class Scene:
             self.timer.executed(count)
 
 
-def test_a_lone_writer_never_waits() -> None:
+def test_group_timer_does_not_delay_a_lone_writer() -> None:
     scene = Scene()
     for _ in range(20):
         assert scene.timer.is_due(1)

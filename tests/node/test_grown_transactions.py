@@ -167,7 +167,7 @@ async def test_savepoints_from_before_and_after_the_move_roll_back(
         assert await client.value("SELECT group_concat(id) FROM t") == "1,2,3,7"
 
 
-async def test_commit_of_a_read_row_ends_a_moved_transaction_at_its_next_statement(
+async def test_moved_transaction_fails_at_its_next_statement_if_a_read_row_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_client(tmp_path, monkeypatch) as client:
@@ -179,7 +179,7 @@ async def test_commit_of_a_read_row_ends_a_moved_transaction_at_its_next_stateme
         assert await client.value("SELECT count(*) FROM big") == 0
 
 
-async def test_commit_of_a_row_read_later_ends_a_moved_transaction_at_commit(
+async def test_moved_transaction_fails_at_commit_if_a_row_changed_before_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workspace shows the row as it was when the transaction moved."""

@@ -39,7 +39,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     assert await outcome() == ROLLED_BACK
 
 
-async def test_only_voter_tells_no_rollback_of_a_transaction_that_it_may_still_commit() -> None:
+async def test_sole_voter_reports_no_outcome_of_a_transaction_that_it_may_still_commit() -> None:
     net = Net("A")
     core = net.places["A"].core
     engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
@@ -55,7 +55,7 @@ async def test_only_voter_tells_no_rollback_of_a_transaction_that_it_may_still_c
 
 
 @pytest.mark.parametrize("source", ["Z", ["A"], {"A": 1}, 5, None])
-async def test_a_repair_from_anything_but_another_member_is_refused(source: object) -> None:
+async def test_repair_from_a_node_that_is_no_other_member_is_refused(source: object) -> None:
     nothing = cast(Any, None)
     healer = Healer(Net("AB").places["A"].core, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(UsageError, match="there is no other member"):

@@ -38,7 +38,7 @@ async def test_released_readers_leave_room_for_others() -> None:
     assert len(node.posted) == 2
 
 
-async def test_readers_beyond_the_limit_are_refused_and_those_within_go_on() -> None:
+async def test_holds_beyond_the_limit_are_refused_and_existing_ones_may_move() -> None:
     node = Node(HOLDS_MAX, released=1)
     for name in ("another", "gone0"):
         with pytest.raises(UsageError, match="100 readers hold the journal, which is the limit; release one"):

@@ -125,7 +125,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "QUIET_S", 0.0)
 
 
-async def test_the_first_in_name_order_founds_a_cluster_and_the_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+async def test_first_founder_by_name_draws_the_cluster_id_and_others_wait(caplog: pytest.LogCaptureFixture) -> None:
     found, level = await find_cluster(config("A", A=1, B=2, C=3), Entry())
     assert len(found) == 16
     assert level == LEVEL

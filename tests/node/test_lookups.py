@@ -75,7 +75,7 @@ async def test_text_that_needs_watching_is_no_lookup(
         assert not looked_up
 
 
-async def test_errors_of_a_lookup_are_those_of_the_core(
+async def test_direct_lookup_raises_the_same_errors_as_the_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: list[bytes]
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

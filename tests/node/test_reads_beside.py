@@ -149,7 +149,7 @@ async def test_session_never_sees_an_older_state(tmp_path: Path, monkeypatch: py
         ("", SqlError),
     ],
 )
-async def test_anything_but_a_short_read_waits_for_the_writer(
+async def test_requests_other_than_short_reads_wait_for_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, told: object
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

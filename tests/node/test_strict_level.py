@@ -89,7 +89,7 @@ async def test_transaction_that_reads_no_table_of_the_cluster_asks_no_question(
         assert "tx+level" not in questions
 
 
-async def test_transaction_at_another_level_asks_no_question(
+async def test_transaction_below_strict_asks_no_voter_about_its_journal_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     async with running(tmp_path, monkeypatch) as (runtime, _):

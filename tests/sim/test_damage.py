@@ -24,7 +24,7 @@ def test_damaged_row_is_found_and_repaired_in_hard_worlds() -> None:
     assert total["filled again"] > 10
 
 
-def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
+def test_a_quarter_of_the_drawn_worlds_has_damaged_rows() -> None:
     """A quarter of the worlds has them, and never together with schema changes."""
     for draw in (draw_wide_options, draw_hard_options):
         drawn = [draw(seed) for seed in range(1, 401)]

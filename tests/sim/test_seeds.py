@@ -60,7 +60,7 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
 
 
 @pytest.mark.parametrize("voters", range(1, 8))
-def test_simulator_loses_only_as_many_files_as_can_be_replaced(voters: int) -> None:
+def test_simulator_wipes_only_as_many_files_as_a_quorum_permits(voters: int) -> None:
     """Any number of files could be lost, but a membership change needs a quorum of approvals, and an amnesiac node
     gives none.
     """

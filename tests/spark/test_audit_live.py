@@ -64,7 +64,7 @@ async def write_and_audit(cluster: LocalCluster) -> list[int]:
     return entries
 
 
-def test_export_older_than_the_files_is_not_a_fault(tmp_path: Path) -> None:
+def test_audit_reports_an_export_older_than_the_files_as_no_fault(tmp_path: Path) -> None:
     """An older file of the node itself is a fault, because the node writes its timeline before any other node."""
     world = honest(40)
     old = world.write(tmp_path / "old")

@@ -70,7 +70,7 @@ def test_export_equals_the_journals(files: list[Path], tmp_path: Path, step: int
         assert exported(tmp_path / "out", table) == held(files, table), table
 
 
-def test_only_new_entries_are_exported(tmp_path: Path) -> None:
+def test_second_export_adds_only_new_entries(tmp_path: Path) -> None:
     world = honest(60)
     path = world.write(tmp_path)[0]
     out = tmp_path / "out"

@@ -58,7 +58,7 @@ def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypa
 
 
 @pytest.mark.parametrize("where", ["leader = 'A' AND tick = 3", "leader = 'B' AND tick = 1"])
-def test_altered_ticks_do_not_make_an_endless_plan(tmp_path: Path, where: str) -> None:
+def test_reader_plan_stays_small_with_altered_ticks(tmp_path: Path, where: str) -> None:
     path = honest(30).write(tmp_path)[0]
     db = apsw.Connection(str(path))
     db.execute(f"UPDATE bedrockish_journal SET tick = 1 << 60 WHERE {where}")
@@ -122,7 +122,7 @@ def test_dataframe_keeps_its_rows_when_its_file_is_replaced(spark: SparkSession,
     assert spark.read.format("bedrockish").load(str(path)).count() == held + 1
 
 
-def test_a_plan_takes_a_few_seeks_however_long_the_journal_is(tmp_path: Path) -> None:
+def test_reader_plan_takes_a_constant_number_of_seeks(tmp_path: Path) -> None:
     """The work is counted in steps of SQLite's machine: a hundred million entries need as many as these."""
 
     def steps(commits: int) -> int:

@@ -46,7 +46,7 @@ def paths(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_table_pruned_has_the_beginning_of_a_journal(tmp_path: Path) -> None:
+def test_spark_table_pruned_has_the_marks_of_a_pruned_journal(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     commits = {(row["leader"], row["tick"]): row for row in read(path)}
     members = read(path, table="members")
@@ -75,7 +75,7 @@ def test_entries_removed_between_planning_and_reading_raise(tmp_path: Path) -> N
     assert caught.value.first == upto["A"] + 1
 
 
-def test_stream_at_the_end_continues_after_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_stream_at_the_end_continues_after_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last entry of each timeline stays, so the journal does not seem to be an older copy."""
     monkeypatch.setattr("bedrockish_journal.spark.source.stream.BEHIND_S", 0.0)
     path = honest(60).write(tmp_path)[0]
@@ -104,7 +104,7 @@ def test_export_begins_again_only_on_request(tmp_path: Path) -> None:
         assert export(feed, str(out)).entries == 0
 
 
-def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path) -> None:
+def test_audit_reports_that_a_pruned_journal_cannot_rebuild_its_database(tmp_path: Path) -> None:
     path = honest(30).write(tmp_path)[0]
     prune(path, 0.5)
     found, counts = _replay({"A": str(path)}, 5)

@@ -68,7 +68,7 @@ def test_wrong_options_are_refused(options: dict[str, str], text: str) -> None:
         Options.parse(options)
 
 
-def test_paths_are_lists_globs_and_directories(files: list[Path]) -> None:
+def test_option_path_accepts_lists_globs_and_directories(files: list[Path]) -> None:
     names = [str(path) for path in files]
     assert expand(",".join(names)) == names
     assert expand(str(files[0].parent)) == names

@@ -93,7 +93,7 @@ def test_option_starting_sets_the_begin_of_a_stream(files: list[Path], tmp_path:
         stream(path, starting="soon")
 
 
-def test_available_now_ends_at_the_initial_end(tmp_path: Path) -> None:
+def test_stream_with_available_now_ends_at_the_initial_end_of_the_journal(tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
     reader = stream(path)

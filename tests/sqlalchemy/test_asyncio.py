@@ -132,7 +132,7 @@ def test_sqlalchemy_asyncio_streams_a_result(cluster: LocalCluster) -> None:
     on_asyncio(cluster, work)
 
 
-def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
+def test_cancelled_sqlalchemy_task_rolls_its_transaction_back(cluster: LocalCluster) -> None:
     """The connection is not used again, and its uncommitted changes are rolled back."""
 
     async def work(engine: AsyncEngine) -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.api.requests import Answer, Request, Statement, Token
 from bedrockish.config.config import Config
+from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.coordinator.revalidation import moved_up
 from bedrockish.core.node import Node
 from bedrockish.core.protocol import events as on
@@ -19,11 +20,10 @@ from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.index_plan import makes_index, makes_search
-from bedrockish.errors import BedrockishError, DamagedError, UsageError
+from bedrockish.errors import BedrockishError, DamagedError, ForgottenError, UsageError, VoidedError
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
-from bedrockish.node.recalling import again, find_command
 from bedrockish.node.rights import check_change
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
@@ -31,8 +31,12 @@ from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
+from bedrockish.node.transactions.command_ids import check_removed, check_request
 from bedrockish_journal.model.changes import decode_steps
+from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
+from bedrockish_journal.model.vector import merge as merge_vectors
+from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
 LONG_CHANGE_S = 0.2  # an index whose trial takes so long is built online, during a delay of the change
 # The delay of such a change: some seconds, and a multiple of the trial's time, because the build gets only half of the
@@ -241,3 +245,46 @@ def _checked(request: Request, prepared: Prepared) -> Prepared:
         error.rests_on = replace(prepared, readonly=True)
         raise
     return prepared
+
+
+def find_command(engine: Engine, request: Request) -> Entry | None:
+    """Return the entry of a request's command; None if the command never happened.
+
+    Raises:
+        CommandIdError: the entry was removed, and was another user's or another request's.
+        ForgottenError: the entry was removed, or the command's id is too old to tell.
+    """
+    try:
+        return engine.journal.find_command(request.command)
+    except ForgottenError:
+        removed = engine.journal.removed_command(request.command)
+        if removed is not None:
+            check_removed(engine.access, removed, request)
+        raise
+
+
+def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> Answer | on.Decided:
+    """Return the answer to a request whose command has happened before, from the command's entry.
+
+    For a schema change that is not in force here yet, return the event ``Decided`` for the core instead.
+
+    Raises:
+        CommandIdError: the id is another user's or another request's, or was settled before the request happened.
+        ConstraintError: the command was a schema change that failed on the data.
+        VoidedError: no node could apply the entry, and an operator had its changes skipped.
+    """
+    check_request(engine.access, entry, request)
+    command, token, transaction = request.command, request.token, entry.transaction
+    if entry.txid in engine.entries.void:
+        raise VoidedError(
+            f"command {command} became {entry.leader}{entry.tick}, which no node could apply, and which was "
+            "applied without its changes by an operator's order: it did not happen; send it under a new id"
+        )
+    standing = engine.versions.standing(entry.txid) if transaction.kind == SCHEMA else None
+    if standing is not None and standing.state == FAILED:
+        raise schema_failed(standing.failure)
+    vector = merge_vectors(entry.after, {entry.leader: entry.tick}, token.vector)
+    clock = max(entry.txid.clock, transaction.activates, token.clock)
+    answer = Answer(transaction.result_of(command), Token(vector, clock), entry.place)
+    is_scheduled = standing is not None and standing.state == SCHEDULED
+    return on.Decided(request_id, entry.txid, answer) if is_scheduled else answer

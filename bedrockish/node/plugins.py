@@ -83,8 +83,9 @@ class Plugins:
         Raises:
             UnsupportedError: a member lacks a module, or has not reported its modules yet.
         """
+        nodes = sorted(others)
         for module in needed(statements):
-            for node in sorted(others):
+            for node in nodes:
                 if module not in self._modules.get(node, frozenset()):
                     why = "lacks" if node in self._modules else "has not told, since this node started, that it has"
                     raise UnsupportedError(f"node {node} {why} the module {module}; install {PACKAGES[module]} there")

@@ -328,10 +328,10 @@ def _encode_result(one: Result) -> bytes:
         columns = b"\x80"
     else:
         is_short = sum(map(len, one.columns)) <= NAMES_CHARACTERS_MAX
-        columns = _encode_columns(one.columns) if is_short else cbor2.dumps(one.columns)
+        columns = _encode_often(one.columns) if is_short else cbor2.dumps(one.columns)
     rows = cbor2.dumps(one.rows) if one.rows else b"\x80"
     last = b"\xf6" if one.lastrowid is None else cbor2.dumps(one.lastrowid)
-    return b"".join((b"\x84", columns, rows, _encode_count(one.rowcount), last))
+    return b"".join((b"\x84", columns, rows, _encode_often(one.rowcount), last))
 
 
 def head_of_read(columns: tuple[str, ...]) -> bytes:
@@ -347,14 +347,7 @@ def encode_read(head: bytes, rows: Sequence[tuple[Any, ...]]) -> bytes:
 _END_OF_READ = cbor2.dumps(-1) + cbor2.dumps(None)
 
 
-@lru_cache(1_000)
-def _encode_columns(columns: tuple[str, ...]) -> bytes:
-    return cbor2.dumps(columns)
-
-
-@lru_cache(1_000)
-def _encode_count(count: int) -> bytes:
-    return cbor2.dumps(count)
+_encode_often = lru_cache(2_000)(cbor2.dumps)  # for names of columns and numbers of rows, which come again and again
 
 
 def _decoded(data: bytes) -> Any:

@@ -54,17 +54,13 @@ def with_settings(sql: str, settings: Settings) -> str:
     return "".join(prefix for name, prefix in _PREFIXES.items() if name in settings) + sql if settings else sql
 
 
+@remembered
 def first_setting(sql: str) -> tuple[str, bool | None, int] | None:
     """Return the setting with which a text begins: its name, new value (None for a query) and end; None without one.
 
     >>> first_setting("PRAGMA recursive_triggers = ON"), first_setting("SELECT 1")
     (('recursive_triggers', True, 30), None)
     """
-    return _first_setting(sql)
-
-
-@remembered
-def _first_setting(sql: str) -> tuple[str, bool | None, int] | None:
     found = _FIRST.match(sql)
     if found is None:
         return None

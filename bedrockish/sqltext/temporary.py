@@ -11,17 +11,13 @@ from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 _HEAD = 12  # number of first tokens that include the name in CREATE TEMP TABLE IF NOT EXISTS
 
 
+@remembered
 def makes_temporary(sql: str) -> bool:
     """Return whether a statement makes a TEMP table, view, trigger or index.
 
     >>> makes_temporary("CREATE TEMP TABLE t(a)"), makes_temporary("CREATE TABLE temp.t(a)")
     (True, True)
     """
-    return _makes_temporary(sql)
-
-
-@remembered
-def _makes_temporary(sql: str) -> bool:
     sql = without_settings(sql)
     if first_word(sql) != "CREATE" or "temp" not in sql.lower():
         return False

@@ -95,9 +95,7 @@ def encode_changes(changes: Iterable[Change]) -> bytes:
     return b"\x82" + _encode_heads(tuple(heads)) + head(4, count) + b"".join(pieces) + _items(rows)
 
 
-@lru_cache(1_000)
-def _encode_heads(heads: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
-    return cbor2.dumps(heads)
+_encode_heads = lru_cache(1_000)(cbor2.dumps)
 
 
 def _items(rows: list[tuple[Any, ...]]) -> bytes:

@@ -73,7 +73,7 @@ def test_names_on_the_page_for_contributors_are_in_their_files() -> None:
     assert not [(word, file) for word, file in named if not re.search(rf"\b{word}\b", (ROOT / file).read_text())]
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
     """A page of the documentation can be found from its index."""
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if name(page).startswith("docs/")]

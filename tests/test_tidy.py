@@ -325,7 +325,7 @@ def room(full: str) -> str:
     return "" if found == "bedrockish" and full != "bedrockish" else found
 
 
-def test_every_package_is_assigned_to_a_floor() -> None:
+def test_every_package_has_a_floor_in_the_import_order() -> None:
     """Each new folder must be assigned to a floor."""
     assert not [
         name(p) for p in sources() if name(p).startswith(("bedrockish", "journal/", "net/")) and not room(module(p))

@@ -602,7 +602,7 @@ def _whole(found: Table | Index, reason: str) -> Dependent:
 
 
 def _each(name: str, fields: Fields) -> list[Access]:
-    """Return one access for each value of the IN list that the last column runs through."""
+    """Return one access for each value of the IN list with which the last column is compared."""
     found = []
     for atom in sorted(fields[-1].atoms, key=repr):
         one = (*fields[:-1], FieldValues(frozenset({atom}), fields[-1].spec))

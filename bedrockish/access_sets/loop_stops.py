@@ -247,7 +247,7 @@ def _written(op: Op) -> Iterable[int]:
         return range(op.p2, op.p2 + op.p3 + 1)
     if op.name == "Affinity":
         return range(op.p1, op.p1 + op.p2)
-    if op.name in LOADS and op.name not in WRITES:  # P3 of a constant of 64 bits is half of the constant
+    if op.name in LOADS and op.name not in WRITES:  # P3 of Int64 is half of the value, not a register
         return (op.p2,)
     return [getattr(op, operand) for operand in WRITES.get(op.name, ())]
 

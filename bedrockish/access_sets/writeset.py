@@ -261,7 +261,10 @@ class _TableKeys:
         return self._points(old, new), ranges
 
     def _untold_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the ranges of UNIQUE indexes with unknown equality in which a value is taken or released."""
+        """Yield the ranges of those UNIQUE indexes in which the row takes or releases a value.
+
+        Only indexes whose comparison of values is unknown have such ranges.
+        """
         for found, places, exact in self._untold:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)

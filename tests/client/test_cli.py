@@ -200,7 +200,7 @@ def test_explain_prints_keys_and_advice() -> None:
         ("line", "    s = SELECT 'é'\n    n = \n    f = 1.5\n    b = x'00'\n"),
     ],
 )
-def test_each_output_mode_prints_its_form(mode: str, printed: str) -> None:
+def test_shell_prints_a_result_in_each_output_mode(mode: str, printed: str) -> None:
     with in_background(Table()) as url:
         result = run("sql", url, "--mode", mode, "SELECT 'é'")
     assert (result.stdout_bytes.decode(), result.exit_code) == (printed, 0)

@@ -101,7 +101,7 @@ def test_long_value_is_in_a_block_of_its_own(long: Any, known: bool) -> None:
         assert block[0] == 1 or sum(map(len, block[2])) <= LONG_BYTES
 
 
-def test_wide_rows_are_in_blocks_of_bounded_size() -> None:
+def test_blocks_of_wide_rows_have_a_bounded_number_of_values() -> None:
     rows = [tuple(range(1_000)) for _ in range(200)]
     encoded = by_column(Result(tuple(map(str, range(1_000))), rows))
     assert decode_results(encoded)[0].rows == rows

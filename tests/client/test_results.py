@@ -132,7 +132,7 @@ def test_rows_that_are_not_lists_are_refused(rows: object) -> None:
 
 @pytest.mark.parametrize("long", ["x" * STEP_BYTES, bytes(STEP_BYTES)])
 @pytest.mark.parametrize("others", [[1, None], ["short", "text"], [b"", None]])
-def test_long_value_among_others_of_its_column_is_encoded_by_itself(long: str | bytes, others: list[Any]) -> None:
+def test_long_value_is_encoded_in_a_part_of_its_own(long: str | bytes, others: list[Any]) -> None:
     rows = [(one, "y") for one in (*others, long, *others)] * 8
     results = [Result(("a", "b"), rows)]
     parts = list(_parts(results, 255))

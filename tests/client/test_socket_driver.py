@@ -235,7 +235,7 @@ def become_reader(client: SocketClient, number: int) -> None:
         (SocketClient, "_await", become_reader),  # between becoming the reader and reading
     ],
 )
-def test_calls_after_an_interrupt_at_any_step_get_their_own_answers(
+def test_calls_after_an_interrupted_call_get_their_own_answers(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, before: Callable[..., None]
 ) -> None:
     """A later call got the outcome of the interrupted one, a link was dialled no more, or no thread read."""

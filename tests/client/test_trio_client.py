@@ -276,7 +276,7 @@ async def test_client_goes_on_after_a_cancellation_at_any_moment() -> None:
         assert len(node.links) == 1
 
 
-async def test_a_batch_is_one_round_trip_and_calls_do_not_wait_for_each_other() -> None:
+async def test_batch_is_one_request_and_concurrent_calls_share_a_link() -> None:
     node = ScriptedNode()
     here, go = 0, trio.Event()
 

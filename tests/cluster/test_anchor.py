@@ -99,7 +99,7 @@ def test_anchor_reveals_later_changes_of_the_journal(cluster: LocalCluster, tmp_
         assert "it or something before it was changed" in done.stdout
 
 
-def test_anchor_fits_one_cluster(tmp_path: Path) -> None:
+def test_anchor_command_changes_no_file_of_another_cluster_or_kind(tmp_path: Path) -> None:
     """An anchor of another cluster, and a file of another kind, is left as it is."""
     log = tmp_path / "anchors"
     for name in ("one", "other"):

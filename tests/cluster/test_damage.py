@@ -323,7 +323,7 @@ async def test_damaged_entry_is_fetched_from_another_node_and_its_node_can_be_re
     judge_files(cluster)
 
 
-async def test_node_that_wants_a_damaged_entry_of_no_other_node_reports_it(tmp_path: Path) -> None:
+async def test_replay_reports_an_entry_that_is_damaged_at_its_only_holder(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await all_safe(cluster)

@@ -80,7 +80,7 @@ async def test_cut_link_ends_open_and_new_connections() -> None:
             await listener.until([1, 2])
 
 
-async def test_trap_delivers_nothing_from_its_message_on_until_the_line_is_healed() -> None:
+async def test_proxy_delivers_nothing_after_a_trapped_message_until_it_is_healed() -> None:
     async with line() as (network, listener, stream):
         one = network.lines["A", "B"]
 

@@ -135,7 +135,7 @@ async def test_strict_read_of_the_journal_sees_acknowledged_commits_of_all_nodes
         assert not missed
 
 
-async def test_session_sees_its_own_commits_in_the_journal_of_a_node_that_hears_late(tmp_path: Path) -> None:
+async def test_session_sees_its_commits_in_the_journal_of_a_node_that_gets_them_late(tmp_path: Path) -> None:
     """A session commits at A, and its token goes to clients of C: by URL, by path, in a transaction and in a stream."""
     async with proxied_cluster(tmp_path / "nodes", "ABC") as cluster, AsyncExitStack() as stack:
         await ready(cluster)

@@ -588,7 +588,7 @@ def test_clusters_recover_from_each_state(views: tuple[Views, list[Exception]]) 
     assert not views[1]
 
 
-def test_status_of_the_command_line_ends_with_one_for_each_trouble(tmp_path: Path) -> None:
+def test_status_command_succeeds_without_trouble_for_a_ready_node(tmp_path: Path) -> None:
     """The table names codes; the command prints each with what to do."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)

@@ -31,7 +31,7 @@ def test_nine_of_ten_of_cpythons_tests_pass() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
-def test_suite_has_the_outcomes_that_its_file_lists(name: str, tmp_path: Path) -> None:
+def test_compliance_suite_has_the_outcomes_of_its_expectations_file(name: str, tmp_path: Path) -> None:
     suite = SUITES[name]
     if why := suite.missing():
         pytest.skip(why)

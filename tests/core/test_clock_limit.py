@@ -46,7 +46,7 @@ from tests.core.test_member_changes import CLOCK, WALL, One, membership
 DECADES_MS = 20 * 365 * 24 * 3_600_000
 
 
-def test_clock_only_counts_at_the_end_of_its_range() -> None:
+def test_clock_rises_one_by_one_when_the_wall_time_is_beyond_its_range() -> None:
     clock = Clock(Settings(), Now(0.0, WALL_MS_MAX - 1))
     clock.set_now(Now(0.0, WALL_MS_MAX - 1), needed=0)
     before = clock.tick()

@@ -80,7 +80,7 @@ def test_transaction_clock_exceeds_the_clocks_of_a_majority() -> None:
     assert not two.told(late, Begin), "a late answer is no more than that"
 
 
-def test_read_of_a_clock_is_answered_when_a_majority_has_moved_up() -> None:
+def test_read_at_a_clock_is_answered_when_a_majority_reports_that_clock() -> None:
     two = Two()
     (asked, _) = two.told(wanted(two), AskClock)
     effects = two.step(Received("C", ToldClock(asked.number, 1)))  # type: ignore[union-attr]

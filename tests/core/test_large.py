@@ -76,7 +76,7 @@ def test_message_in_pieces_equals_the_message() -> None:
         assert decode(encode(InPieces(cut.parts))) == InPieces(cut.parts)
 
 
-def test_pieces_of_a_transaction_are_the_same_at_each_begin() -> None:
+def test_second_begin_cuts_most_of_the_same_pieces() -> None:
     """A new clock, base or rollback changes no piece of an execution. Small transactions have no pieces."""
     changes = b"".join(sha256(bytes([n])).digest() for n in range(200))
     early, late = txn(1, changes), replace(txn(1 << 60, changes, base=70_000), rollbacks=(Txid(9, "A"),), body=b"")

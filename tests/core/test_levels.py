@@ -64,7 +64,7 @@ def test_message_fields_of_each_earlier_level_come_first(level: int) -> None:
             assert (one.default, one.default_factory) != (MISSING, MISSING), f"{cls.__name__}.{one.name}"
 
 
-def test_kind_that_the_oldest_level_does_not_know_has_its_level() -> None:
+def test_message_kinds_unknown_to_the_oldest_level_are_listed_with_their_first_level() -> None:
     assert {cls for number, (cls, _) in WIRE.items() if number not in LEVELS[OLDEST]} == set(SINCE)
     assert max([LEVEL, *SINCE.values()]) == LEVEL == max(LEVELS)
 

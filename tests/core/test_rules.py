@@ -248,7 +248,7 @@ def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) ->
     assert voter.state.votes.comparing[made.txid] == until
 
 
-def test_reports_under_a_newer_membership_settle_no_clock(voter: Voter) -> None:
+def test_safe_time_ignores_reports_made_under_a_newer_membership(voter: Voter) -> None:
     for peer in voter.state.roster.peers.values():
         peer.report, peer.closed, peer.cut = None, CLOCK, CLOCK
     assert voter.node.safe_time._settled() > 0

@@ -40,7 +40,7 @@ def test_examples_of_a_page_run(page: str, prints: list[str], url: str, capsys: 
 
 
 @BY_URL
-def test_loop_over_ranges_of_keys_meets_each_row_once(url: str) -> None:
+def test_documented_loop_over_key_ranges_meets_each_row_once(url: str) -> None:
     (block,) = re.findall(
         r"^```python\n(.*?)^```", Path(ROOT, "docs/sizes.md").read_text(), flags=re.MULTILINE | re.DOTALL
     )

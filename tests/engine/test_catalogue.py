@@ -47,5 +47,5 @@ def test_pragma_table_list_keeps_its_columns(db: apsw.Connection) -> None:
 
 
 @pytest.mark.parametrize("sql", ["SELECT rowid, * FROM sqlite_master", "SELECT 1; SELECT * FROM sqlite_master", "'"])
-def test_texts_without_the_catalogue_are_unchanged(sql: str) -> None:
+def test_statement_that_names_no_catalogue_table_is_not_rewritten(sql: str) -> None:
     assert with_users_tables(sql) == sql

@@ -161,7 +161,7 @@ def test_table_of_changes_is_not_in_the_schema_and_cannot_be_written(shop: TestN
     assert len(shop.rows("SELECT * FROM events WHERE table_name = 'item'")) == 5
 
 
-def test_changes_table_has_a_schema_change_where_it_came_into_force(shop: TestNode) -> None:
+def test_changes_table_lists_a_schema_change_at_its_activation(shop: TestNode) -> None:
     """The change comes after the commits between its decision and that moment; a change that the data forbade is left
     out.
     """

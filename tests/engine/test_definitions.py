@@ -334,7 +334,7 @@ def test_a_schema_to_be_imported_is_described_once(described: list[str]) -> None
     assert len(described) == 30
 
 
-def test_definitions_report_changed_names(db: apsw.Connection) -> None:
+def test_definitions_name_the_tables_and_views_whose_schema_changed(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE a(x); CREATE TABLE B(x); CREATE VIEW w AS SELECT 1")
     known = Definitions(db)
     db.execute("CREATE INDEX i ON b(x); DROP VIEW w")

@@ -223,7 +223,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
 
 
-async def test_draft_can_be_ended_while_a_statement_runs(desk: Desk) -> None:
+async def test_open_transaction_can_be_ended_while_its_statement_runs(desk: Desk) -> None:
     work = TransactionWork(serializable=True)
     await desk.run(work, "CREATE TABLE u(x)")
     ends: list[BedrockishError] = []

@@ -260,7 +260,7 @@ def test_change_that_does_not_fit_the_table_raises_damaged_error(pair: tuple[Tes
         leader.tick, leader.head = tick, head
 
 
-def test_batch_is_written_again_after_a_rollback_clause(pair: tuple[TestNode, TestNode]) -> None:
+def test_open_batch_survives_a_statement_with_or_rollback(pair: tuple[TestNode, TestNode]) -> None:
     leader, _ = pair
     leader.save()
     leader.run("INSERT INTO parent VALUES (1, 'a', 0)")

@@ -78,7 +78,9 @@ def test_analysis_in_the_loop_ends_with_the_budget(node: TestNode, sql: str) -> 
         node.engine.execute(request(sql), 0.01)
 
 
-def test_long_list_counts_as_the_whole_table(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_whose_long_in_list_costs_too_much_reads_the_whole_table(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)", "CREATE INDEX ta ON t(a)", "CREATE TABLE u(id INTEGER)")
     node.run("CREATE TRIGGER r AFTER DELETE ON t BEGIN UPDATE u SET id = old.id WHERE id = 7; END")
     executor = node.engine._executor

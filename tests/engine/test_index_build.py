@@ -447,7 +447,7 @@ def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statemen
     assert node.engine.activate(entry.txid) == ""
 
 
-def test_other_schema_changes_are_tried_during_a_build(node: TestNode) -> None:
+def test_another_schema_change_can_be_prepared_during_an_index_build(node: TestNode) -> None:
     """The hidden index does not count: another schema change that is tried during the build does not see it."""
     node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
     build = begin(node, decide(node, "CREATE INDEX made ON t(n)"))

@@ -188,7 +188,7 @@ def test_overlay_shows_the_old_pages_of_a_file_that_was_shortened(bench: Bench, 
     bench.end()
 
 
-def test_overlay_writes_are_gone_at_the_next_moment(bench: Bench) -> None:
+def test_rolled_back_overlay_writes_are_invisible_at_the_next_moment(bench: Bench) -> None:
     """This holds also for pages that SQLite wrote because its cache was full, and restored at the rollback."""
     moment = bench.begin()
     db = bench.look(moment)

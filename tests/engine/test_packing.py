@@ -137,7 +137,7 @@ def test_schema_can_be_changed_after_packing(old: TestNode, change: list[str]) -
 
 
 @pytest.mark.parametrize("sql", [f"SELECT {FUNCTION}('A', 3, 1)", f'SELECT "{FUNCTION}"(leader, tick, 1) FROM t'])
-def test_packs_are_readable_only_through_the_journal(old: TestNode, sql: str) -> None:
+def test_packed_entries_are_readable_only_through_the_journal_view(old: TestNode, sql: str) -> None:
     pack(old.engine)
     with pytest.raises(UnsupportedError, match=f"{FUNCTION} belongs to the database itself"):
         old.run(sql)

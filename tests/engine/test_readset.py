@@ -66,7 +66,7 @@ def test_row_is_read_by_its_needed_columns(db: apsw.Connection) -> None:
     assert reads(db, counted, 5) == ([row_key(5)], [])
 
 
-def test_a_rowid_given_as_text_is_the_same_point(db: apsw.Connection) -> None:
+def test_rowid_given_as_text_is_read_as_the_same_point(db: apsw.Connection) -> None:
     points, ranges = reads(db, "SELECT * FROM accounts WHERE id = ?", "5")
     assert table_key("accounts", 5) in points
     assert ranges == []
@@ -175,7 +175,7 @@ def test_read_plan_includes_the_reads_of_triggers(db: apsw.Connection) -> None:
     assert plan.bind(("mon", 1))[1] == [prefix_range(index_prefix("sqlite_autoindex_hits_1", ["mon"], (Spec(),)))]
 
 
-def test_constraints_are_left_to_the_rows_unless_the_statement_failed(db: apsw.Connection) -> None:
+def test_insert_reads_the_keys_of_constraints_only_if_it_failed(db: apsw.Connection) -> None:
     plan = analyse(db, read_schema(db), "INSERT INTO accounts VALUES (?, ?, ?, ?)", 4)
     params = (1, "ann", "a@b", 0)
     assert plan.bind(params) == ([], [])
@@ -222,7 +222,7 @@ def test_parameters_that_no_column_can_hold_read_the_whole_object(db: apsw.Conne
         assert reads(db, "SELECT * FROM accounts WHERE id = ?", value) == ([], [object_range("t:accounts")])
 
 
-def test_a_parameter_used_twice_is_one_parameter(db: apsw.Connection) -> None:
+def test_parameter_used_twice_gives_the_same_point(db: apsw.Connection) -> None:
     points, _ = reads(db, "SELECT * FROM accounts WHERE id = :id OR id = :id + 0 OR id = :other", 4, 6)
     assert {table_key("accounts", 4), table_key("accounts", 6)} <= set(points) or points == []
 

@@ -108,7 +108,7 @@ def test_skip_locked_reads_only_the_locked_job(desk: Desk) -> None:
     assert len(node.engine.locks) == 0, "a request holds nothing once it has run"
 
 
-def test_rows_that_others_write_are_skipped(desk: Desk) -> None:
+def test_select_for_a_row_lock_skips_rows_that_other_transactions_write(desk: Desk) -> None:
     desk.node.engine.locks.others = Known({key(1), key(3)})
     assert desk.node.rows(TAKE) == [(2,)]
     assert desk.node.rows(TAKE) == [(4,)]

@@ -59,7 +59,7 @@ def test_opening_removes_exactly_the_leftovers_of_a_killed_process(tmp_path: Pat
     assert found >= set(OTHERS)
 
 
-def test_nothing_is_removed_while_another_process_has_the_file(tmp_path: Path) -> None:
+def test_leftover_files_stay_while_another_process_has_the_database_open(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db")
     (tmp_path / "a.db.lent").write_bytes(b"on its way to somebody")
     with pytest.raises(ConfigError, match="in use"):

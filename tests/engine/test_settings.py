@@ -218,7 +218,7 @@ def test_a_failed_statement_leaves_no_setting(node: TestNode) -> None:
     assert node.prepare("REPLACE INTO t VALUES (1, 2)").kind == ROWS
 
 
-def test_a_setting_in_other_words_is_refused(node: TestNode) -> None:
+def test_setting_in_any_but_its_plain_form_is_refused(node: TestNode) -> None:
     """A session recognises the setting in its plain form only; a node that accepted another form would ignore it."""
     for sql in ("PRAGMA temp.recursive_triggers = ON", "/* */ PRAGMA [recursive_triggers](1)"):
         with pytest.raises(UnsupportedError, match="a setting of a session"):

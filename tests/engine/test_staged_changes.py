@@ -418,7 +418,7 @@ def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
         ("INSERT INTO bare VALUES ('extra', 517)", "UNIQUE constraint failed"),  # this error ends SQLite's transaction
     ],
 )
-def test_misfit_in_the_middle_leaves_the_batch_unchanged(
+def test_entry_that_does_not_fit_the_rows_leaves_the_open_batch_unchanged(
     pair: tuple[TestNode, TestNode], damage: str, why: str
 ) -> None:
     """All earlier uncommitted changes and promises are there; and nothing of the entry."""

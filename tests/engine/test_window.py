@@ -59,7 +59,9 @@ def test_start_reads_settled_entries_up_to_its_limit_and_all_others(node: TestNo
     assert state.commit_window.floor == {"A": 10}
 
 
-def test_start_reads_bytes_up_to_its_limit(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_reads_entries_for_the_window_up_to_a_limit_of_bytes(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = max(len(entry.label) + len(entry.transaction.body) for entry in node.entries)
     monkeypatch.setattr(journal_tables, "WINDOW_BYTES_MAX", 2 * size)
     assert start(node, COUNT).state.commit_window.floor == {"A": COUNT - 2}

@@ -99,7 +99,7 @@ def test_node_whose_disk_hangs_does_not_delay_commits() -> None:
     assert "A1: COMMIT Alice[1, *, *, 0, 0]" in play.said
 
 
-def test_every_journal_has_every_commit() -> None:
+def test_journals_of_all_nodes_are_equal_and_have_every_commit() -> None:
     """Example 1, step 6: each node keeps a list of every transaction that it has ever committed."""
     play = Play("A0: BEGIN Alice writes x", "settle", "B0: BEGIN Bob writes x", "settle")
     journals = [play(f"journal {node}") for node in "ABCDE"]
@@ -130,7 +130,7 @@ def test_a_new_node_may_choose_any_order_that_the_vectors_allow() -> None:
     ],
     ids=["same timeline", "unrelated", "seen"],
 )
-def test_order_matters_only_where_the_vectors_say_so(shelf: tuple[str, ...], orders: list[str]) -> None:
+def test_entries_are_applied_in_any_order_that_their_vectors_allow(shelf: tuple[str, ...], orders: list[str]) -> None:
     """Journal: the vectors tell which transactions must be applied in order."""
     assert Play(*(f"list {entry}" for entry in shelf))("orders") == orders
 
@@ -197,7 +197,7 @@ def test_two_transactions_without_conflict_both_commit() -> None:
     assert {"A1: COMMIT Alice[1, 0, *, 0, *]", "B1: COMMIT Bob[0, 1, 0, *, *]"} <= set(play.said)
 
 
-def test_one_leader_may_commit_in_another_order_than_it_began() -> None:
+def test_leader_may_commit_its_transactions_in_another_order_than_it_began_them() -> None:
     """Example 3: a transaction has a temporary name until its commit gives it its place."""
     play = Play("A0: BEGIN Alex writes foo", "A0: BEGIN Andre writes hello", "deliver A -> B C")
     play("deliver B C -> A Andre", "deliver B C -> A Alex")

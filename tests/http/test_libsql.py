@@ -191,7 +191,7 @@ def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str
     assert rows(right) == [["1"]]
 
 
-def test_request_of_a_wrong_type_hides_no_other_answer(node: Asker) -> None:
+def test_request_of_a_wrong_type_gets_an_error_beside_the_other_answers(node: Asker) -> None:
     """The statement before it has happened, so the call must not fail as a whole."""
     requests: list[dict[str, Any]] = [execute("SELECT 1"), {"type": ["x"]}, {"type": "close"}, {"type": {}}]
     first, *wrong = pipeline(node, *requests)["results"]

@@ -28,7 +28,7 @@ def asker(cluster: LocalCluster, index: int = 0) -> Asker:
 
 
 @cluster_test
-def test_node_serves_status_members_probes_and_the_paths(node: Asker) -> None:
+def test_http_serves_status_members_probes_and_the_list_of_paths(node: Asker) -> None:
     status = node("/status").json
     assert status["node"] == "A"
     assert node("/nodes").json.keys() == status["nodes"].keys() == {"A"}

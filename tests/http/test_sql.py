@@ -84,7 +84,7 @@ def test_http_query_endpoint_refuses_writes(node: Asker) -> None:
     assert value(node, "SELECT count(*) FROM u") == before
 
 
-def test_header_idempotency_key_is_the_command_id(node: Asker) -> None:
+def test_command_id_is_taken_from_the_idempotency_key_header(node: Asker) -> None:
     first = node("/db/execute", ["INSERT INTO t(v) VALUES ('key')"], Idempotency_Key='"abc"')
     again = node("/db/execute", ["INSERT INTO t(v) VALUES ('key')"], Idempotency_Key="abc")
     assert first.json["command"] == "abc"

@@ -49,7 +49,7 @@ def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_c
     assert left == {**before, ids[0]: None, ids[1]: None}
 
 
-def test_ids_that_only_resemble_uuid7_do_not_affect_others() -> None:
+def test_command_ids_that_only_resemble_uuid7_do_not_affect_others() -> None:
     """Such ids are remembered, without effect on other ids."""
     db = apsw.Connection(":memory:")
     store.create(db)

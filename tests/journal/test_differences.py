@@ -57,7 +57,9 @@ def make(path: Path, *more: str) -> str:
 
 
 @pytest.mark.parametrize(("spoil", "expected"), CASES)
-def test_altered_rows_are_named(tmp_path: Path, spoil: str, expected: list[tuple[str, str | None, str]]) -> None:
+def test_differences_names_the_table_and_the_key_of_each_altered_row(
+    tmp_path: Path, spoil: str, expected: list[tuple[str, str | None, str]]
+) -> None:
     found = differences(make(tmp_path / "a.db", spoil), make(tmp_path / "b.db"), 10)
     assert [(one.table, one.key) for one in found] == [(table, key) for table, key, _ in expected]
     assert all(text in one.text for one, (_, _, text) in zip(found, expected, strict=True))

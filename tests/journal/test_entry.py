@@ -173,7 +173,7 @@ def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytes
         assert encode_changes(made) == cbor2.dumps([heads, rows]), count
 
 
-def test_array_heads_are_those_of_cbor() -> None:
+def test_head_of_an_array_is_encoded_as_in_cbor() -> None:
     """At every length at which they become longer."""
     for count in (0, 1, 23, 24, 255, 256, 65_535, 65_536):
         assert cbor2.dumps([None] * count) == head(4, count) + b"\xf6" * count

@@ -23,7 +23,7 @@ from tests.engine.index_keys import index_prefix
         (b"\0\x01\xff", "x'0001ff'"),
     ],
 )
-def test_key_text_of_every_kind_of_value_is_parsed_back(value: object, text: str) -> None:
+def test_key_text_prints_every_kind_of_value(value: object, text: str) -> None:
     assert key_text(b"t:x\0" + encode(value)) == text
 
 

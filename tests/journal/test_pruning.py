@@ -60,7 +60,7 @@ def test_verify_accepts_journals_that_are_pruned_at_all_nodes(world: World) -> N
     assert verify(world.paths).findings == []
 
 
-def test_removing_goes_on_from_an_earlier_mark_in_slices(world: World) -> None:
+def test_entries_are_removed_in_slices_from_the_last_pruning_mark_on(world: World) -> None:
     db = world.nodes["A"].db
     prune(world, "A", 0.3)
     before = store.applied(db)

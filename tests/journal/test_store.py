@@ -125,7 +125,7 @@ def test_malformed_list_of_users_is_refused(users: object) -> None:
         decode_transaction(cbor2.dumps(fields))
 
 
-def test_digests_of_requests_follow_the_users_and_are_absent_in_older_entries() -> None:
+def test_body_has_the_digests_of_requests_behind_the_users() -> None:
     plain = make("A", 1, 10).transaction
     assert (plain.digests, plain.digest_of("c10")) == ((), b"")
     one = replace(plain, digests=(bytes(16),), body=b"")

@@ -264,7 +264,7 @@ def test_test_journals_have_shared_and_adopted_transactions(world: World) -> Non
         ("UPDATE bedrockish_joined SET seq = 1 WHERE command = 'third'", "{table} has the command 'third' in row 1 of"),
     ],
 )
-def test_joined_commands_that_differ_from_the_hashed_bytes_are_found(world: World, sql: str, said: str) -> None:
+def test_verify_finds_joined_commands_that_differ_from_the_hashed_bytes(world: World, sql: str, said: str) -> None:
     entry = joined_to(world, "first", "second", "third")
     assert texts(world) == []
     db = world.nodes["A"].db

@@ -181,7 +181,7 @@ for step in range(12):
     assert told == "0 True\n" * 12
 
 
-def test_fork_waits_only_for_statements_that_already_run(node: LocalNode, db: Connection) -> None:
+def test_fork_is_not_starved_by_threads_that_execute_statements(node: LocalNode, db: Connection) -> None:
     """Each thread took its lock again at once, and the fork gave up after its longest wait."""
     told = run(
         node,

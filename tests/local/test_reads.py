@@ -460,7 +460,7 @@ def test_snapshot_block_sees_one_moment(db: Connection, table: str) -> None:
     assert db.execute(count).value() == 101
 
 
-def test_snapshot_needs_a_file(alone: LocalCluster) -> None:
+def test_snapshot_is_refused_without_the_path_of_a_file(alone: LocalCluster) -> None:
     with bedrockish.connect(alone.url()) as db, pytest.raises(UnsupportedError, match="local=PATH"):
         db.snapshot()
 

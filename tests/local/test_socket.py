@@ -210,7 +210,7 @@ def test_ended_node_leaves_a_page_marked_as_ended(tmp_path: Path) -> None:
             assert db.execute("SELECT 1").value() == 1
 
 
-def test_removed_page_and_socket_are_there_again_at_the_next_heartbeat() -> None:
+def test_node_makes_its_removed_page_and_socket_again() -> None:
     """A cleaning of the node's directory shut programs of the machine out until the node's next start."""
     with Node() as one, one.connect() as before:
         before.execute("CREATE TABLE t(a)")

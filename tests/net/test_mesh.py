@@ -218,7 +218,7 @@ async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
             await stream.aclose()
 
 
-async def test_clients_are_handed_to_their_handler() -> None:
+async def test_mesh_hands_client_links_to_the_client_handler() -> None:
     async def echo(link: Link) -> None:
         assert link.host == caller_of(link, "") == HOST
         while True:

@@ -18,7 +18,7 @@ async def test_drain_continues_after_an_unread_message(autojump_clock: trio.abc.
     assert asked == [True, False, True, False, False]
 
 
-async def test_drain_of_open_calls_ends_at_its_limit(autojump_clock: trio.abc.Clock) -> None:
+async def test_wait_for_open_calls_at_shutdown_ends_at_its_limit(autojump_clock: trio.abc.Clock) -> None:
     began = trio.current_time()
     await _poll(lambda: True, 1.0)
     assert 1.0 <= trio.current_time() - began < 1.0 + 2 * POLL_S

@@ -434,7 +434,7 @@ async def test_malformed_message_ends_the_link_and_unknown_ones_are_skipped(
     engine.close()
 
 
-async def test_syncer_reports_the_error_of_a_sync_in_the_loop() -> None:
+async def test_fsync_thread_calls_done_in_the_loop_with_the_error_of_a_sync() -> None:
     main, found, failing = threading.get_ident(), [], False
 
     def sync() -> None:

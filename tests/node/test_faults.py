@@ -307,7 +307,9 @@ async def test_node_restarts_from_its_file_after_a_fault_in_the_loop(
     assert untold not in caplog.text
 
 
-async def test_node_waits_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_with_a_full_disk_serves_again_after_a_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: list[Runtime] = []
     waited: list[str] = []
     here = Address("127.0.0.1", 0)
@@ -574,7 +576,7 @@ def test_text_is_long_if_the_median_of_its_times_is(runtime: Runtime) -> None:
     assert not workers.long_texts, "what is never long is forgotten"
 
 
-async def test_waiter_gets_the_place_of_a_stuck_worker(runtime: Runtime) -> None:
+async def test_waiting_command_gets_the_place_of_a_stuck_one(runtime: Runtime) -> None:
     """A stuck command loses its place after a while, at a moment without another event."""
     workers = runtime.workers
     with trio.fail_after(20):

@@ -44,7 +44,7 @@ def test_timer_waits_for_as_many_requests_as_were_answered_together() -> None:
     assert [scene.timer.is_due(waiting) for waiting in range(1, 6)] == [False, False, False, False, True]
 
 
-def test_timer_counts_waiting_requests_and_answered_ones() -> None:
+def test_timer_waits_for_as_many_requests_as_were_answered_or_waited() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(3, 2)

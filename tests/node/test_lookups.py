@@ -65,7 +65,7 @@ async def test_direct_lookup_returns_the_same_bytes_as_the_core(
 @pytest.mark.parametrize(
     "sql", ["SELECT x FROM t", "SELECT abs(x) FROM t WHERE id = 1", "SELECT x FROM t WHERE x LIKE ?"]
 )
-async def test_text_that_needs_watching_is_no_lookup(
+async def test_statement_that_must_be_watched_is_not_executed_as_a_direct_lookup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: list[bytes], sql: str
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

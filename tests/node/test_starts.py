@@ -38,7 +38,7 @@ def starts_of(info: dict[str, object]) -> list[Start]:
     return read_starts(info[STARTS])
 
 
-def test_hello_has_each_start_and_the_ticks_of_the_file(path: Path) -> None:
+def test_hello_lists_each_start_of_the_node_with_its_batch_count(path: Path) -> None:
     """The start is itself a batch, and is durable before the node announces it."""
     first = begin(path, b"one", batches=5)
     assert first["store"] == "store-A"
@@ -59,7 +59,7 @@ def test_a_file_that_was_put_back_is_noticed_after_it_has_grown(path: Path) -> N
     assert refusal.code == OLDER_FILE
 
 
-def test_copy_for_another_node_has_no_starts_and_counts_as_complete(path: Path) -> None:
+def test_file_relabelled_for_another_node_keeps_no_starts_and_no_lost_mark(path: Path) -> None:
     """The copy has neither the old owner's starts nor the mark of its lost commits; the file of A keeps both."""
     begin(path, b"one")
     engine = Engine.open(path, founding=None)

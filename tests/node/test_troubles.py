@@ -149,7 +149,7 @@ def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
     assert found[0]["code"] == "out_of_service"
 
 
-def test_table_has_each_trouble_and_the_worst_first() -> None:
+def test_trouble_table_has_all_codes_and_lists_the_worst_first() -> None:
     assert {code for code, _, _ in CASES} == set(BY_CODE)
     assert len(BY_CODE) == len(KINDS)
     first = [kind.useless for kind in KINDS]

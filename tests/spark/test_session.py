@@ -41,7 +41,9 @@ def test_missing_java_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("says", "major"), [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21" 2023-09-19', 21)]
 )
-def test_new_java_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, major: int) -> None:
+def test_check_java_accepts_a_supported_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, major: int
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, says)))
     assert check_java() == major
 

@@ -196,7 +196,7 @@ def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Pat
             list(read_part(part, options, table_of(options), {"tick": "BIGINT"}))
 
 
-def test_stream_next_to_an_older_copy_of_its_file_raises_after_a_while(
+def test_stream_from_an_older_copy_of_its_file_raises_after_a_while(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for ever. A node that is filled again lacks the newest entries for a moment only."""

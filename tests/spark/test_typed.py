@@ -352,7 +352,7 @@ def test_unknown_tables_are_refused_and_dropped_ones_are_read(tmp_path: Path) ->
         read_journal(path, table="changes", tables="artists")
 
 
-def test_first_word_of_a_statement_is_found() -> None:
+def test_schema_statement_is_recognised_behind_comments() -> None:
     assert declaring._OF_TABLES.match("/* a */ -- b\n alter  TABLE t ADD c")
     assert not declaring._OF_TABLES.match("CREATE INDEX i ON t(v)")
     assert folded(string.ascii_uppercase + "Ü") == string.ascii_lowercase + "Ü"

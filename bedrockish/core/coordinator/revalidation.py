@@ -55,9 +55,9 @@ def first_conflict(
 ) -> Conflict | None:
     """Return a commit outside a base that has changed the data that a transaction depends on, or None.
 
-    A statement over much of a table declares that it writes all of its indexes, and each commit that has since
-    inserted a row elsewhere in the table has written into them, too. In ``spans`` only readers conflict with it. For
-    ``config`` see ``overtaken``.
+    A statement over much of a table declares that it writes the table's indexes as a whole: these ranges are
+    ``spans``. A commit that only wrote in them, for example the index entry of another new row, does not conflict with
+    the statement; a commit that read in them does. For ``config`` see ``overtaken``.
     """
     if spans:
         written = tuple(one for one in access_set.write_ranges if one not in spans)

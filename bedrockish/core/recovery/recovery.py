@@ -243,7 +243,7 @@ class Recovery:
             return None
         vote.promised = message.ballot
         if txid.leader == state.me:
-            self.coordinator.attempts.stop_counting(txid)  # P5: its leader's promise ends ballots 0 and 1
+            self.coordinator.attempts.stop_counting(txid)  # P5: the leader's promise ends ballots 0 and 1
         return vote
 
     def settle(self) -> None:

@@ -84,7 +84,7 @@ def _secret(change: MemberChange) -> str:
     found = read_hash(change.secret)
     if found is None or not (
         LOG_N <= found.log_n <= LOG_N + 2 and (found.r, found.p) == (R, P)
-    ):  # each login costs a node this hash
+    ):  # bounded, because a node computes this hash at each login
         raise _refused("secret", "this is not the hash of a password; use 'bedrockish user', which makes it")
     return change.secret
 

@@ -131,7 +131,9 @@ def disk_failure(error: BaseException) -> str:
 
 @contextmanager
 def beginning(path: object) -> Iterator[None]:
-    """Translate damage in a block that reads data without which a node can neither start nor fill its file again.
+    """Translate SQLite's error for a damaged file, in a block that reads what a node needs for any start.
+
+    Without these data the node cannot even fetch a new copy of the file from another node.
 
     Raises:
         DamagedError: the data cannot be read; the node ends.

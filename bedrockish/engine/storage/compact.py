@@ -91,7 +91,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         # prevents the removal.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
-        db.pragma("auto_vacuum", INCREMENTAL)  # for the new file
+        db.pragma("auto_vacuum", INCREMENTAL)  # VACUUM INTO gives it to the new file
         db.execute("VACUUM INTO ?", (str(fresh),))
         held = _holds(db)
     sync(fresh)

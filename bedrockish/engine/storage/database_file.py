@@ -140,7 +140,10 @@ def others_may_read(path: Path) -> bool:
 
 
 def everyone_may_read(path: Path) -> bool:
-    """Return whether every user of the machine may read or write the file, if it exists; its group may need to."""
+    """Return whether every user of the machine may read or write the file, if it exists.
+
+    Rights of the file's group do not count: a service may have to read the file as a member of the group.
+    """
     try:
         return bool(path.stat().st_mode & stat.S_IRWXO)
     except OSError:

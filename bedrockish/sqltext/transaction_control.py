@@ -7,20 +7,20 @@ three into operations; nodes apply the others to an open transaction's list of c
 import re
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
+from itertools import islice
 
 from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.known_texts import remembered
-from bedrockish.sqltext.statement_ends import after_blanks, after_nothing
+from bedrockish.sqltext.statement_ends import after_nothing, is_single
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
 SAVEPOINT, RELEASE, ROLLBACK_TO = "SAVEPOINT", "RELEASE", "ROLLBACK TO"
 
-_TOKEN = re.compile(
-    r"""[^\x00-@\[-^`{-\x7f][\w$]*+|"[^"]*+(?:""[^"]*+)*+"|'[^']*+(?:''[^']*+)*+'|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\]"""
-)
 _FIRST = re.compile(r"(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
 _BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # the first two letters of these words
 _WORDS_MAX = 5
+_TO = {("TO",), ("TO", "SAVEPOINT"), ("TRANSACTION", "TO"), ("TRANSACTION", "TO", "SAVEPOINT")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +49,15 @@ def parse_control(sql: str) -> Control | None:
 
 @remembered
 def _parsed(sql: str) -> Control | None:
-    at = after_nothing(sql)
-    if _FIRST.match(sql, at) is None:
+    if _FIRST.match(sql, after_nothing(sql)) is None or not is_single(sql):
         return None
-    words: list[str] = []
-    while len(words) <= _WORDS_MAX:
-        token = _TOKEN.match(sql, after_blanks(sql, at))
-        if token is None:
-            break
-        words.append(token[0])
-        at = token.end()
-    if after_nothing(sql, at) < len(sql):
+    try:
+        found = list(islice((one for one in walk(sql) if one.text != ";"), _WORDS_MAX + 1))
+    except NotTokensError:
         return None
-    upper = [word.upper() for word in words]
-    match upper:
-        case ["BEGIN"] | ["BEGIN", "TRANSACTION"]:
-            return Control(BEGIN)
-        case ["BEGIN", "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE"]:
+    name = found[-1].name
+    match [one.text.upper() for one in found]:
+        case ["BEGIN"] | ["BEGIN", "TRANSACTION" | "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE"]:
             return Control(BEGIN)
         case ["BEGIN", "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE", "TRANSACTION"]:
             return Control(BEGIN)
@@ -73,14 +65,12 @@ def _parsed(sql: str) -> Control | None:
             return Control(COMMIT)
         case ["ROLLBACK"] | ["ROLLBACK", "TRANSACTION"]:
             return Control(ROLLBACK)
-        case ["SAVEPOINT", _]:
-            return Control(SAVEPOINT, _name(words[-1]))
-        case ["RELEASE", _] | ["RELEASE", "SAVEPOINT", _]:
-            return Control(RELEASE, _name(words[-1]))
-        case ["ROLLBACK", "TO", _] | ["ROLLBACK", "TO", "SAVEPOINT", _]:
-            return Control(ROLLBACK_TO, _name(words[-1]))
-        case ["ROLLBACK", "TRANSACTION", "TO", _] | ["ROLLBACK", "TRANSACTION", "TO", "SAVEPOINT", _]:
-            return Control(ROLLBACK_TO, _name(words[-1]))
+        case ["SAVEPOINT", _] if name is not None:
+            return Control(SAVEPOINT, name)
+        case ["RELEASE", _] | ["RELEASE", "SAVEPOINT", _] if name is not None:
+            return Control(RELEASE, name)
+        case ["ROLLBACK", *more, _] if name is not None and tuple(more) in _TO:
+            return Control(ROLLBACK_TO, name)
         case _:
             return None
 
@@ -106,13 +96,3 @@ def refuse_values(params: Sized | None) -> None:
     if params and not isinstance(params, Mapping):
         given = len(params)
         raise SqlError(f"the statement has 0 parameter(s), but {given} value(s) were given", wanted=0, given=given)
-
-
-def _name(word: str) -> str:
-    """Return a name without its quotes."""
-    quote = word[0]
-    if quote == "[":
-        return word[1:-1]
-    if quote in "\"'`":
-        return word[1:-1].replace(quote * 2, quote)
-    return word

@@ -52,7 +52,7 @@ def test_relative_links_resolve() -> None:
     assert not wrong
 
 
-def test_files_that_pages_name_are_there() -> None:
+def test_code_files_that_the_documentation_names_exist() -> None:
     """A file of the code that a page names by its path, or by the end of it, exists."""
     files = {f"/{name(path)}" for path in tracked()}
     wrong = [
@@ -60,8 +60,8 @@ def test_files_that_pages_name_are_there() -> None:
         for page in PAGES
         if page.name != "CHANGELOG.md"  # it tells what was
         for file in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text())
-        if file != "env.py"
-        and not any(there.endswith(f"/{file}") for there in files)  # Alembic has a file of this name
+        if file != "env.py"  # a file of Alembic
+        and not any(there.endswith(f"/{file}") for there in files)
     ]
     assert not wrong
 

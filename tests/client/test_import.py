@@ -295,7 +295,7 @@ def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db
     assert list(db.execute(USERS)) == []
 
 
-def test_tables_come_after_those_that_they_refer_to() -> None:
+def test_import_orders_tables_after_those_that_they_refer_to() -> None:
     references = {"a": {"b"}, "b": {"c"}, "c": set[str](), "x": {"y"}, "y": {"x", "c"}, "s": {"s"}}
     for names in itertools.permutations(references):
         ordered = parents_first(names, references)

@@ -6,7 +6,7 @@ from bedrockish.sqltext.known_texts import KEPT_MAX, KEPT_TEXT_MAX, remembered
 
 
 @pytest.mark.parametrize(("size", "calls"), [(KEPT_TEXT_MAX, 1), (KEPT_TEXT_MAX + 1, 3)])
-def test_short_text_is_parsed_once(size: int, calls: int) -> None:
+def test_only_short_texts_are_remembered_after_parsing(size: int, calls: int) -> None:
     asked = list[str]()
 
     @remembered

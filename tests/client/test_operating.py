@@ -25,7 +25,7 @@ def test_page_names_commands_of_bedrockish_and_restic_only() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in [*LINES, *QUOTED] if line not in OTHERS])
-def test_each_command_of_the_page_is_parsed(line: str) -> None:
+def test_each_command_on_the_operating_page_is_valid(line: str) -> None:
     """Parse the command as the program would, without running it."""
     program, *words = shlex.split(re.sub(r"\bURL\b", "bedrockish://host1:7373", line))
     assert program == "bedrockish"

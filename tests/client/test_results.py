@@ -32,7 +32,7 @@ def test_result_without_rows_is_encoded_and_decoded(rowcount: int, lastrowid: in
     assert decode_results(encode_results([one])) == [one]
 
 
-def test_other_results_have_the_encoding_of_their_lists() -> None:
+def test_results_are_encoded_as_the_cbor_of_their_lists() -> None:
     long = "n" * NAMES_CHARACTERS_MAX
     for results in (
         [],
@@ -141,7 +141,7 @@ def test_long_value_is_encoded_in_a_part_of_its_own(long: str | bytes, others: l
 
 
 @pytest.mark.parametrize("value", [[1, [2, {"a": [3]}]], {"a": {"b": [1]}}, [], {}, True, "text", None])
-def test_value_of_a_command_has_lists_and_maps(value: Any) -> None:
+def test_value_with_lists_and_maps_is_equal_after_encoding_and_decoding(value: Any) -> None:
     made = encode_results([Result(("value",), [(value,)])])
     for found in (decode_results(made), rows_of(Answer(made, Token()))):
         assert found[0].rows == [(value,)]

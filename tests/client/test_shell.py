@@ -155,7 +155,7 @@ def test_shell_completes_names_of_tables_and_columns(terminal: Terminal) -> None
     assert terminal.leaves() == 0
 
 
-def test_transactions_stay_open_between_lines(terminal: Terminal, db: Connection) -> None:
+def test_shell_keeps_a_transaction_open_between_lines(terminal: Terminal, db: Connection) -> None:
     db.execute("CREATE TABLE t(x)")
     terminal.types("BEGIN;", sign="begin>")
     terminal.types("INSERT INTO t VALUES (1);", "1 row changed", sign="begin>")

@@ -207,7 +207,7 @@ async def test_unreachable_node_is_unavailable_after_the_connect_timeout() -> No
             pass
 
 
-async def test_token_is_carried_merged_and_handed_on() -> None:
+async def test_client_sends_its_merged_token_and_another_can_start_with_it() -> None:
     node = ScriptedNode()
     async with running(node) as url, open_client(url) as client:
         await client.execute(WRITE)

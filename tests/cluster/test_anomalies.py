@@ -81,7 +81,7 @@ async def open_three(cluster: LocalCluster, nursery: trio.Nursery) -> list[Clien
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-async def test_levels_prevent_the_documented_anomalies(cluster: LocalCluster, by_file: bool) -> None:
+async def test_isolation_levels_prevent_the_documented_anomalies(cluster: LocalCluster, by_file: bool) -> None:
     """Allow no anomaly at serializable, and only write skew at snapshot; by URL, and in programs on the files."""
     cluster.by_file = by_file
     await ready(cluster)

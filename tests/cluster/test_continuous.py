@@ -163,7 +163,7 @@ async def test_journal_goes_on_while_no_snapshot_can_be_made(
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-async def test_directory_that_was_exchanged_is_not_written(
+async def test_continuous_backup_ends_when_its_directory_is_exchanged_or_removed(
     is_back: bool, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """The open files were written on in the directory that was moved; a directory that was gone was an IndexError."""

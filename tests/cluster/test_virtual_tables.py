@@ -320,7 +320,7 @@ async def test_file_with_virtual_tables_is_imported_dumped_and_exported(tmp_path
         judge_database(tmp_path / "iterdump.db", wanted)
 
 
-async def test_sqlite_utils_and_datasette_search(tmp_path: Path) -> None:
+async def test_full_text_search_works_with_sqlite_utils_and_datasette(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "own", ("A",)) as running:
         await running.wait_ready(0)
         await trio.to_thread.run_sync(use_sqlite_utils, running.url())

@@ -271,7 +271,7 @@ def test_question_counts_the_voters_of_one_membership_only() -> None:
     assert is_executed(one, 0.2)
 
 
-def test_snapshot_that_is_older_than_the_commits_that_were_waited_for_is_not_enough() -> None:
+def test_strict_read_on_a_snapshot_older_than_the_awaited_commits_runs_again() -> None:
     """A worker may have taken its snapshot before: the read is executed again, without another question."""
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("j", (), STRICT)))

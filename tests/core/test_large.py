@@ -54,7 +54,7 @@ def of_kind(net: Net, kind: type[T], sender: str = "") -> list[T]:
     return [message for name, _, message in net.said if isinstance(message, kind) and sender in ("", name)]
 
 
-def test_message_in_pieces_equals_the_message() -> None:
+def test_message_joined_from_its_pieces_decodes_to_the_original() -> None:
     """For any content, its joined parts decode to it."""
     one, two = txn(1, bytes(range(256)) * 9), txn(2, b"small")
     packed = tuple((bytes(32), b"label", t.body) for t in (one, two, one))

@@ -79,7 +79,7 @@ def test_own_pending_transaction_answers_the_question_about_every_key_with_maybe
     assert asked(net) == []
 
 
-def test_late_voter_is_not_waited_for() -> None:
+def test_strict_read_asks_another_voter_when_the_first_is_late() -> None:
     net = Net("ABC", settings=Settings())
     ask(net, 1)
     (first,) = asked(net)

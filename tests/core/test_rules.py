@@ -329,7 +329,7 @@ def test_base_of_a_member_change_does_not_move_over_another_change(kind: str, go
 
 
 @pytest.mark.parametrize(("clock", "kept"), [(0, True), (CLOCK, False)])
-def test_execution_whose_client_got_its_clock_is_not_kept(clock: int, kept: bool) -> None:
+def test_execution_is_kept_unless_its_client_got_its_clock(clock: int, kept: bool) -> None:
     inflight = InFlight(1, Request("c", ()), 10.0)
     inflight.keep(Prepared({}, 0, False, ROWS, AccessSet(), b"", b"", clock))
     assert (inflight.kept is not None) == kept
@@ -384,7 +384,7 @@ def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: in
     assert (1 not in replies.in_flight) == answered
 
 
-def test_clock_that_is_refused_does_not_count(voter: Voter) -> None:
+def test_answer_with_a_refused_clock_does_not_count_for_the_quorum(voter: Voter) -> None:
     quorum = voter.node.coordinator.clock_quorum
     assert not quorum.ask(7)
     assert quorum.on_told("A", ToldClock(1, pack(WALL + 3_600_000))) is None

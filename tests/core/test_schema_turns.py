@@ -135,7 +135,7 @@ def changes_at_a(count: int) -> tuple[Net, list[InFlight]]:
     return net, list(in_flight.values())
 
 
-def test_changes_stay_behind_one_that_is_executed_in_a_worker() -> None:
+def test_schema_changes_wait_for_one_that_is_executed_in_a_worker() -> None:
     """With thousands of tables each change is executed there, and of all at once only one would commit."""
     net, (first, *others) = changes_at_a(3)
     coordinator = net.places["A"].core.coordinator

@@ -132,7 +132,7 @@ def some_taken(behind: Behind) -> Transaction:
     return first
 
 
-def test_second_label_of_a_forgotten_commit_changes_nothing(behind: Behind) -> None:
+def test_second_label_of_a_forgotten_commit_is_applied_as_a_repeat(behind: Behind) -> None:
     first = some_taken(behind)
     adopted = Entry("C", 1, {"C": 1}, first, "A", GENESIS)
     effects = behind.hear("C", Commit(adopted.label, first.body, adopted.hash, LATER))

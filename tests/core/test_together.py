@@ -253,7 +253,7 @@ def test_client_whose_time_is_over_does_not_fail_its_group() -> None:
     assert value(net, "B", ROWS[1]) == 1
 
 
-def test_learner_leads_no_group() -> None:
+def test_learner_refuses_a_group_of_writes() -> None:
     """Each client gets the voters' addresses."""
     net = Net("AB", learners="L")
     net.ask_together("L", *some(3))

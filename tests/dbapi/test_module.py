@@ -43,7 +43,7 @@ def test_connect_errors_name_the_mistake() -> None:
             db.connect("bedrockish://127.0.0.1:1/", **wrong)
 
 
-def test_arguments_are_checked_after_connecting(url: str) -> None:
+def test_unsupported_arguments_of_connect_raise_the_errors_of_sqlite3(url: str) -> None:
     """Unsupported arguments of sqlite3 fail as they do there."""
     for wrong in ({"isolation": "chaos"}, {"autocommit": 7}):
         with pytest.raises(db.ProgrammingError):
@@ -141,7 +141,7 @@ def test_connection_has_the_exception_classes_as_attributes(connection: db.Conne
         ("PRAGMA trusted_schema = OFF", "NotSupportedError", "unsupported"),
     ],
 )
-def test_errors_have_the_class_that_the_standard_gives_them(
+def test_errors_have_the_classes_of_the_dbapi_standard(
     connection: db.Connection, table: str, sql: str, cls: str, code: str
 ) -> None:
     with pytest.raises(getattr(db, cls)) as caught:

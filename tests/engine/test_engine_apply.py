@@ -281,7 +281,7 @@ def test_open_batch_survives_a_statement_with_or_rollback(pair: tuple[TestNode, 
     assert leader.engine.journal.find_command("A2") == leader.entries[-1]
 
 
-def test_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:
+def test_entry_applied_as_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:
     leader, follower = pair
     leader.run("INSERT INTO auto(what) VALUES ('once')")
     follower.apply(leader.entries[1], repeat=True)

@@ -548,7 +548,9 @@ def test_long_batches_lengthen_the_log_by_themselves(make_node: MakeNode) -> Non
         assert wal.stat().st_size - end < RESERVE_LEAST * FRAME_BYTES
 
 
-def test_log_goes_on_where_no_room_is_left_to_lengthen_it(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_written_although_the_wal_cannot_be_lengthened_ahead(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = make_node()
     node.run(SCHEMA)
     refused = list[int]()

@@ -464,7 +464,7 @@ def test_transaction_keeps_the_writer_until_another_request_needs_it(
     assert desk.node.rows("SELECT count(*) FROM account") == [(1005,)]
 
 
-def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
+def test_limit_of_changes_counts_all_statements_of_a_transaction(tmp_path: Path) -> None:
     """The statement that exceeds the limit fails; the earlier ones stay."""
     desk = Desk(tmp_path / "A.sqlite", changes_bytes=10_000)
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")

@@ -27,7 +27,7 @@ def executor(tmp_path: Path) -> Executor:
 
 
 @pytest.mark.parametrize("sql", STATEMENTS)
-def test_lengths_are_those_of_the_plan(executor: Executor, sql: Sql) -> None:
+def test_lengths_of_a_statement_are_the_same_without_its_plan(executor: Executor, sql: Sql) -> None:
     text = sql if isinstance(sql, str) else sql[0]
     piece, _ = executor.texts.compiled(text)
     fresh = Analysis(executor.analysis._db, lambda _: None, executor.analysis.schema)

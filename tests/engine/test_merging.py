@@ -104,7 +104,7 @@ def test_transactions_that_read_the_same_key_are_merged() -> None:
         replace(part(writes="b"), config=1),
     ],
 )
-def test_transactions_of_another_kind_or_state_are_left_out(one: Prepared) -> None:
+def test_merging_leaves_out_transactions_of_another_kind_or_state(one: Prepared) -> None:
     assert names(merged(part(writes="a"), one, part(writes="z"))) == ["c2"]
     if one.base == BASE and one.schema == 3 and not one.config:
         assert merged(one, part(writes="z")) is one

@@ -166,7 +166,7 @@ def test_dropping_a_parent_table_treats_children_as_sqlite_does(shop: TestNode, 
     assert replay([shop.path], tmp_path / "made.sqlite").digest == digest(shop.path)
 
 
-def test_a_file_of_an_earlier_version_gets_the_table(shop: TestNode) -> None:
+def test_file_of_an_earlier_version_gets_the_schema_history_table(shop: TestNode) -> None:
     shop.engine.flush()
     shop.engine.close()
     db = apsw.Connection(str(shop.path))

@@ -78,7 +78,9 @@ def test_start_reads_entries_for_the_window_up_to_a_limit_of_bytes(
         (5, {}, True),
     ],
 )
-def test_dropped_commits_are_still_compared(node: TestNode, row: int, base: Vector, conflicts: bool) -> None:
+def test_commits_dropped_from_the_window_are_compared_by_the_journal(
+    node: TestNode, row: int, base: Vector, conflicts: bool
+) -> None:
     assert start(node, COUNT).state.conflicts_outside(asked(node, row, base)) is conflicts
 
 

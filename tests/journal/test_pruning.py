@@ -171,7 +171,7 @@ def test_size_of_a_journal_is_estimated(world: World) -> None:
     assert size(db)[1] < 0.5 * about
 
 
-def test_a_file_of_an_earlier_version_has_no_marks() -> None:
+def test_file_of_an_earlier_version_has_no_pruning_marks() -> None:
     db = apsw.Connection(":memory:")
     db.execute(store.DDL).fetchall()
     assert marks(db) == {}

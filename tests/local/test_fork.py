@@ -110,7 +110,9 @@ if not child:
 
 
 @pytest.mark.parametrize("begins", ["", "db.begin().execute"])
-def test_child_reads_while_another_thread_of_its_parent_did(node: LocalNode, db: Connection, begins: str) -> None:
+def test_forked_child_can_read_if_another_parent_thread_was_reading(
+    node: LocalNode, db: Connection, begins: str
+) -> None:
     """The child waited for a lock of a thread that it does not have: one of ours, or one inside SQLite."""
     told = run(
         node,

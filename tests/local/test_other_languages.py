@@ -73,7 +73,7 @@ def test_example_refuses_a_node_that_has_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the shell of SQLite is not installed")
-def test_shell_of_sqlite_prints_the_vector(db: Connection, node: LocalNode) -> None:
+def test_documented_sqlite3_command_prints_the_applied_vector(db: Connection, node: LocalNode) -> None:
     (command,) = re.findall(r"^(sqlite3 .*)$", PAGE, flags=re.MULTILINE)
     command = command.replace("/var/lib/app/A.sqlite", str(node.database))
     told = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=30)

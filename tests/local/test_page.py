@@ -171,7 +171,7 @@ def test_copied_database_with_its_copied_page_is_refused(database: str, page: Pa
         reader.check(reader.facts())
 
 
-def test_exchanged_file_is_refused(database: str, page: Page, tmp_path: Path) -> None:
+def test_reader_refuses_a_database_file_that_was_exchanged(database: str, page: Page, tmp_path: Path) -> None:
     reader = Published(database)
     fresh = tmp_path / "fresh"
     fresh.write_bytes(b"y")

@@ -223,7 +223,7 @@ def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert bench.rows() is None
 
 
-def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
+def test_reads_never_mix_an_exchanged_file_with_the_old_one(bench: Bench, tmp_path: Path) -> None:
     """The node withdraws its page, another file takes the place, and the next page names that file."""
     bench.write("INSERT INTO t VALUES (1)")
     bench.engine.sync()

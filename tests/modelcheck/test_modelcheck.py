@@ -177,7 +177,7 @@ def test_fault_is_detected_in_its_scope(fault: str) -> None:
         *("restarted-acceptor-3", "partial-rollback-3"),
     ],
 )
-def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
+def test_guided_scope_breaks_no_law_with_all_rules(name: str) -> None:
     """All continuations of its prefix are explored."""
     report, way = search(ALL[name], NO_END)
     assert not report.law, (report.story, way)
@@ -202,7 +202,7 @@ def test_guided_scope_starts_in_the_state_after_its_prefix() -> None:
     assert thaw(dead.nodes.known[first[1]].data).core.recovery.rounds
 
 
-def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
+def test_explorer_delivers_nothing_on_a_held_link_before_the_end() -> None:
     """Without a vote the transaction does not commit; at the end the held messages arrive, and it does."""
     explorer = Explorer(Scope("", 2, ALONE, Limits(), held=("AB",), endings=100))
     report = explorer.search(NO_END)
@@ -227,7 +227,7 @@ def test_law_broken_in_the_prefix_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert found.way == prefix[: len(found.way)]
 
 
-def test_command_line_lists_and_searches_scopes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_modelcheck_command_lists_and_searches_scopes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert "orphans-7" in capsys.readouterr().out
     assert main(["chain-3", "--seconds", "1000"]) == 0

@@ -104,7 +104,7 @@ async def talk(port: int, data: bytes, *, finish: bool = True) -> list[tuple[Kin
             return frames
 
 
-async def test_two_nodes_talk_in_order_and_in_batches() -> None:
+async def test_mesh_delivers_messages_in_the_order_in_which_they_were_sent() -> None:
     ports = {"A": free_port(), "B": free_port()}
     a, b = Node("A", ports), Node("B", ports)
     async with running(a, b):

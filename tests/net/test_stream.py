@@ -177,7 +177,7 @@ async def test_stream_end_without_goodbye_is_reported(autojump_clock: trio.testi
             await a.receive()
 
 
-async def test_nonsense_ends_the_link_and_is_answered(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unknown_frame_kind_ends_the_link_with_a_goodbye(autojump_clock: trio.testing.MockClock) -> None:
     async with half_link(Limits()) as (a, stream):
         await stream.send_all(encode_frame(Kind.DATA, b"good") + HEADER.pack(0, 99))
         assert await a.receive() == b"good"
@@ -299,7 +299,7 @@ async def test_closing_a_link_flushes_its_bulk_messages(autojump_clock: trio.tes
             a.send_many_nowait([bytes(90)], bulk=True)
 
 
-async def test_read_long_message_is_not_kept(autojump_clock: trio.testing.MockClock) -> None:
+async def test_memory_of_a_long_message_is_released_when_it_is_read(autojump_clock: trio.testing.MockClock) -> None:
     """An incomplete message is counted while it is kept."""
     async with half_link(Limits(ping_seconds=50, silence_seconds=99)) as (a, stream):
         inflow = Inflow(1 << 30, trio.current_time)

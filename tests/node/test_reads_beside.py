@@ -290,7 +290,7 @@ async def writing_a_bit(node: Node, monkeypatch: pytest.MonkeyPatch, sql: str, u
     await node.wait("long")
 
 
-async def test_rights_that_are_not_durable_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_waits_until_its_users_rights_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         admin = replace(
             request("", "root"), statements=(), change=MemberChange(USER_ADD, "root", role="admin", secret=HASH)

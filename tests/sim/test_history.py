@@ -16,7 +16,7 @@ def label(made: Transaction, leader: str, tick: int) -> Entry:
     return Entry(leader, tick, {leader: 1}, made, None, GENESIS)
 
 
-def test_retired_timeline_can_only_have_a_second_label_at_its_end() -> None:
+def test_history_check_allows_a_second_label_only_at_the_end_of_a_retired_timeline() -> None:
     """A removed leader A may also commit its own removal before it learns of it; no node accepts that, and no entry may
     follow.
     """

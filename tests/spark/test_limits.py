@@ -38,7 +38,7 @@ def clocks_of(path: Path) -> list[int]:
     return found
 
 
-def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_plan_leaves_out_ticks_that_no_filter_can_meet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = clocks_of(path)
 
     def ticks(limits: Limits) -> int:
@@ -58,7 +58,7 @@ def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypa
 
 
 @pytest.mark.parametrize("where", ["leader = 'A' AND tick = 3", "leader = 'B' AND tick = 1"])
-def test_reader_plan_stays_small_with_altered_ticks(tmp_path: Path, where: str) -> None:
+def test_reader_plan_has_at_most_one_part_for_each_entry_even_with_altered_ticks(tmp_path: Path, where: str) -> None:
     path = honest(30).write(tmp_path)[0]
     db = apsw.Connection(str(path))
     db.execute(f"UPDATE bedrockish_journal SET tick = 1 << 60 WHERE {where}")

@@ -59,7 +59,7 @@ def test_excluded_sqlalchemy_tests_on_the_page_add_up() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_suite_has_no_failure_and_the_figures_of_the_page(tmp_path: Path) -> None:
+def test_sqlalchemy_suite_has_no_failure_and_the_documented_figures(tmp_path: Path) -> None:
     """The page's figures are for the release that it names; in any other nothing may fail, either."""
     ours, plain = run_sqlalchemy(tmp_path), run_plain(tmp_path)
     assert failures(ours) == {}

@@ -5,7 +5,7 @@ from itertools import islice
 
 import apsw
 
-from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting
+from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting, is_on
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
@@ -50,7 +50,6 @@ DEFER = "defer_foreign_keys"
 SETTINGS = frozenset({DEFER, "foreign_keys"})
 """Settings that a request may make, and that end with it."""
 
-_ON = frozenset({"1", "on", "yes", "true"})
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
     "and PRAGMA defer_foreign_keys = ON checks them at the end of a transaction; a dump is loaded by "
@@ -134,7 +133,8 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     name = (words[at].name or "").lower() if at < end else ""
     if name == "optimize":
         return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
-    if name not in ANSWERED or (name == TRIGGERS and _sets_in_unknown_form(sql)):
+    # The guard refuses a text that switches a setting on in a form that ``first_setting`` does not recognize.
+    if name not in ANSWERED or (name == TRIGGERS and first_setting(sql) is None and turns_on(sql)):
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
     tells = ANSWERED[name]
@@ -150,7 +150,7 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     if argument is None or known in WITH_ARGUMENT:
         allowed = known in READABLE
     elif known in _AS_EVER:
-        allowed = _is_on(argument) == _AS_EVER[known]
+        allowed = is_on(argument) == _AS_EVER[known]
     elif known in REPLICATED:
         allowed = database in (None, "main")
     else:
@@ -166,11 +166,6 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
         f"PRAGMA {name} would change this node only; settings belong in the node's configuration, "
         "and only PRAGMAs that read, such as table_info, are allowed"
     )
-
-
-def _sets_in_unknown_form(sql: str) -> bool:
-    """Return whether a text switches a setting on in a form that ``first_setting`` does not recognize."""
-    return first_setting(sql) is None and turns_on(sql)
 
 
 def given(sql: str) -> tuple[str, str]:
@@ -194,13 +189,8 @@ def is_replicated(sql: str) -> bool:
 
 
 def turns_on(sql: str) -> bool:
-    """Return whether a PRAGMA switches its setting on; SQLite accepts any number except 0 for that."""
-    return _is_on(given(sql)[1])
-
-
-def _is_on(value: str) -> bool:
-    digits = value.lstrip("+-")
-    return value.lower() in _ON or (digits.isdecimal() and digits.strip("0") != "")
+    """Return whether a PRAGMA switches its setting on."""
+    return is_on(given(sql)[1])
 
 
 def is_keys_off(sql: str) -> bool:

@@ -14,7 +14,7 @@ from bedrockish.access_sets.definitions import Definitions, folded
 from bedrockish.errors import UnsupportedError
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.vector_modules import VEC0, VECTORS
-from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, is_rowid_name, parse_virtual, shadow_names
+from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, parse_virtual, shadow_names
 
 _HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not return
 _VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORDER BY cid"
@@ -150,7 +150,7 @@ class VirtualLayout:
         is_alias = len(keys) == 1 and keys[0][1] == "INTEGER" and not db.execute(query, (name,)).fetchall()
         if is_alias and folded(rowid) == folded(keys[0][0]):
             return ""
-        if not is_rowid_name(rowid) or folded(rowid) in map(folded, columns):
+        if rowid.lower() not in ROWID_NAMES or folded(rowid) in map(folded, columns):
             return f"content_rowid names {rowid}, which is not the rowid of {name}; name its INTEGER PRIMARY KEY"
         return ""
 

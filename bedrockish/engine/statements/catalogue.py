@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from bedrockish.access_sets.system_names import PREFIX
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, tokens, with_queries
+from bedrockish_journal.storage.table_layout import ROWID_NAMES
 
 _OWN = f"NOT GLOB '{PREFIX}*'"  # not LIKE, whose meaning a session may have changed
 _WORD = PREFIX.rstrip("_")
@@ -14,7 +15,6 @@ _WORD = PREFIX.rstrip("_")
 _LISTED = f"SELECT schema, name, type, ncol, wr, strict FROM {{}}pragma_table_list WHERE name {_OWN}"
 _TEMPORARY = frozenset({"sqlite_temp_master", "sqlite_temp_schema"})
 _FILTERED = frozenset({"sqlite_master", "sqlite_schema", "pragma_table_list", *_TEMPORARY})
-_ROWID = frozenset({"rowid", "oid", "_rowid_"})
 
 
 @lru_cache(500)
@@ -45,7 +45,7 @@ def with_users_tables(sql: str) -> str:
         return listed if len(names) == 1 else f"{listed} AND schema = '{names[0]}'"
     if not found[0].is_word("SELECT", "WITH"):
         return sql
-    asks_rowid = any((token.name or "").lower() in _ROWID for token in found)
+    asks_rowid = any((token.name or "").lower() in ROWID_NAMES for token in found)
     stars = any(token.text == "*" and found[place - 1].text != "(" for place, token in enumerate(found))
     return sql if asks_rowid and stars else _filtered(sql, found, "rowid, " if asks_rowid else "")
 

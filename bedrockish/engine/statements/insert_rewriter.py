@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from bedrockish.access_sets.table_layout import Table
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced
-from bedrockish_journal.storage.table_layout import quote
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 
 FUNCTION = "bedrockish_id"
 ROWS = "bedrockish_rows"
-_ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class _Splicer:
         table = self._table
         if columns is None:
             return None if table.alias is None else table.writable.index(table.alias)
-        names = _ROWID_NAMES - {column.lower() for column in table.columns}
+        names = {*ROWID_NAMES} - {column.lower() for column in table.columns}
         if table.alias is not None:
             names |= {table.columns[table.alias].lower()}
         places = [place for place, column in enumerate(columns) if column.lower() in names]

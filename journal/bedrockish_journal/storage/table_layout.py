@@ -8,12 +8,12 @@ import apsw
 
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
 from bedrockish_journal.storage.vector_modules import VEC0
+from bedrockish_journal.storage.virtual_tables import ROWID_NAMES as ROWID_NAMES
 from bedrockish_journal.storage.virtual_tables import shadow_tables, virtual_tables
 from bedrockish_journal.storage.wide_rows import RESULT_MAX, all_of
 
 SKIP_LOCKED = "skip_locked"
 CLOCK_FUNCTIONS = ("cluster_clock", "transaction_clock", "transaction_id", "safe_clock", "clock_time", "is_after")
-ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 
 class RowMismatchError(Exception):

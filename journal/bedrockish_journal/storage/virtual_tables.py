@@ -19,7 +19,7 @@ FTS5, RTREES, GEOPOLY, VOCABULARY = "fts5", ("rtree", "rtree_i32"), "geopoly", "
 REPLICATED = frozenset({FTS5, *RTREES, GEOPOLY, VOCABULARY, *VECTORS})
 """Modules whose tables are replicated."""
 
-_ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
+ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _OPTIONS = (
     *("prefix", "tokenize", "content", "contentless_delete", "contentless_unindexed", "content_rowid"),
     *("columnsize", "locale", "detail", "tokendata"),
@@ -210,11 +210,6 @@ def made_after_rows(name: str, sql: str) -> list[str]:
         return []
     quoted = '"' + name.replace('"', '""') + '"'
     return [sql, *([f"INSERT INTO {quoted}({quoted}) VALUES ('rebuild')"] if virtual.content else [])]
-
-
-def is_rowid_name(name: str) -> bool:
-    """Return whether a name means the rowid in a table without a column of that name."""
-    return name.lower() in _ROWID_NAMES
 
 
 def _unquoted(word: str) -> str:

@@ -15,7 +15,7 @@ def test_every_function_is_on_the_page() -> None:
     assert not [name for name in CLOCK_FUNCTIONS if f"`{name}(" not in PAGE]
 
 
-def test_the_example_of_a_moment_has_its_form() -> None:
+def test_times_of_clocks_have_the_documented_form() -> None:
     assert len(str(clock_time(1 << 60))) == len("2026-11-21 09:30:00.123")
     assert "`2026-11-21 09:30:00.123`" in PAGE
 

@@ -85,7 +85,7 @@ def test_programs_name_the_missing_python(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_configuration_and_example_work(tmp_path: Path) -> None:
+def test_init_command_and_example_of_the_readme_work(tmp_path: Path) -> None:
     """The README's ``init`` makes three nodes, and they run its example."""
     (example,) = blocks("python")
     (first,) = re.findall(r"^with .*", example, flags=re.MULTILINE)

@@ -28,7 +28,7 @@ def test_trace_with_a_wrong_tick_fails() -> None:
         play("cluster A B C\n----\nok\n\nA1: BEGIN Alice writes x\n----\n")
 
 
-def test_only_messages_under_way_are_delivered() -> None:
+def test_trace_that_delivers_a_missing_message_is_refused() -> None:
     """A delivery of a missing message is a mistake of the trace."""
     with pytest.raises(SlipError, match="nothing COMMIT is under way"):
         play("cluster A B C\n----\nok\n\ndeliver A -> B COMMIT\n----\n")

@@ -108,7 +108,7 @@ class Growing:
         self._since.append((set(), set()))
 
     def release(self, place: int) -> None:
-        """Forget the savepoint at a place, from 0, and those after it; later writes stay."""
+        """Forget the savepoint with this number, counted from 0, and those after it; the writes since then stay."""
         for points, ranges in self._since[place:] if place else ():
             self._since[place - 1][0].update(points)
             self._since[place - 1][1].update(ranges)

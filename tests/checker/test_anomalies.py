@@ -245,7 +245,7 @@ def test_read_skew_is_an_anomaly_at_level_session_too() -> None:
     assert report.names == {"G-single (read skew)"}
 
 
-def test_half_of_a_transaction_of_unknown_outcome_is_found() -> None:
+def test_checker_finds_a_half_visible_transaction_of_unknown_outcome() -> None:
     """A read saw the first half of the transaction, so it is committed, and the second half must be there, too."""
     text = """
         p 1-2 update? : a x 1; a y 2

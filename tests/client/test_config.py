@@ -208,6 +208,6 @@ def test_error_names_a_flag_as_typed() -> None:
     )
 
 
-def test_every_key_is_in_the_documentation() -> None:
+def test_every_configuration_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     assert not [key for key in keys() if f"`{key}`" not in page]

@@ -188,7 +188,7 @@ class _AtOnce:
         """The client has gone."""
 
 
-async def test_steps_that_wait_for_nothing_are_begun_in_order_however_many_come_at_once() -> None:
+async def test_thousand_immediate_steps_of_a_link_do_not_recurse() -> None:
     """A step answered within its read starts the next one; a thousand of them do not recurse a thousand deep."""
     at_once, count = _AtOnce(), 1_500
     async with session(ScriptedNode(transactions=at_once, in_flight_max=2)) as (link, _):

@@ -186,7 +186,7 @@ def test_interrupted_wait_does_not_disturb_other_waits(monkeypatch: pytest.Monke
         assert client.execute("SELECT ?", (2,)).value() == 2
 
 
-def test_interrupted_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_call_drops_the_clients_state_and_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupted operation is dropped; the session's token is kept."""
     with serving() as url, connect(url) as client:
         inner, token = client._client, client.token

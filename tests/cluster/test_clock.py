@@ -251,7 +251,7 @@ async def test_dead_or_paused_voter_does_not_stop_safe_time(cluster: LocalCluste
                 send_signal(cluster.nodes[2], signal.SIGCONT)
 
 
-async def test_clock_with_the_safety_valve_only_counts(cluster: LocalCluster) -> None:
+async def test_clock_switched_off_by_an_operator_counts_on_from_its_last_value(cluster: LocalCluster) -> None:
     """Off, the clock counts and everything goes on; the switch holds over a restart; on again, it catches up."""
     await ready(cluster)
 

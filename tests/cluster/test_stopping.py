@@ -277,7 +277,7 @@ def await_ignored(number: signal.Signals, process: int) -> None:
         time.sleep(0.001)
 
 
-def test_call_that_nothing_interrupts_does_not_hold_up_a_stop(alone: LocalCluster) -> None:
+def test_node_stops_without_waiting_for_an_uninterruptible_function_call(alone: LocalCluster) -> None:
     """The process ends without waiting for that thread. Each row of the call takes as long as one call may."""
     found: list[BedrockishError] = []
     rows = ", ".join(f"({number})" for number in range(20))

@@ -575,7 +575,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> tuple[Views, list[Excepti
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_view_of_a_state_agrees_and_is_on_the_page(views: tuple[Views, list[Exception]], name: str) -> None:
+def test_every_interface_reports_a_trouble_as_the_page_says(views: tuple[Views, list[Exception]], name: str) -> None:
     found, failed = views
     if name in REFUSALS and not HAS_COMPILER:
         pytest.skip("no C compiler here, so writes cannot be refused by their number")

@@ -67,7 +67,7 @@ def test_index_finds_the_same_holders_as_a_full_comparison(done: list[tuple[int,
         assert {*index.ranged()} == {name for name, one in held.items() if one.has_ranges}
 
 
-def test_hundred_thousand_keys_are_held_unchanged() -> None:
+def test_access_index_keeps_a_very_large_set_undivided() -> None:
     """To split them, and to release them, blocked the node's loop for a tenth of a second each."""
     index: AccessIndex[int] = AccessIndex()
     many = AccessSet(write_points=frozenset(b"t:x\0" + number.to_bytes(4) for number in range(100_000)))

@@ -189,7 +189,7 @@ def test_file_put_back_before_the_promotion_is_accepted_from_the_voter() -> None
     assert why(known, "L", file(1_001, add_start(first, b"third", 1_000)), voter) == OLDER_FILE
 
 
-def test_membership_overrides_the_memory_of_a_file() -> None:
+def test_peer_accepts_the_new_file_of_a_voter_that_the_membership_names() -> None:
     """A voter that returned as a new one, with the cluster's consent, need not have its old file."""
     known = Disk().start()
     known.judge("B", told("one", 50), MEMBERS)

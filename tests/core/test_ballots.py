@@ -146,7 +146,7 @@ def test_transaction_of_an_older_membership_is_not_recovered() -> None:
 # -- clocks --------------------------------------------------------------------------------------------------------
 
 
-def test_voter_approves_nothing_at_or_below_closed() -> None:
+def test_voter_rejects_a_begin_at_or_below_its_closed_time() -> None:
     """Time is closed up to that clock, inclusively."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))

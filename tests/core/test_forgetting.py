@@ -11,7 +11,7 @@ def gossip(applied: dict[str, int], clock: int) -> Gossip:
     return Gossip(applied, clock, clock, clock, "store", 1, WALL)
 
 
-def test_second_label_below_safe_time_leaves_no_state() -> None:
+def test_second_label_of_a_transaction_below_safe_time_is_forgotten_at_once() -> None:
     """A transaction was adopted, and is safe; then its first label arrives. No later commit is needed to forget it."""
     one = One(MEMBERS)
     made = transaction("C", 1)

@@ -152,7 +152,7 @@ def window_of(number: int) -> CommitWindow:
     return window
 
 
-def test_retired_commit_is_outside_a_base_without_the_retirement() -> None:
+def test_commit_of_a_retired_timeline_conflicts_with_a_base_from_before_it() -> None:
     touched = AccessSet(read_points=frozenset({b"t:d\0" + b"1"}))
     assert next(window_of(1).conflicts(touched, {"A": 0}), None) is not None
 

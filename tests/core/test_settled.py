@@ -204,7 +204,7 @@ def test_new_node_counts_by_the_membership_that_added_it() -> None:
     assert behind.state.clock.settled == LATER
 
 
-def test_messages_of_unknown_members_settle_nothing(behind: Behind) -> None:
+def test_safe_time_waits_while_a_sender_knows_a_newer_membership(behind: Behind) -> None:
     behind.are_ahead("C", config=1)
     behind.are_ahead("A")
     behind.wait()

@@ -53,7 +53,7 @@ def test_reader_is_closed_after_an_error(node: TestNode) -> None:
         assert not reader.in_transaction
 
 
-def test_lent_reader_sees_the_bytes_of_the_file(node: TestNode) -> None:
+def test_background_reader_reads_the_present_bytes_of_the_disk(node: TestNode) -> None:
     """The scrub has to find a page that has changed on the disk, so no page may come from an earlier read."""
     background, path = node.engine.background, node.path
     node.engine.sync()

@@ -94,7 +94,7 @@ def test_exhausted_budget_does_not_interrupt_the_engines_own_work(make_node: Mak
 
 
 @pytest.mark.parametrize("why", ["changes", "memory"])
-def test_refused_request_does_not_interrupt_later_work(make_node: MakeNode, why: str) -> None:
+def test_request_beyond_a_limit_does_not_interrupt_later_statements(make_node: MakeNode, why: str) -> None:
     """SQLite also asks about the engine's own statements; an interrupt of one of those would stop the node."""
     memory = Memory()
     node = make_node(limits=Limits(changes_bytes=2_000) if why == "changes" else Limits(memory=memory))

@@ -543,7 +543,7 @@ def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(
     desk.interactive.end(work)
 
 
-def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> None:
+def test_writing_the_batch_again_does_not_use_the_budget_of_a_statement(tmp_path: Path) -> None:
     """SQLite rolls back the open batch together with an interrupted write. Writing the batch again may take long, and
     must not end because the statement's budget is over.
     """

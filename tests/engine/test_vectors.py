@@ -172,7 +172,7 @@ def test_training_accepts_a_bounded_number_of_vectors(pair: Pair) -> None:
         ("[" * 5_000, "options of 1000 characters"),
     ],
 )
-def test_training_refuses_slow_options(pair: Pair, options: str, text: str) -> None:
+def test_vec1_train_refuses_slow_options(pair: Pair, options: str, text: str) -> None:
     with pytest.raises(apsw.SQLError, match=text):
         pair.query(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "

@@ -300,7 +300,7 @@ def test_parsed_fts5_options_are_those_of_sqlite(sql: str, content: str, rowid: 
     assert (found.content, found.content_rowid, found.owns_rows) == (content, rowid, owns)
 
 
-def test_reads_of_virtual_tables_are_of_the_rows_behind_them(pair: Pair) -> None:
+def test_search_reads_the_content_table_of_its_index(pair: Pair) -> None:
     pair.run(0, DOCS, INDEX, *TRIGGERS, "CREATE VIRTUAL TABLE notes USING fts5(title)", "CREATE TABLE other(x)")
     pair.run(0, "CREATE VIRTUAL TABLE words USING fts5vocab('found', 'row')", "CREATE VIEW seen AS SELECT * FROM found")
 

@@ -48,7 +48,7 @@ async def test_request_that_arrives_byte_by_byte_is_parsed_as_one() -> None:
     assert await body_of(request) == BODY
 
 
-async def test_body_after_an_offer_of_another_protocol_is_read() -> None:
+async def test_request_that_offers_an_upgrade_to_http_2_is_read_whole() -> None:
     """Java's client offers HTTP/2 in its first request, which is a complete request of HTTP/1.1."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     head = b"POST /a HTTP/1.1\r\nHost: x\r\n" + offer

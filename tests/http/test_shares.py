@@ -68,7 +68,7 @@ def test_caller_of_libsql_leaves_room_for_another_address(node: Asker, sql: str)
 
 
 @cluster_test
-def test_transactions_of_links_and_of_http_are_one_share(node: Asker) -> None:
+def test_limit_of_open_transactions_counts_links_and_http_together(node: Asker) -> None:
     async def begin_all() -> int:
         begun = 0
         async with open_client(node.cluster.url(0, only=True)) as client:

@@ -127,7 +127,7 @@ def test_drill_proves_a_continuous_backup_while_it_grows(tmp_path: Path) -> None
         ("journal-000003.db", "UPDATE bedrockish_journal SET hash = randomblob(32) WHERE seq = 5", "it cannot be"),
     ],
 )
-def test_the_file_that_is_wrong_is_named(kept: Kept, name: str, statement: str, words: str) -> None:
+def test_drill_names_the_wrong_file_of_a_backup_directory(kept: Kept, name: str, statement: str, words: str) -> None:
     spoil(kept.folder / name, statement)
     faults = drill_directory(kept.folder).faults
     named = name if words == ": tables: " else ""

@@ -150,7 +150,7 @@ def test_feed_names_the_command_of_each_change(journal: sqlite3.Connection) -> N
     assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None), ("first", "third")]
 
 
-def test_commit_above_safe_time_comes_once_it_is_safe(journal: sqlite3.Connection) -> None:
+def test_feed_returns_a_commit_once_it_is_below_safe_time(journal: sqlite3.Connection) -> None:
     feed = Feed()
     read(journal, feed)
     assert read(journal, feed) == []
@@ -258,7 +258,7 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
     assert read(journal, feed) == ["20.B", "30.B"]
 
 
-def test_pages_of_one_transaction_equal_those_of_many(journal: sqlite3.Connection) -> None:
+def test_feed_reads_the_same_changes_one_by_one_and_page_by_page(journal: sqlite3.Connection) -> None:
     journal.execute("UPDATE bedrockish_journal SET tick = seq")
     journal.execute("INSERT INTO bedrockish_schema VALUES (5, 'A', 25, '')")  # its entry was removed
     page, alone = Feed(), Feed()

@@ -132,7 +132,7 @@ def test_reader_behind_a_pruned_scheduled_change_gets_an_error(world: World) -> 
     assert horizon(db) == (1 << 50, "A")
 
 
-def test_a_mark_that_was_altered_is_found(world: World) -> None:
+def test_verify_finds_an_altered_pruning_mark(world: World) -> None:
     prune(world, "A", 0.5)
     db = world.nodes["A"].db
     leader = random.Random(1).choice(sorted(marks(db)))

@@ -271,7 +271,7 @@ def test_the_file_that_a_killed_node_left_is_read_with_its_wal(tmp_path: Path) -
         assert wal.stat().st_size == size
 
 
-def test_damaged_entry_ends_the_scan(db: apsw.Connection) -> None:
+def test_journal_read_ends_before_a_damaged_entry(db: apsw.Connection) -> None:
     """The scan returns the entries before it; a scan that begins at it names it."""
     entries = [make("A", 1, 10)]
     for tick in (2, 3):

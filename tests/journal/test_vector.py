@@ -13,7 +13,7 @@ vectors = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4))
 
 
 @given(vectors, vectors, vectors)
-def test_covering_is_a_partial_order(one: dict[str, int], two: dict[str, int], three: dict[str, int]) -> None:
+def test_covers_is_a_partial_order_of_vectors(one: dict[str, int], two: dict[str, int], three: dict[str, int]) -> None:
     assert covers(one, one)
     if covers(one, two) and covers(two, one):
         assert one == two

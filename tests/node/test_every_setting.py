@@ -118,7 +118,7 @@ def test_every_key_is_read_by_the_product() -> None:
     assert unread == []
 
 
-def test_every_key_is_written_by_this_test_or_named_with_its_own() -> None:
+def test_every_setting_is_tested_here_or_named_with_its_own_test() -> None:
     top = {key for key, section in keys().items() if not section}
     assert set(keys()) == top | set(OTHERS) | set(FILES)
     assert set(PROCESS) <= set(OTHERS)

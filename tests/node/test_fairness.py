@@ -11,7 +11,7 @@ from bedrockish.node.scheduling.turn_loop import FairQueue
 from tests.node.test_durability import open_runtime, request
 
 
-def test_owners_take_turns_and_each_keeps_its_order() -> None:
+def test_fair_queue_alternates_between_owners_and_keeps_the_order_of_each() -> None:
     queue: FairQueue[str] = FairQueue()
     for owner, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")):
         queue.put(owner, item)

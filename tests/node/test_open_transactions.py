@@ -177,7 +177,9 @@ async def test_statements_sent_with_a_waiting_begin_run_after_it(
             await read()
 
 
-async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_with_a_read_one_batch_old_conflicts_when_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit between the batch and the read conflicts if the transaction writes later."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):

@@ -169,7 +169,9 @@ async def test_requests_other_than_short_reads_wait_for_the_writer(
         assert node.runtime.counts["internal_errors"] == 0
 
 
-async def test_volatile_commit_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_beside_a_large_entry_returns_no_commit_that_is_not_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit is in the file and the disk has not said so when the next one, a large one, is being written."""
     async with a_node(tmp_path, monkeypatch) as node:
         node.disk.gate.clear()

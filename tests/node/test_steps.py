@@ -132,7 +132,7 @@ def test_error_of_the_core_is_raised_in_the_steps() -> None:
     assert isinstance(found[0].__cause__, BedrockishError)
 
 
-async def test_other_wait_after_the_answer_goes_on_in_a_task() -> None:
+async def test_request_that_waits_again_after_its_answer_goes_on_in_a_task() -> None:
     core, found, tasks = Core(), list[str | Exception](), list[Rest[str]]()
     waited = trio.Event()
     resting(commits(core, waited.wait)).run_without_task(found.append, tasks.append)

@@ -219,7 +219,7 @@ async def test_core_certifies_a_read_of_a_program_that_may_miss_a_commit(
         assert isinstance(program.told["overtaken"], ConflictError)
 
 
-async def test_read_of_a_program_that_is_overtaken_while_it_waits_does_not_spoil_the_question(
+async def test_overtaken_read_of_a_program_is_left_out_of_the_shared_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:

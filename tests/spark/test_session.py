@@ -119,7 +119,7 @@ def test_too_small_memory_of_duckdb_is_an_error(tmp_path: Path, memory: str, sai
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_option_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = dict.fromkeys(("txid", "table", "key"))
     behind = {"check": "lost", "level": "information", "node": "B", "text": "B ends at tick 3 of timeline A", **nothing}
     for strict, holds in ((False, True), (True, False)):

@@ -271,7 +271,7 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, str], text
     assert read_journal(path, rows="t", columns="_tick,v").schema.names == ["_tick", "v"]
 
 
-def test_limits_apply_to_the_commit_and_not_to_a_column_of_the_same_name(tmp_path: Path) -> None:
+def test_reader_filters_apply_to_the_commit_and_not_to_a_column_of_the_same_name(tmp_path: Path) -> None:
     world = World()
     columns = ("leader", "tick", "clock")
     schema(world, "CREATE TABLE t(leader TEXT, tick INTEGER, clock INTEGER)")

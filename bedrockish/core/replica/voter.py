@@ -78,7 +78,7 @@ class Voting:
         state, txid = self.state, transaction.txid
         # Closed time no longer waits for this transaction: each path below answers it or adds it again.
         until = state.votes.comparing.pop(txid, None)
-        if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
+        if self.tell_outcome(txid.leader, txid):  # V1: it has ended, or is below safe time
             return
         # V2: both are voters of the membership that it was begun under. If that is newer than ours, it waits (V7).
         begun_here = transaction.config <= state.roster.membership.version

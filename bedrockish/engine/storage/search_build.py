@@ -65,7 +65,7 @@ class SearchBuild(Build):
     """
 
     plan: SearchPlan
-    slice_bytes = 128 << 10  # adding the words of so much text takes about as long as a slice of another build
+    slice_bytes = 128 << 10  # so much text takes about as long as a slice of rows of an ordinary index
 
     def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
         super().__init__(db, plan, txid, version)

@@ -35,7 +35,7 @@ def script(page: str) -> tuple[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_starts_kills_and_shows_output(page: str) -> None:
+def test_tutorial_starts_and_kills_nodes_and_shows_output(page: str) -> None:
     commands, said = script(page)
     assert "bedrockish serve" in commands
     assert "kill -9" in commands

@@ -18,7 +18,7 @@ def test_only_short_texts_are_remembered_after_parsing(size: int, calls: int) ->
     assert len(asked) == calls
 
 
-def test_only_the_last_texts_are_kept() -> None:
+def test_only_the_last_parsed_texts_are_kept() -> None:
     asked = list[str]()
 
     @remembered

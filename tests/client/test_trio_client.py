@@ -177,7 +177,7 @@ async def test_silent_node_leaves_a_write_unknown_and_fails_a_read() -> None:
             await client.execute("SELECT 1", timeout=0.05)
 
 
-async def test_garbage_loses_the_answer_and_the_link() -> None:
+async def test_command_goes_to_another_node_after_a_malformed_answer() -> None:
     node, sane = ScriptedNode("A"), ScriptedNode("B")
 
     async def talk_nonsense(link: Link) -> None:

@@ -235,7 +235,7 @@ async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
                 one.close()
 
 
-async def test_names_modules_and_schema_changes_are_refused_by_name(cluster: LocalCluster) -> None:
+async def test_refused_temporary_objects_get_an_error_with_the_reason(cluster: LocalCluster) -> None:
     """Names of the database, virtual tables, and changes of its schema in a transaction."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:

@@ -74,7 +74,7 @@ def test_recording_keeps_the_reasons_of_failures() -> None:
     assert (new.release, new.passed) == ("Suite 2", 1)
 
 
-def test_partial_run_is_compared_with_the_same_tests_only() -> None:
+def test_partial_run_of_a_suite_is_compared_with_the_outcomes_of_its_tests() -> None:
     some = {name: FOUND[name] for name in ("a.good", "c.broken")}
     assert [*differences(part_of(EXPECTED, some), some)] == []
     assert [*differences(part_of(EXPECTED, some), {**some, "a.good": ("failed", "")})]

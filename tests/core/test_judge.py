@@ -516,7 +516,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_removed_clause_changes_a_verdict(name: str) -> None:
+def test_each_clause_of_the_judge_is_needed_for_a_verdict(name: str) -> None:
     """The table above shows some missing clauses, and the model those that protect small clusters."""
     clauses_hold()
     with in_force(fault(name, (judging, "judge", *RULES[name]))), pytest.raises(AssertionError):

@@ -157,7 +157,7 @@ def test_members_report_their_levels_in_gossip() -> None:
     assert one.node.state.roster.level_of_all == OLDEST
 
 
-def test_level_above_the_programs_stops_the_node_before_it_applies_an_entry() -> None:
+def test_node_stops_before_it_applies_a_level_above_that_of_its_program() -> None:
     state = One(membership(0, "ABC")).node.state
     before = state.roster.membership
     apply_queue = ApplyQueue(state)

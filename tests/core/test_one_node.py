@@ -122,7 +122,7 @@ def test_acceptance_implies_a_promise() -> None:
     assert [type(message) for message in one.hear("A", Recover(made.body, 3, CLOCK))] == [Refused]
 
 
-def test_approval_stands_after_damage_to_its_rows() -> None:
+def test_approval_is_kept_when_its_rows_are_damaged_later() -> None:
     """The approval has been counted, so later damage to the rows does not withdraw it."""
     made = transaction("A", 1)
     recovered = Recovered("B", "b", ABC, votes=(Vote(made.txid, made, held=True),))

@@ -112,7 +112,7 @@ def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
 
 
 @pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
-def test_late_label_counts_for_commits_packed_early(segment: int) -> None:
+def test_second_label_that_arrives_late_counts_for_packed_commits(segment: int) -> None:
     """A commit whose outcome is still needed stays unpacked, and later ones stay in the order of their timeline
     although they are packed: a base that includes one of these by another place has seen it.
     """

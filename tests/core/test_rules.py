@@ -133,7 +133,7 @@ def test_promise_names_an_accepted_abort(voter: Voter) -> None:
     assert voter.node.recovery._ended_against(other) == [orphan.txid]
 
 
-def test_held_vote_below_the_cut_of_a_copied_file_lowers_the_cut() -> None:
+def test_copied_cut_is_lowered_below_the_transactions_that_the_node_holds() -> None:
     """A node that was filled from a copy has the copy's cut, and may not close time over transactions that it holds."""
     held = make("A", 1)
     voter = Voter(votes=(Vote(held.txid, held, held=True),), cut=CLOCK + 50)
@@ -202,14 +202,14 @@ def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
     assert voter.state.roster.join_if_caught_up({"A": 9}, 0.0)
 
 
-def test_level_is_the_highest_heard_level() -> None:
+def test_release_level_is_the_highest_of_all_received_messages() -> None:
     voter = Voter(Membership(1, ABC.members, level=LEVEL))
     assert voter.state.roster.level == LEVEL
     voter.state.roster.hear("A", LEVEL + 2)
     assert voter.state.roster.level == LEVEL + 2
 
 
-def test_timeline_with_commits_that_wait_is_not_whole() -> None:
+def test_timeline_with_an_unapplied_commit_is_not_whole() -> None:
     voter = Voter(applied={"X": 3})
     for peer in voter.state.roster.peers.values():
         peer.applied = {"X": 3}

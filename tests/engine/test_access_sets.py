@@ -45,7 +45,7 @@ def test_worked_example_matches_sqlite_and_the_analysis(shop: apsw.Connection) -
     assert not found.write_points
 
 
-def test_a_write_names_the_row_and_its_index_entries(shop: apsw.Connection) -> None:
+def test_access_set_of_a_write_has_the_row_and_its_index_entries(shop: apsw.Connection) -> None:
     found = access_set_of(shop, "UPDATE purchase SET customer = 8 WHERE id = ?", (3,))
     assert "t:purchase 3" in shown(found.write_points)
     assert {name.partition(" ")[0] for name in shown(found.write_points)} > {"t:purchase"}

@@ -52,7 +52,7 @@ def test_each_change_is_a_row_in_the_order_of_the_clock(shop: TestNode) -> None:
     ]
 
 
-def test_changes_have_images_statements_and_places(shop: TestNode) -> None:
+def test_changes_table_has_row_images_statements_and_places(shop: TestNode) -> None:
     before, after = shop.rows(
         "SELECT row_before, row_after FROM bedrockish_changes WHERE op = 'UPDATE' AND row_key = 7"
     )[0]

@@ -140,7 +140,9 @@ def test_lookup_of_a_number_in_texts_follows_the_affinity_of_sqlite(db: apsw.Con
     assert ranges >= entries("sqlite_autoindex_texts_1", "1", "1.0")
 
 
-def test_too_many_keys_count_as_the_whole_object(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_read_of_too_many_keys_reads_the_whole_index(
+    db: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dependent_reads, "KEYS_MAX", 1)
     sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
     plan = analyse(db, read_schema(db), sql, 1)

@@ -190,7 +190,7 @@ async def test_schema_change_after_one_insert_of_several_rows_with_assigned_ids_
     desk.interactive.end(work)
 
 
-async def test_another_schema_change_ends_a_draft(desk: Desk) -> None:
+async def test_another_schema_change_ends_an_open_schema_transaction(desk: Desk) -> None:
     work = TransactionWork(serializable=True)
     await desk.run(work, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")

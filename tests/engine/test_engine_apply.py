@@ -233,7 +233,7 @@ def test_a_schema_change_that_changes_nothing_is_led_as_an_empty_write(node: Tes
     assert node.prepare("CREATE TABLE IF NOT EXISTS u(x)").kind == "schema"
 
 
-def test_preparing_a_schema_change_leaves_no_trace(node: TestNode) -> None:
+def test_prepared_schema_change_does_not_change_the_schema_yet(node: TestNode) -> None:
     node.run("CREATE TABLE t(x)")
     node.engine.flush()
     prepared = node.prepare("CREATE TABLE u(y)", "ALTER TABLE t ADD COLUMN z; CREATE INDEX tz ON t(z)")

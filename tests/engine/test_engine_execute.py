@@ -39,7 +39,7 @@ def test_request_sees_applied_and_unflushed_commits(table: TestNode) -> None:
     assert table.rows("SELECT count(*) FROM t") == [(2,)]
 
 
-def test_results_have_columns_counts_and_ids(table: TestNode) -> None:
+def test_results_have_columns_row_counts_and_the_last_rowid(table: TestNode) -> None:
     inserted, updated, returned, read = table.run(
         ("INSERT INTO t(id, name, n) VALUES (3, ?, ?)", ("three", 3)),
         ("UPDATE t SET n = n + :by", {"by": 10}),
@@ -188,7 +188,7 @@ def test_writing_the_catalogue_is_refused_by_sqlite(table: TestNode) -> None:
     ["PRAGMA table_info(t)", "PRAGMA user_version", "SELECT * FROM pragma_table_list", "SELECT * FROM sqlite_schema",
      "EXPLAIN DELETE FROM t", "SELECT * FROM bedrockish_journal", "SELECT value FROM json_each('[1]')"],
 )  # fmt: skip
-def test_looking_at_the_schema_is_allowed(table: TestNode, sql: str) -> None:
+def test_statements_that_read_the_schema_are_allowed(table: TestNode, sql: str) -> None:
     assert table.prepare(sql).readonly
     assert table.run(sql)[0].rows
 

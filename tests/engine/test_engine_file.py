@@ -532,7 +532,7 @@ def test_wal_file_is_lengthened_ahead_of_short_batches(make_node: MakeNode, tmp_
     assert batches_in(place) == (node.engine.batch.number, node.tick)
 
 
-def test_long_batches_lengthen_the_log_by_themselves(make_node: MakeNode) -> None:
+def test_wal_is_not_lengthened_ahead_of_long_batches(make_node: MakeNode) -> None:
     node = make_node()
     node.run(SCHEMA)
     node.save()

@@ -110,7 +110,7 @@ def test_failed_request_rollback_does_not_commit_its_changes(
     assert reopened(node).background.open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
-def test_failed_swap_out_does_not_commit_the_open_transaction(make_node: Callable[..., TestNode]) -> None:
+def test_open_transaction_is_not_committed_when_it_cannot_be_rolled_back(make_node: Callable[..., TestNode]) -> None:
     node = make_node()
     node.run(*SCHEMA)
     node.engine.flush()

@@ -163,7 +163,7 @@ def test_names_of_hidden_tables_cannot_be_reused(shop: TestNode, name: str) -> N
             list(shop.engine._executor.texts.pieces(Statement(f"WITH {name} AS (SELECT 1) SELECT * FROM {name}"), user))
 
 
-def test_opened_replaces_table_names_and_no_literals_or_comments() -> None:
+def test_names_of_system_tables_are_replaced_except_in_literals_and_comments() -> None:
     assert opened("SELECT 'bedrockish_journal', x FROM t") == "SELECT 'bedrockish_journal', x FROM t"
     assert opened("SELECT 1") == "SELECT 1"
     found = opened("/* bedrockish_meta */ select 'bedrockish_journal', j.seq FROM Bedrockish_Journal AS j -- end")

@@ -117,7 +117,7 @@ def row_by_row(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("sql", STATEMENTS)
-def test_rows_are_the_same_as_change_by_change(
+def test_staged_changes_give_the_same_rows_as_single_changes(
     pair: tuple[TestNode, TestNode], sql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair

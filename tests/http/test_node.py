@@ -67,7 +67,7 @@ def test_grafana_dashboard_queries_existing_metrics(node: Asker) -> None:
 
 
 @cluster_test
-def test_metrics_are_in_the_format_and_move(node: Asker) -> None:
+def test_metrics_are_valid_for_prometheus_and_change_with_writes(node: Asker) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     def read() -> dict[str, float]:

@@ -78,7 +78,7 @@ def test_statistics_are_bounded_and_drop_the_oldest_texts() -> None:
     assert kept.describe() == {"since_ms": 0, "forgotten": 0, "found": []}
 
 
-def test_repeats_results_and_errors_are_summed_up() -> None:
+def test_statement_statistics_sum_up_repeats_result_sizes_and_errors() -> None:
     kept = StatementStatistics(0)
     kept.note(["SELECT  1\n"], Ran(0.5))
     kept.note(["SELECT 2"], Ran(1.5, attempts=3, result_bytes=10))

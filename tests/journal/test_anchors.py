@@ -44,7 +44,7 @@ def test_a_file_is_read_as_it_was_written(one: Anchor, tmp_path: Path) -> None:
     assert read_anchors(write(tmp_path / "none")) == []
 
 
-def test_no_line_is_removed_changed_or_added_in_the_middle(one: Anchor, tmp_path: Path) -> None:
+def test_anchor_file_with_a_removed_changed_or_inserted_line_is_refused(one: Anchor, tmp_path: Path) -> None:
     second = after(one)
     third = after(second)
     file = tmp_path / "anchors"

@@ -272,7 +272,7 @@ def test_journal_with_a_damaged_pack_can_be_pruned(world: World) -> None:
         assert pruning.marks(db)[made.leader] == pruning.marks(db)[made.leader]._replace(tick=made.last, hash=made.hash)
 
 
-def test_a_file_without_packs_is_read_as_before(world: World) -> None:
+def test_file_without_the_table_of_packs_can_be_verified_and_pruned(world: World) -> None:
     """A file of an earlier release has no such table, until a node opens it."""
     db = world.nodes["A"].db
     with db:

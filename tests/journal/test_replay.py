@@ -83,7 +83,7 @@ def test_replay_of_incomplete_journals_is_blocked_and_leaves_no_file(world: Worl
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_change_that_does_not_find_its_row_is_named(world: World, tmp_path: Path) -> None:
+def test_replay_names_a_change_that_does_not_find_its_row(world: World, tmp_path: Path) -> None:
     gone = Change("note", ("text", "rowid_"), "DELETE", 5, 5, ("x", 1), None)
     entry = world.entry("A", world.transaction("A", "rows", encode_changes([gone])))
     node = world.nodes["A"]

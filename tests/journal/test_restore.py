@@ -180,7 +180,7 @@ def test_restore_joins_a_backup_and_a_pruned_journal(lived: Lived, tmp_path: Pat
     assert not (tmp_path / "no.db").exists()
 
 
-def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: Path) -> None:
+def test_restore_refuses_a_moment_that_is_not_in_the_files(lived: Lived, tmp_path: Path) -> None:
     target = tmp_path / "no.db"
     with pytest.raises(MomentError, match=f"up to clock {lived.last} .*a later backup, or an earlier moment"):
         restore(lived.path("A"), target, until=at(lived.last + 1))

@@ -41,7 +41,7 @@ def test_reader_sees_published_facts(database: str, page: Page) -> None:
     assert os.stat(page_path(database)).st_mode & 0o777 == 0o600
 
 
-def test_durable_batch_never_goes_back(database: str, page: Page) -> None:
+def test_page_never_publishes_an_older_durable_batch(database: str, page: Page) -> None:
     """Two syncs may end in either order: the helper thread's, and that of the loop."""
     page.synced(9)
     page.synced(8)
@@ -197,7 +197,7 @@ def test_file_without_page_is_refused(tmp_path: Path) -> None:
         Published(str(tmp_path / "B.sqlite"))
 
 
-def test_page_that_was_removed_is_put_back(database: str, page: Page) -> None:
+def test_node_replaces_its_removed_page_file(database: str, page: Page) -> None:
     page.wrote(7, 120, b"saltsalt", 3)
     page.synced(7)
     before = Published(database)

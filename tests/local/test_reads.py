@@ -214,7 +214,7 @@ def test_program_reads_a_file_only_while_its_node_serves(bench: Bench) -> None:
     assert bench.rows() == []
 
 
-def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_does_not_read_the_file_of_a_silent_node(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster may have removed a stopped node."""
     assert bench.rows() == []
     now = page.now_ns() + page.SILENT_NS + 1

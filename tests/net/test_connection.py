@@ -77,7 +77,7 @@ def in_state(state: State, side: Side = Side.DIALLER) -> Connection:
     return connection
 
 
-def test_both_ends_follow_a_whole_conversation() -> None:
+def test_two_connections_exchange_hellos_messages_a_ping_and_a_goodbye() -> None:
     """HELLO both ways, messages, a ping, a goodbye, the end."""
     pair = Pair().open()
     assert pair.a.remote == B

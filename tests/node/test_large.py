@@ -111,7 +111,7 @@ def count_in(answer: Answer) -> int:
 
 
 @pytest.mark.parametrize("method", ["apply", "flush"])
-async def test_use_of_the_writer_waits_for_its_thread(
+async def test_caller_that_needs_the_writing_connection_waits_for_its_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """A caller that cannot wait asynchronously blocks the loop, but sees no half of an entry; its write is durable when

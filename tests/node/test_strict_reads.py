@@ -108,7 +108,9 @@ async def test_row_that_is_not_durable_yet_is_waited_for(tmp_path: Path, monkeyp
         assert decode_results(answer.results)[0].rows == [(2,)]
 
 
-async def test_question_is_about_a_bounded_number_of_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strict_reads_beyond_a_number_wait_for_the_next_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(strict_reads, "READS_MAX", 3)
     async with a_node(tmp_path, monkeypatch) as node:
         questions = Questions(node, monkeypatch)

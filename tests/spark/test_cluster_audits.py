@@ -102,7 +102,9 @@ TAMPERINGS: list[tuple[str, str, Callable[[Path], None]]] = [
 
 
 @pytest.mark.parametrize(("check", "text", "tamper"), TAMPERINGS, ids=[check for check, _, _ in TAMPERINGS])
-def test_each_planted_fault_is_named(paths: list[Path], check: str, text: str, tamper: Callable[[Path], None]) -> None:
+def test_spark_audit_names_each_planted_fault(
+    paths: list[Path], check: str, text: str, tamper: Callable[[Path], None]
+) -> None:
     with closing(sqlite3.connect(paths[0])) as db:
         query = "SELECT origin || '-' || printf('%x', clock) FROM bedrockish_journal WHERE leader = 'A' AND tick = ?"
         (txid,) = db.execute(query, (TICK,)).fetchone()

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_code_of_the_page_runs(
+def test_code_of_the_dataframes_page_runs(
     home: Path, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     block = BLOCKS[number]

@@ -221,7 +221,7 @@ def test_rows_are_equal_after_encoding_as_text(row: dict[str, Any]) -> None:
     ]
 
 
-def test_other_tables_agree_with_the_entries(world: World, files: list[Path]) -> None:
+def test_spark_tables_agree_with_the_journals_entries(world: World, files: list[Path]) -> None:
     entries = world.entries()
     approvals = read(files[0], table="approvals")
     assert len(approvals) == sum(len(entry.quorum) for entry in entries.values())

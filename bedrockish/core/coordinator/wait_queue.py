@@ -41,7 +41,8 @@ class Turns:
         self.change_s = 0.0  # how long the last schema change here was executed
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
-        # By ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
+        # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty without
+        # rivals.
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:

@@ -81,7 +81,7 @@ class SearchBuild(Build):
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether the rest fits into memory; it takes no longer here than in SQLite's own rebuild."""
+        """Whether the remaining rows fit into memory: adding them takes no longer than SQLite's own rebuild."""
         ends: Any = self._db.execute(_ENDS.format(self.plan.rowid, quote(self.plan.table))).fetchall()[0]
         least, most = ends
         if least is None:

@@ -59,3 +59,29 @@ def test_deferred_key_stays_broken_after_sqlite_has_rolled_back_an_interrupted_w
             desk.commit(session)
     desk.interactive.end(session)
     desk.close()
+
+
+def test_statement_compiled_while_keys_were_deferred_leaves_no_row_after_an_interrupted_write(tmp_path: Path) -> None:
+    """SQLite defers no longer after it has rolled back the batch, and keeps what was compiled before."""
+    clocks = Clocks()
+    desk = Desk(tmp_path / "A.sqlite", seconds=clocks.seconds, busy=clocks.busy)
+    desk.node.run("CREATE TABLE q(id INTEGER PRIMARY KEY, up REFERENCES q(id))", "CREATE TABLE t(x)")
+    desk.node.run("INSERT INTO q VALUES (2, NULL)")
+    desk.node.save()
+    first, insert = desk.begin(), "INSERT INTO q VALUES (?, ?)"
+    desk.run(first, "PRAGMA defer_foreign_keys = ON")
+    with pytest.raises(ConstraintError):  # a row would be written again, and that compiles the statements again
+        desk.run(first, (insert, (2, 1)))
+    long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
+    ((piece, params),) = desk.interactive.pieces(first, request(long).statements[0])
+    clocks.thread_step = 0.005
+    with pytest.raises(TakesLongError):
+        desk.interactive.run(first, piece, params, 1 << 20, 0.05)
+    clocks.thread_step = 0.0
+    second = desk.begin()
+    with pytest.raises(ConstraintError):
+        desk.run(second, (insert, (5, 6)))
+    assert desk.run(second, "SELECT * FROM q") == [([(2, None)], -1)]
+    for one in (first, second):
+        desk.interactive.end(one)
+    desk.close()

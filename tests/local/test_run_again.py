@@ -71,6 +71,30 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
 
 
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+def test_statement_that_ran_while_keys_were_deferred_leaves_no_row_that_it_refuses_later(
+    node: LocalNode, table: str, ends: str
+) -> None:
+    """SQLite keeps a statement compiled that counted broken keys until COMMIT, and with it the row that it refuses."""
+    insert = f"INSERT INTO {table} VALUES (?, ?)"
+    with bedrockish.connect(node.database) as other:
+        other.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, up REFERENCES {table}(id))")
+    with closing(dbapi.connect(node.database, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        db.execute("PRAGMA defer_foreign_keys = ON")
+        db.execute(insert, (2, 1))
+        db.execute(insert, (1, None))
+        db.execute(ends)
+        before = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+        for _ in range(2):
+            db.execute("BEGIN")
+            with pytest.raises(dbapi.IntegrityError):
+                db.execute(insert, (5, 6))
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == before
+            db.execute("COMMIT")
+        assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == before
+
+
 def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(
     node: LocalNode, table: str, runs: list[bool]
 ) -> None:

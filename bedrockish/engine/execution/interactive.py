@@ -442,6 +442,8 @@ class Interactive:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
         if self.inside is not None and self._was_broken:
             self.inside.unsure = True  # SQLite has forgotten its count of broken keys, and writing rows does not count
+        if self.inside is not None and self.inside.defers:
+            pragmas.settle(self._db)
         self.inside = None
 
     def step_out(self, work: TransactionWork) -> None:

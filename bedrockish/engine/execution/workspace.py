@@ -30,6 +30,7 @@ from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
+from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
@@ -55,6 +56,7 @@ class Workspace:
         self._stopped: BedrockishError | None = None
         self.stoppable = _Stoppable(self)  # a context manager for SQL of the engine in an open transaction
         self._writer: Writer | None = None
+        self._work: TransactionWork | None = None  # the open transaction that has the writer
         self._moment = Moment(0, b"", 0)
         self._base: dict[str, int] = {}
         self._version = 0
@@ -233,13 +235,18 @@ class Workspace:
         if self._stopped is not None:
             raise self._stopped
         writer.begin()
+        self._work = work
         self.scope.begin(work.command, work.clock, self._base)
         return writer
 
     def leave_work(self) -> None:
         """Roll back the overlay at the end of the transaction."""
-        if self._writer is not None:
-            self._leave(self._writer)
+        work, self._work = self._work, None
+        if self._writer is None:
+            return
+        self._leave(self._writer)
+        if work is not None and work.defers and not self.is_broken:
+            pragmas.settle(self._writer.db)
 
     def keep_work(self) -> None:
         """Commit the TEMP tables, which stay, together with the overlay, which is dropped.

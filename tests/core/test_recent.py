@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from bedrockish.core.state import access_index, commit_window, packed_commits
 from bedrockish.core.state.certifier import claim
-from bedrockish.core.state.commit_window import CommitWindow
-from bedrockish.core.state.packed_commits import SEGMENT
+from bedrockish.core.state.commit_window import KEYS_AT_ONCE, CommitWindow
+from bedrockish.core.state.packed_commits import SEGMENT, SEGMENT_KEYS
 from bedrockish.core.state.pending import Pending
 from bedrockish_journal.model.access_set import MANY, AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -30,14 +31,21 @@ bases = st.fixed_dictionaries({node: st.integers(0, 8) for node in NODES})
 histories = st.lists(st.tuples(st.sampled_from(NODES), access_sets), max_size=20)
 
 
-@pytest.fixture(scope="module", params=[(3, 2, 1), (3, access_index.LARGE, MANY), (SEGMENT, access_index.LARGE, MANY)])
+# The commits of a segment, its keys, the keys of a large access set, and the keys that are many.
+SEGMENTS = (
+    (3, SEGMENT_KEYS, 2, 1),
+    (3, SEGMENT_KEYS, access_index.LARGE, MANY),
+    (SEGMENT, SEGMENT_KEYS, access_index.LARGE, MANY),
+)
+
+
+@pytest.fixture(scope="module", params=SEGMENTS)
 def segment(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Set the number of commits that are packed together: also three, so that short histories fill several segments.
-    Set also the number of keys of a large access set: also two.
-    """
-    count, large, many = request.param
+    """Set the number of commits that are packed together: also three, so that short histories fill several segments."""
+    count, keys_in_segment, large, many = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_commits, "SEGMENT", count)
+        patch.setattr(packed_commits, "SEGMENT_KEYS", keys_in_segment)
         patch.setattr(commit_window, "LATEST", count)
         patch.setattr(packed_commits, "MANY", many)
         patch.setattr(access_index, "LARGE", large)
@@ -48,6 +56,7 @@ def transaction(clock: int, access_set: AccessSet) -> Transaction:
     return Transaction(Txid(clock, "A"), {}, 0, 0, 0, str(clock), "serializable", ROWS, access_set, b"", b"")
 
 
+@pytest.mark.parametrize("segment", [(SEGMENT, 6, access_index.LARGE, MANY), *SEGMENTS], indirect=True)
 @pytest.mark.usefixtures("segment")
 @given(histories, access_sets, bases, st.data())
 def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
@@ -111,7 +120,7 @@ def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
     }
 
 
-@pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
+@pytest.mark.parametrize("segment", [(3, SEGMENT_KEYS, access_index.LARGE, MANY)], indirect=True)
 def test_second_label_that_arrives_late_counts_for_packed_commits(segment: int) -> None:
     """A commit whose outcome is still needed stays unpacked, and later ones stay in the order of their timeline
     although they are packed: a base that includes one of these by another place has seen it.
@@ -127,7 +136,27 @@ def test_second_label_that_arrives_late_counts_for_packed_commits(segment: int) 
     assert {found.other.clock for found in recent.conflicts(ranged, {"A": 2, "B": 1})} == {4}
 
 
-@pytest.mark.parametrize("segment", [(SEGMENT, access_index.LARGE, MANY)], indirect=True)
+def test_settled_commits_are_packed_in_several_steps() -> None:
+    """Packing all commits of a minute at once would hold up the loop for a second."""
+    recent, width = CommitWindow(), 40
+    count = 10 * KEYS_AT_ONCE // width
+    for number in range(1, count + 1):
+        points = frozenset(b"t:account\0%08d" % (100 * number + key) for key in range(width))
+        recent.add(("A", number), transaction(number, AccessSet(write_points=points)))
+    left = [len(recent.known)]
+    while len(left) < 3 or left[-1] < left[-2]:
+        recent.pack(count, ())
+        left.append(len(recent.known))
+    steps = [before - after for before, after in pairwise(left)]
+    assert max(steps) <= count // 8 + SEGMENT
+    assert len(steps) > 8
+    assert left[-1] < SEGMENT
+    for number in (1, count // 2, count):
+        hit = AccessSet(frozenset({b"t:account\0%08d" % (100 * number)}))
+        assert [each.other.clock for each in recent.conflicts(hit, {})] == [number]
+
+
+@pytest.mark.parametrize("segment", SEGMENTS[-1:], indirect=True)
 def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment: int) -> None:
     """The window keeps 60 s of 1,000 commits a second for transactions that take long."""
     count = 40 * segment
@@ -147,7 +176,7 @@ def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment:
     gc.collect()
     taken = (tracemalloc.get_traced_memory()[0] - before) / count
     tracemalloc.stop()
-    assert not recent.known
+    assert len(recent.known) < SEGMENT_KEYS // 20  # fewer than a segment has
     assert taken <= 400
     hit = AccessSet(frozenset({b"t:account\0%08d" % 503}))
     assert [each.other.clock for each in recent.conflicts(hit, {})] == [5]
@@ -186,7 +215,7 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
     assert not list(recent.conflicts(first.access_set, {}))
 
 
-@pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
+@pytest.mark.parametrize("segment", [(3, SEGMENT_KEYS, access_index.LARGE, MANY)], indirect=True)
 def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of commits fills hundreds of segments, and neither a conflict test nor a new commit looks at all of
     them.
@@ -229,10 +258,11 @@ def test_a_large_commit_takes_little_more_than_its_keys_below_safe_time() -> Non
     recent = CommitWindow()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for number in range(1, SEGMENT + 1):
+    for number in range(1, SEGMENT + 6):  # the fifth ends a segment by its keys
         written = points if number == 5 else frozenset({b"t:small\0%d" % number})
         recent.add(("A", number), transaction(number, AccessSet(write_points=written)))
-    recent.pack(SEGMENT, ())
+    for _ in range(2):  # after so many keys, the rest is packed in the next step
+        recent.pack(SEGMENT + 5, ())
     gc.collect()
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()

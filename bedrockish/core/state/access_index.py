@@ -301,7 +301,12 @@ class AccessIndex(Generic[Name]):
 
 def is_large(access_set: AccessSet) -> bool:
     """Return whether an access set has so many keys that it is held whole."""
-    return len(access_set.read_points) + len(access_set.write_points) > LARGE
+    return count_keys(access_set) > LARGE
+
+
+def count_keys(access_set: AccessSet) -> int:
+    """Return the number of single keys in an access set; a key that is read and written counts twice."""
+    return len(access_set.read_points) + len(access_set.write_points)
 
 
 def _only_read(access_set: AccessSet) -> list[bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from bedrockish.core.state import packed_commits
-from bedrockish.core.state.access_index import AccessIndex, Conflict
+from bedrockish.core.state.access_index import AccessIndex, Conflict, count_keys
 from bedrockish.core.state.packed_commits import Known, Place, Retirement, Segment
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict
 from bedrockish_journal.model.clock import CLOCK_LIMIT
@@ -23,6 +23,7 @@ EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
 FEW = 32  # if access sets have ranges, up to so many commits are compared one by one; more are looked up by key
 FEWER = 2  # the same if no access set has ranges: looking up each key costs as much as two comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
+KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # greater than any version of the membership
 
@@ -288,7 +289,7 @@ class CommitWindow:
         return self._index.writers_of(key)
 
     def pack(self, settled: int, needed: Container[Txid]) -> None:
-        """Pack the settled commits, except those whose outcome is still ``needed``."""
+        """Pack the settled commits, except those whose outcome is still ``needed``; many of them in several calls."""
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
@@ -300,12 +301,33 @@ class CommitWindow:
                 self._below_oldest = min(self._below_oldest, txid.clock)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)
-        while len(self._below) >= packed_commits.SEGMENT:
-            packed, self._below = self._below[: packed_commits.SEGMENT], self._below[packed_commits.SEGMENT :]
-            self._segments.append(Segment([self._take(txid) for txid in packed]))
-            self._sum_up()
-            for line in self._lines.values():
-                line.let_go(self.known)
+        # Packing all commits of a second at once would hold up the loop. A larger part of many keeps up with any load.
+        keys, most = 0, len(self._below) - len(self._below) // 8
+        while keys < KEYS_AT_ONCE or len(self._below) > most:
+            full, more = self._next_segment()
+            if not full:
+                break
+            keys += more
+            self._add_segment(full)
+
+    def _next_segment(self) -> tuple[list[Txid], int]:
+        """Return the oldest settled commits, and the number of their keys, if they fill a segment."""
+        keys = 0
+        for count, txid in enumerate(islice(self._below, packed_commits.SEGMENT), 1):
+            keys += count_keys(self.known[txid].access_set)
+            if count == packed_commits.SEGMENT or keys >= packed_commits.SEGMENT_KEYS:
+                return self._below[:count], keys
+        return [], keys
+
+    def _add_segment(self, full: list[Txid]) -> None:
+        """Pack the oldest settled commits."""
+        del self._below[: len(full)]
+        segment = Segment([self._take(txid) for txid in full])
+        self._segments.append(segment)
+        self._packed = merge(self._packed, segment.covered)
+        self._packed_newest = max(self._packed_newest, segment.newest)
+        for line in self._lines.values():
+            line.let_go(self.known)
 
     def _take(self, txid: Txid) -> Known:
         self._index.remove(txid)

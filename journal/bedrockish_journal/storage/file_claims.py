@@ -140,9 +140,15 @@ def removed_memberships(kept: object) -> dict[str, list[tuple[int, bytes]]]:
         return {}
     try:
         packed = cbor2.loads(kept if isinstance(kept, bytes) else b"")
-        return {str(leader): [(int(tick), bytes(data)) for tick, data in found] for leader, found in packed.items()}
+        return {str(leader): [(int(tick), _bytes(data)) for tick, data in found] for leader, found in packed.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"the removed memberships cannot be read: {error}; fill this node again") from error
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):  # ``bytes`` would make as many zeros as an integer says
+        raise TypeError(f"a {type(value).__name__} in place of bytes")
+    return value
 
 
 def marks(ask: Ask) -> tuple[Mark, ...]:

@@ -18,7 +18,7 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Promise, Standing
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery import judge as judging
-from bedrockish.core.recovery.judge import ABORT, COMMIT, END_FIRST, Verdict, VoterAnswer, judge
+from bedrockish.core.recovery.judge import ABORT, COMMIT, EndFirst, Verdict, VoterAnswer, judge
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority, may_count_out
 from bedrockish_journal.model.access_set import AccessSet
@@ -290,7 +290,7 @@ class Model:
             known.state == COMMITTED and rival not in seen for one in world for rival, known in enumerate(one.rivals)
         )
 
-    def judged(self, world: World) -> Verdict:
+    def judged(self, world: World) -> Verdict | None:
         """Return the result of ``judge`` for the answers of all voters that were asked; None if they are too few.
 
         The model has no answers in transit. A voter whose answer has not arrived counts as not asked, so its state may
@@ -424,23 +424,23 @@ CLAUSES: list[tuple[str, int, dict[str, VoterAnswer], Verdict]] = [
     ("the highest ballot counts", 5, {"B": TOOK[1, False], "C": TOOK[3, True], "D": NEVER_IS}, COMMIT),
     ("all hold it", 3, {"B": HOLDS, "C": HOLDS}, COMMIT),
     ("a majority holds it, whatever others say", 3, {"A": NEVER_IS, "B": HOLDS, "C": HOLDS}, COMMIT),
-    ("one holds it, its leader may have committed it", 3, {"B": HOLDS, "C": BLOCKED_BY_Y}, END_FIRST),
+    ("one holds it, its leader may have committed it", 3, {"B": HOLDS, "C": BLOCKED_BY_Y}, EndFirst(frozenset({Y}))),
     ("somebody says never", 3, {"B": HOLDS, "C": NEVER_IS}, ABORT),
     ("its leader answers without a commit", 3, {"A": HOLDS, "C": BLOCKED_BY_C}, ABORT),
     ("too few may have approved it", 4, {"B": BLOCKED_BY_Y, "C": HOLDS, "D": BLOCKED_BY_Y}, ABORT),
-    ("just a quorum may have", 5, {"C": HOLDS, "D": HOLDS, "E": BLOCKED_BY_OWN}, END_FIRST),
+    ("just a quorum may have", 5, {"C": HOLDS, "D": HOLDS, "E": BLOCKED_BY_OWN}, EndFirst(frozenset({OWN}))),
     ("B is out of reach and holds its own", 5, {"C": HOLDS, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y}, ABORT),
     (
         "B's own is known to be over, so B may have approved",
         5,
         {"C": HOLDS_KNOWS_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
-        END_FIRST,
+        EndFirst(frozenset({Y})),
     ),
     (
         "C has forgotten all that is as old as B's own, so B may have approved",
         5,
         {"C": HOLDS_FORGOT_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
-        END_FIRST,
+        EndFirst(frozenset({Y})),
     ),
     (
         "C has forgotten what is older than B's own",
@@ -452,7 +452,7 @@ CLAUSES: list[tuple[str, int, dict[str, VoterAnswer], Verdict]] = [
         "its leader has approved it, whatever else it leads",
         5,
         {"C": HOLDS, "D": BLOCKED_BY_OWN, "E": BLOCKED_BY_OWN},
-        END_FIRST,
+        EndFirst(frozenset({OWN})),
     ),
 ]
 
@@ -485,7 +485,7 @@ def stuck(voters: int, quorum: int) -> bool:
         other = {node: VoterAnswer(Standing.BLOCKED, None, frozenset({X})) for node in alive[:count]}
         other |= {node: VoterAnswer(Standing.HELD) for node in alive[count:]}
         verdicts = [judge("A", mine, NAMES[:voters], quorum), judge("B", other, NAMES[:voters], quorum)]
-        if all(verdict is END_FIRST for verdict in verdicts):
+        if all(isinstance(verdict, EndFirst) for verdict in verdicts):
             return True
     return False
 

@@ -4,9 +4,8 @@ Reservations, the wait queue, the pausing requests of this node, and the turns o
 policy only affects timing: the votes on a transaction depend on none of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 from bedrockish.core.coordinator.abort import Rollbacks
@@ -34,13 +33,28 @@ class WaitFor:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldBack:
+    """The request waits for the end of a reservation."""
+
+    reservation: Txid
+
+
+@dataclass(frozen=True, slots=True)
 class LineUp:
-    """The request waits for a reservation, an earlier request of this node that pauses, or the turns of others."""
+    """The request stays behind an earlier request of this node that pauses."""
 
-    wait: Callable[[], None]
+    head: int
 
 
-Obstacle = Pause | WaitFor | LineUp
+@dataclass(frozen=True, slots=True)
+class OthersTurn:
+    """The turn of other leaders: for some milliseconds after a transaction of ``leader``, only they use the keys."""
+
+    left_ms: float
+    leader: str
+
+
+Obstacle = Pause | WaitFor | HoldBack | LineUp | OthersTurn
 
 
 class Contention:
@@ -65,7 +79,7 @@ class Contention:
         held = self.reservations.blocks(inflight, access_set, kind)
         if held is not None:
             state.counts["held_back"] += 1
-            return LineUp(partial(self.wait_queue.hold_back, inflight, held))
+            return HoldBack(held)
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
@@ -81,9 +95,9 @@ class Contention:
         # always win.
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
-            return LineUp(partial(self.wait_queue.line_up, inflight, head))
+            return LineUp(head)
         left_ms, leader = self.turns.left_ms(access_set) if self.turns.until else (0.0, "")
-        return LineUp(partial(self._wait_for_turn, inflight, left_ms, leader)) if left_ms else None
+        return OthersTurn(left_ms, leader) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
         """Return the wait of a request with a reservation for a pending transaction of another leader, or None.
@@ -106,8 +120,12 @@ class Contention:
                 self.pause(inflight, after_ms)
             case WaitFor(txid):
                 self.wait_queue.wait(inflight, txid)
-            case LineUp(wait):
-                wait()
+            case HoldBack(reservation):
+                self.wait_queue.hold_back(inflight, reservation)
+            case LineUp(head):
+                self.wait_queue.line_up(inflight, head)
+            case OthersTurn(left_ms, leader):
+                self._wait_for_turn(inflight, left_ms, leader)
             case _:
                 assert_never(obstacle)
 

@@ -25,9 +25,25 @@ class VoterAnswer:
     safe: int = 0
 
 
-Verdict = bool | None
-COMMIT, ABORT, END_FIRST = True, False, None
-"""The decision to propose; or none yet, because the transaction may have been committed: its blockers end first."""
+@dataclass(frozen=True, slots=True)
+class ProposeCommit:
+    """The verdict to propose commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeAbort:
+    """The verdict to propose abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndFirst:
+    """No verdict yet: the transaction may have been committed. The blockers have to end before the next round."""
+
+    blockers: frozenset[Txid]
+
+
+COMMIT, ABORT = ProposeCommit(), ProposeAbort()
+Verdict = ProposeCommit | ProposeAbort | EndFirst
 
 
 def _forgotten(answer: VoterAnswer) -> int:
@@ -76,4 +92,4 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     approvers = holders | (set(voters) - answers.keys() - bound)
     if len(approvers) < quorum:
         return ABORT
-    return END_FIRST  # J7: undecidable until its blockers have ended
+    return EndFirst(blockers)  # J7: undecidable until its blockers have ended

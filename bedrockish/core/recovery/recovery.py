@@ -12,7 +12,7 @@ from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
-from bedrockish.core.recovery.judge import END_FIRST, VoterAnswer, judge
+from bedrockish.core.recovery.judge import COMMIT, EndFirst, VoterAnswer, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import ASKED_MAX, Voting
 from bedrockish.core.state.outbox import Timer
@@ -376,10 +376,10 @@ class Recovery:
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
         # The blockers have to end before there is a verdict; each further answer is judged together with these.
-        if verdict is END_FIRST:
+        if isinstance(verdict, EndFirst):
             self._unblock(round_)
         else:
-            self._propose(round_, commit=verdict)
+            self._propose(round_, commit=verdict == COMMIT)
 
     def _unblock(self, round_: Round) -> None:
         """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""

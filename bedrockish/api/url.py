@@ -33,14 +33,19 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    @property
+    def is_socket(self) -> bool:
+        """Whether the address is the path of a Unix socket."""
+        return self.host.startswith("/")
+
     def __str__(self) -> str:
-        if self.host.startswith("/"):  # the path of a Unix socket
+        if self.is_socket:
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def in_url(self) -> str:
         """Return the address as a URL has it: the path of a Unix socket with ``%2F`` for each slash."""
-        return quote(self.host, safe="") if self.host.startswith("/") else str(self)
+        return quote(self.host, safe="") if self.is_socket else str(self)
 
 
 def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:

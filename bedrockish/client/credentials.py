@@ -78,7 +78,7 @@ def entry_of(target: Target) -> Entry:
         _read_password(target.password_file)
         return Entry(context, target.user, password_file=target.password_file)
     password = target.password if target.password is not None else os.environ.get(PASSWORD_VARIABLE)
-    if password is None and target.addresses and all(address.host.startswith("/") for address in target.addresses):
+    if password is None and target.addresses and all(address.is_socket for address in target.addresses):
         password = ""  # the permissions of a Unix socket stand in for it
     if password is None:
         raise ConfigError(f"the URL names the user {target.user!r} but no password; set {PASSWORD_VARIABLE}")

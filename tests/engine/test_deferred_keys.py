@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import ConstraintError
-from tests.engine.nodes import request
 from tests.engine.test_budget import Clocks
 from tests.engine.test_interactive import Desk
 
@@ -46,12 +44,7 @@ def test_deferred_key_stays_broken_after_sqlite_has_rolled_back_an_interrupted_w
     session = desk.begin()
     desk.node.run("INSERT INTO p VALUES (1)")
     desk.run(session, ("INSERT INTO q(p) VALUES (?)", (parent,)))
-    long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
-    ((piece, params),) = desk.interactive.pieces(session, request(long).statements[0])
-    clocks.thread_step = 0.005
-    with pytest.raises(TakesLongError):
-        desk.interactive.run(session, piece, params, 1 << 20, 0.05)
-    clocks.thread_step = 0.0
+    desk.interrupt_write(session, clocks)
     desk.run(session, "INSERT INTO t VALUES (1)")
     assert session.unsure == (parent == 9)
     if session.unsure:
@@ -72,12 +65,7 @@ def test_statement_compiled_while_keys_were_deferred_leaves_no_row_after_an_inte
     desk.run(first, "PRAGMA defer_foreign_keys = ON")
     with pytest.raises(ConstraintError):  # a row would be written again, and that compiles the statements again
         desk.run(first, (insert, (2, 1)))
-    long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
-    ((piece, params),) = desk.interactive.pieces(first, request(long).statements[0])
-    clocks.thread_step = 0.005
-    with pytest.raises(TakesLongError):
-        desk.interactive.run(first, piece, params, 1 << 20, 0.05)
-    clocks.thread_step = 0.0
+    desk.interrupt_write(first, clocks)
     second = desk.begin()
     with pytest.raises(ConstraintError):
         desk.run(second, (insert, (5, 6)))

@@ -96,6 +96,17 @@ class Desk:
         result = self.interactive.run_again(work, sql, values, 1 << 20)
         return None if result is None else [(result.rows, result.rowcount)]
 
+    def interrupt_write(self, work: TransactionWork, clocks: Clocks) -> None:
+        """Run an INSERT of many rows into ``t`` that exceeds its budget: SQLite rolls back the whole batch."""
+        sql = (
+            "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
+        )
+        ((piece, params),) = self.interactive.pieces(work, request(sql).statements[0])
+        clocks.thread_step = 0.005
+        with pytest.raises(TakesLongError):
+            self.interactive.run(work, piece, params, 1 << 20, 0.05)
+        clocks.thread_step = 0.0
+
     def commit(self, work: TransactionWork) -> None:
         prepared = self.interactive.finish(work)
         self.interactive.end(work)
@@ -555,12 +566,7 @@ def test_writing_the_batch_again_does_not_use_the_budget_of_a_statement(tmp_path
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY, v UNIQUE)" for number in range(400)))  # not saved
     work = desk.begin()
     desk.run(work, "INSERT INTO t VALUES (1)")
-    long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
-    ((piece, params),) = desk.interactive.pieces(work, request(long).statements[0])
-    clocks.thread_step = 0.005
-    with pytest.raises(TakesLongError):
-        desk.interactive.run(work, piece, params, 1 << 20, 0.05)
-    clocks.thread_step = 0.0
+    desk.interrupt_write(work, clocks)
     assert desk.run(work, "SELECT count(*) FROM t") == [([(1,)], -1)]
     desk.commit(work)
     assert node.rows("SELECT count(*) FROM sqlite_schema WHERE name LIKE 't%' AND type = 'table'") == [(401,)]

@@ -72,7 +72,7 @@ def test_rowid_given_as_text_is_read_as_the_same_point(db: apsw.Connection) -> N
     assert ranges == []
 
 
-def test_whole_primary_key_is_read_as_a_point_and_its_first_column_as_a_range(db: apsw.Connection) -> None:
+def test_full_primary_key_is_read_as_a_point_and_a_prefix_of_it_as_a_range(db: apsw.Connection) -> None:
     key = b"t:entries\0" + encode("mon") + encode(3)
     assert reads(db, "SELECT * FROM entries WHERE day = ? AND number = ?", "mon", 3) == ([key], [])
     half = prefix_range(b"t:entries\0" + encode("mon"))

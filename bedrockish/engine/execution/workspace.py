@@ -245,8 +245,11 @@ class Workspace:
         if self._writer is None:
             return
         self._leave(self._writer)
-        if work is not None and work.defers and not self.is_broken:
-            pragmas.settle(self._writer.db)
+        if work is not None and work.defers:
+            try:
+                pragmas.settle(self._writer.db)
+            except apsw.Error:  # interrupted, for example: the next transaction must not get these statements
+                self.is_broken = True
 
     def keep_work(self) -> None:
         """Commit the TEMP tables, which stay, together with the overlay, which is dropped.

@@ -302,7 +302,6 @@ def forgotten(command: str, txid: object) -> ForgottenError:
     """Return the error for a command whose result is no longer in the journal.
 
     Args:
-        command: its id.
         txid: the id of its committed transaction; None if the command's id is too old to tell.
     """
     if txid is not None:

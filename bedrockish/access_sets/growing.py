@@ -165,7 +165,6 @@ class Growing:
         """Return a key that another transaction writes and this transaction depends on; None without a conflict.
 
         Args:
-            writer: the access set of the other transaction.
             reads: whether the reads of this transaction count; by default, if it is serializable.
         """
         with_reads = self._serializable if reads is None else reads

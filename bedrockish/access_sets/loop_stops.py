@@ -122,7 +122,6 @@ class LoopReader:
         """Find the stop of the loop that begins with a seek; return None if it has none, or is not understood.
 
         Args:
-            seek: the seek instruction.
             on: the table or index of its cursor.
             guard: address of the check that ends its range; without a check, of the seek.
             steps: the instructions that move its cursor to another row.

@@ -97,11 +97,7 @@ class ReadPlan:
         return points + more_points, ranges + more_ranges
 
     def resolve(self, params: Params, query: Query) -> "ResolvedReads":
-        """Return the exact reads of the execution that is about to start.
-
-        Args:
-            query: runs a query on the statement's snapshot.
-        """
+        """Return the exact reads of the execution that is about to start."""
         dependents = self.dependents if self.resolves else None
         found = None if dependents is None else Resolution(dependents, params, query)
         return ResolvedReads(self, params, found)

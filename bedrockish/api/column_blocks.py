@@ -141,8 +141,6 @@ def rows_of_blocks(blocks: object, width: int, count: object) -> list[Row]:
 
     Args:
         blocks: the blocks, as the decoder of CBOR has made them with tuples for lists.
-        width: the number of columns.
-        count: the number of rows of all blocks together.
 
     Raises:
         ValueError, TypeError: these are not blocks of so many rows and columns. Nothing is allocated for a column

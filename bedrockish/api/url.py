@@ -52,7 +52,6 @@ def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:
     """Parse ``host:port``, ``[ipv6]:port`` or ``host``, which has the port ``DEFAULT_PORT``; return the address.
 
     Args:
-        text: the text of a configuration, a flag or a URL.
         where: the source of the text, for the error: a key, a flag or the URL.
         any_port: whether port 0 is allowed (the system chooses a free one).
 

@@ -346,8 +346,6 @@ def encode_request(
     """Encode the call of a request, or of one of its steps.
 
     Args:
-        number: the id of the call.
-        op: the operation.
         request: the request; a change of the members is encoded by ``encode_call``.
         attempt: the values that are sent in place of the request's own.
         prepared: see ``Step``; sent only with ``commit``.

@@ -82,7 +82,6 @@ class Authority:
         Args:
             name: the name of the node or client, and of the files.
             hosts: the names and addresses for which the certificate is valid.
-            days: how long it is valid.
             for_node: whether the certificate is also valid for a server, to which others connect.
 
         Raises:

@@ -109,7 +109,6 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
 
     Args:
         nodes: all nodes of the cluster, sorted: a vector has a component for each.
-        keys: prints the keys of rows.
     """
     everybody = sorted({*nodes, *entry.quorum, *entry.after})
     after = {node: entry.after.get(node, 0) for node in everybody}

@@ -43,7 +43,6 @@ def lay_out(
 
     Args:
         rows: the cells; the only control character in them is the line feed.
-        headers: whether the names are written.
         width: the characters of a line, to which columns are folded if possible; 0: no bound.
     """
     cells = [[_lines(cell) for cell in row] for row in ([columns] if headers else []) + list(rows)]

@@ -51,7 +51,6 @@ def revoke(directory: Path, which: str) -> str:
     """Add the certificate of a node or client to the list of revoked certificates, and return the list's path.
 
     Args:
-        directory: the directory of the authority.
         which: the name in the certificate, or its serial number.
 
     Raises:

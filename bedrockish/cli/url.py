@@ -67,7 +67,6 @@ class LocalPath(click.Path):
 
     Args:
         instead: the remedy, for the error text.
-        options: the options of ``click.Path``.
     """
 
     def __init__(self, instead: str, **options: Any) -> None:

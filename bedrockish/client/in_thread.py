@@ -24,7 +24,6 @@ def blocking(twin: str, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> 
 
     Args:
         twin: the attribute that has the twin.
-        method: the coroutine method of the twin's class.
     """
 
     @wraps(method)

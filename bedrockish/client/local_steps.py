@@ -59,12 +59,7 @@ TOGETHER = 100  # statements repeated at the node in one round trip
 
 
 class LocalSteps:
-    """Runs each step of a session's open transactions in this process or at the node.
-
-    Args:
-        transactions: the transactions that run in this process.
-        database: path of the node's file.
-    """
+    """Runs each step of a session's open transactions in this process or at the node."""
 
     def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
         self._session, self.transactions = session, transactions
@@ -232,9 +227,7 @@ class LocalSteps:
         """Run further statements of an open transaction in this process; return None if it is not open here.
 
         Args:
-            command: the id of the transaction's COMMIT.
             step: returns the statements as a step for the node, to which the transaction moves if it needs the node.
-            timeout_s: seconds that the node may take.
 
         Raises:
             BedrockishError: see ``Transaction.run``.

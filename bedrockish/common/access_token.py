@@ -30,7 +30,6 @@ def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:
 
     Args:
         secret: the stored form of the user's password.
-        cluster_id: the id of the cluster.
     """
     payload = cbor2.dumps([said.user, said.until_ms])
     return f"{PREFIX}{_text(payload)}.{_text(_sign(payload, secret, cluster_id))}"

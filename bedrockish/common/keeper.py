@@ -17,7 +17,6 @@ class Keeper(Generic[T]):
     """The thread, which is started with the first object. A garbage-collected object is no longer looked after.
 
     Args:
-        name: the name of the thread.
         every_s: the seconds between two looks at all objects.
         look: looks after an object; gets the seconds since the last look.
     """

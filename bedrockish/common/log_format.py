@@ -105,7 +105,6 @@ def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         node: the name of this process in its lines.
-        as_json: whether to write lines of JSON.
         stream: the output in place of standard error.
     """
     handler = logging.StreamHandler(stream or sys.stderr)

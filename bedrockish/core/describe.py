@@ -39,10 +39,8 @@ def describe_said(node: str, tick: int, nodes: Sequence[str], said: on.Event | d
     """Return the text, in the notation of the gist, of an event at a node or of a message that it sends.
 
     Args:
-        node: the name of the node.
         tick: the node's own tick.
         nodes: all members, in the order of the vectors.
-        said: the event, or the effect.
     """
     printer = Printer(nodes)
     return log_line(node, tick, printer.effect(said) if isinstance(said, do.Send) else printer.event(said))

@@ -41,7 +41,6 @@ class LocalFunctions:
 
         Args:
             kind: ``function``, ``aggregate``, ``window function`` or ``collation``.
-            name: the registered name.
             is_removed: the program passed None, which removes the registration.
 
         Raises:

@@ -140,7 +140,6 @@ class Session:
         """Run a text that has run before in the open transaction; return None if it was not run: use ``run``.
 
         Args:
-            sql: the text.
             values: parameters that SQLite stores without conversion.
 
         Raises:

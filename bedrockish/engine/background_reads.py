@@ -31,11 +31,7 @@ T = TypeVar("T")
 
 
 class BackgroundReads:
-    """The reading connections of a node's file. Any thread may call the methods.
-
-    Args:
-        file: path of the database file.
-    """
+    """The reading connections of a node's file. Any thread may call the methods."""
 
     def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:
         self._file, self._prepare, self._limits = file, prepare, limits

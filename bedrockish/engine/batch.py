@@ -50,7 +50,6 @@ class Batch:
     """The open batch of one node.
 
     Args:
-        db: the writing connection.
         number: how many batches were committed in the life of the file.
     """
 

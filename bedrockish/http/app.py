@@ -66,7 +66,6 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tu
     """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
 
     Args:
-        node: the node that answers.
         token: the bearer token that callers must send; empty: none is needed.
         hosts: names under which the node may be called if callers need no login.
     """

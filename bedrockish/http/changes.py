@@ -195,11 +195,7 @@ class _Reader:
         return rows
 
     async def lines(self, first: Page) -> AsyncGenerator[bytes]:
-        """Yield the lines or events for the reader, page by page, and count each page as taken memory until the next.
-
-        Args:
-            first: the first page.
-        """
+        """Yield the lines or events for the reader page by page, and count each page as taken memory until the next."""
         memory, (page, counted) = self._node.engine.memory, first
         memory.hold(self, counted)
         try:

@@ -21,7 +21,6 @@ class StatusError(Exception):
 
     Args:
         status: the status, from 400 on.
-        text: the error's message.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:

@@ -23,7 +23,6 @@ class Parser:
     """The requests of one connection.
 
     Args:
-        address: the caller's host.
         more: waits until ``feed`` has been called with more bytes.
     """
 

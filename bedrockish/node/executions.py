@@ -77,9 +77,7 @@ class Executions:
         """Execute a client's request; events that the core needs at once are added to ``following``.
 
         Args:
-            request_id: the number of the request.
             clock: the value of ``transaction_clock()`` in the request; 0: it has no clock yet.
-            following: takes the events.
             group: the numbers of requests that may share its transaction.
         """
         node = self._node

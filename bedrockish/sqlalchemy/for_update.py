@@ -18,7 +18,6 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
 
     Args:
         statement: a statement of SQLAlchemy's core or ORM.
-        params: the values of its named parameters.
 
     Raises:
         CompileError: the table has no primary key by which its rows could be written, or the statement has no table.

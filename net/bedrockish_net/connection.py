@@ -56,7 +56,6 @@ class Connection:
         side: whether we dialled or accepted.
         local: our HELLO. A dialler checks the answer against its ``to``. An accepter may send another HELLO with more
             fields, whose node and cluster are checked against this one.
-        limits: sizes of frames.
     """
 
     def __init__(self, side: Side, local: Hello, limits: Limits | None = None) -> None:

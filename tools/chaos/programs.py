@@ -110,10 +110,7 @@ class Program:
         """Have the program make a call, and return its answer.
 
         Args:
-            name: the name of the call.
-            args: its arguments by position.
             doubt: whether the call may have happened if the program is killed.
-            named: its named arguments.
 
         Raises:
             BedrockishError: the call has failed in the program.

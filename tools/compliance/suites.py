@@ -66,11 +66,9 @@ def record_of(
     """Run a suite in a separate process, and return the outcomes that it has recorded.
 
     Args:
-        name: the name of the suite, for errors.
         command: the command of the process.
         record: the file that the process writes; its output goes to a file next to it.
         cwd: the working directory, in which suites make files.
-        limit_s: the time that the process gets.
         settings: variables for its environment.
 
     Raises:

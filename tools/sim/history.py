@@ -463,7 +463,6 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
     acknowledgements, and so are clocks: a client that asked only for a clock may rely on later clocks being greater.
 
     Args:
-        calls: the calls of all clients.
         told: returns the entry that an answer's place stands for.
         talked: commands that were interactive transactions, which draw their clock earlier than they commit.
     """

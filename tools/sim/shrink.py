@@ -15,10 +15,6 @@ Run = Callable[[Options], tuple[LawBrokenError | None, World]]
 class Shrinker:
     """A search for a smaller world, with a limited number of tries.
 
-    Args:
-        options: the options of a world that breaks a law.
-        runs: the greatest number of tries.
-
     Attributes:
         options: the options of the smallest world so far.
         happened: the number of its commands, faults and needless recoveries.

@@ -105,8 +105,6 @@ def out_of_time(what: What, *, uncertain: bool, waited_s: float, last: Bedrockis
 
     Args:
         uncertain: whether some attempt may have happened.
-        waited_s: the time that it had, in seconds.
-        last: the last error that a node or the network gave, if any.
     """
     because = f"; the last reason: {last.message}" if last is not None else ""
     if uncertain:

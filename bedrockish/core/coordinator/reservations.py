@@ -82,7 +82,6 @@ class Reservations:
 
         Args:
             access_set: the access set of its last execution.
-            kind: the kind of its transaction.
         """
         if not self._is_tired(inflight, access_set, kind):
             return

@@ -29,7 +29,6 @@ def overtaken(
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
-        access_set: its reads and writes.
         base: the full vector of the commits that it has seen.
         spans: as in ``Prepared``.
         config: the version of the membership by which its user's rights were checked, or will be; ``KEEPS_BASE`` if

@@ -58,7 +58,6 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
 
     Args:
         answers: the answers of at least a majority of the voters, all to the same ballot.
-        voters: all voters.
         quorum: how many approvals its leader needed to commit it.
     """
     assert len(answers) >= majority(len(voters)), "a minority cannot tell"

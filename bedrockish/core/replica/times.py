@@ -48,7 +48,6 @@ def reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
 
     Args:
         words: the clocks of the other voters.
-        own: the clock of this node.
         majority, counts: as for ``times``.
     """
     # The n-th largest clock, where n is a majority: a majority has reached it or a later one. Fewer clocks prove

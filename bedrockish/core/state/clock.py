@@ -22,7 +22,6 @@ class Clock:
     Why so large: The invariants below relate its times, and one reading of the wall moves several of them.
 
     Args:
-        settings: timings and bounds.
         now: the driver's clocks at the start.
         ceiling: the clock never went above this before the start; it begins there.
         cut, safe, settled: their values before the start.
@@ -81,7 +80,6 @@ class Clock:
         walls that it knows, and not at all before it has heard from a majority.
 
         Args:
-            reading: the reading of the driver's clocks.
             needed: how many other voters' walls this node must know before it follows any; 0: its own wall suffices.
         """
         self.reading = self.now = reading

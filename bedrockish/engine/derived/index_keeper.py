@@ -170,10 +170,7 @@ def stale_indexes(
     """Return the indexes that no longer match the rows of their tables after a change of the schema.
 
     Args:
-        before: the virtual tables before the change.
-        now: the virtual tables after the change.
         changed: the tables whose rows the change has changed.
-        statements: the statements of the change.
     """
     if not statements:
         return []

@@ -13,7 +13,6 @@ def bind_value(value: Any, name: object) -> Any:
     """Return a parameter as one of None, int, float, str, bytes.
 
     Args:
-        value: the value that the client sent.
         name: the parameter's name or its number from 1, for the error.
 
     Raises:

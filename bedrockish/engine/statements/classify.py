@@ -253,8 +253,6 @@ class Guard:
 
         Args:
             at: where to look for the statement.
-            is_limited: as in ``compile``.
-            optimizes: as in ``compile``.
 
         Raises:
             SqlError: as ``compile``.

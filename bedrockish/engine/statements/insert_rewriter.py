@@ -41,7 +41,6 @@ def rewrite(sql: str, tables: Mapping[str, Table]) -> Rewritten | None:
 
     Args:
         sql: one statement that SQLite accepts.
-        tables: every table of the schema by its name.
     """
     try:
         parser = InsertParser(sql)

@@ -72,10 +72,7 @@ class RowLocks:
         """Lock a row, and return its key; None if another transaction has the row.
 
         Args:
-            command: the command of the calling transaction.
             base: the commits that it has seen; None: not known.
-            name: name of the table.
-            values: values of the row's key.
 
         Raises:
             SqlError: the table does not exist, the values do not fit its key, or the transaction has too many locks.

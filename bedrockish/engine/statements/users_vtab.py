@@ -64,7 +64,6 @@ def give_table(db: apsw.Connection, name: str, schema: str, table: "type[ReadTab
 
     Args:
         schema: the table's CREATE TABLE statement.
-        table: the table's class.
     """
     module: Any = _Module(schema, table)
     db.create_module(name, module, use_bestindex_object=True, eponymous_only=True, read_only=True)

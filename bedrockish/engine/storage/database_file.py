@@ -167,7 +167,6 @@ class PageCache:
     A changed page that is evicted from the cache is written to the WAL before the commit, and may be read back.
 
     Args:
-        db: the writing connection.
         memory_bytes: the memory that all requests may take; the larger cache has at most a quarter of it.
     """
 

@@ -70,7 +70,6 @@ class Build:
     phases.
 
     Args:
-        db: the writing connection.
         txid: the schema change that makes the result.
         version: version of the schema before the change.
     """

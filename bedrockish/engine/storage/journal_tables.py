@@ -75,7 +75,6 @@ class Journal:
     """The journal of one node.
 
     Args:
-        db: the writing connection.
         write: runs an action in the open batch, and again whenever the batch is written again.
         damaged: where damaged entries are noted.
     """

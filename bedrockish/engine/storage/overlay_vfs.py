@@ -302,7 +302,6 @@ class Overlay(apsw.VFS):
 
     Args:
         wal: descriptor of its WAL.
-        page_bytes: size of its pages.
     """
 
     def __init__(self, path: str, wal: int, page_bytes: int) -> None:

@@ -30,7 +30,6 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     """Turn a copy of another node's file into the file of a new node, durably. No other program may have the copy open.
 
     Args:
-        node: name of the new node.
         store: random id of the new file.
         joining: the message that admitted the new node (``encode_joining``).
         alarm: the alarm that the copy is not compared with its journal yet; None if it cannot be compared.

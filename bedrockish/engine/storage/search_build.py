@@ -32,7 +32,6 @@ def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Calla
     """Estimate how many seconds SQLite would take to build an index, by a trial in memory with some of the rows.
 
     Args:
-        db: the connection that reads the rows.
         busy: returns the processor time of this thread, in seconds.
 
     Raises:

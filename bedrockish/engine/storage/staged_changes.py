@@ -187,12 +187,7 @@ class StagedChanges:
 
 
 def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
-    """Unpack changes, in any thread, and return them; None if they are few, or do not suit one statement for each run.
-
-    Args:
-        tables: the tables of the schema in force.
-        version: the version of that schema.
-    """
+    """Unpack changes, in any thread; return None if they are few, or do not suit one statement for each run."""
     if count_changes(changes) < STAGED_MIN:
         return None
     try:
@@ -206,9 +201,6 @@ class StagedStore:
     the commit of that batch.
 
     The loop and the thread that has the writer may call the methods concurrently.
-
-    Args:
-        db: the writing connection.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -245,8 +237,6 @@ class StagedStore:
         If another thread drops the transaction at the same moment, the first statement that uses its runs fails.
 
         Args:
-            tables: the tables of the schema in force.
-            version: the version of that schema.
             unpack: whether to unpack the changes now if that was not done in advance. This blocks the writer, but takes
                 two thirds of the time of applying the rows one by one, and half if the table has indexes.
         """

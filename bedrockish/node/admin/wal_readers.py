@@ -16,7 +16,6 @@ def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:
     """Return the size of a log that a reader holds back, and the programs that read now; None while it is small.
 
     Args:
-        database: path of the node's file.
         held_frames: frames that the log has because a reader needs old ones.
     """
     if held_frames < HELD_FRAMES_MIN:

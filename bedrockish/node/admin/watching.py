@@ -49,7 +49,6 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
     """Make a node read-only while its disk is nearly full: the rest is reserved for transactions that others decide.
 
     Args:
-        health: the node's health.
         look: returns the free bytes and all bytes of the disk of a path.
     """
     while True:

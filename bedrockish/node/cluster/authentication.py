@@ -275,7 +275,6 @@ class Gate:
         """Check a token, and return its user.
 
         Args:
-            given: the token.
             address: the client's address, for the log; empty for a token that was checked before.
             user: the user that the client names; None: the token's.
 
@@ -301,9 +300,7 @@ class Gate:
         """Return why a user is not admitted; empty if the user is admitted.
 
         Args:
-            user: a name.
             password: the password given for that user, or a token.
-            address: the client's address.
         """
         if read_token(password) is not None:
             try:

@@ -107,7 +107,6 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
 
     Args:
         config: the new node's configuration; the node's address is its own in ``peers``, or ``listen``.
-        url: nodes of the cluster.
         replay: fetch the journal when the node runs, instead of a copy of a file now.
 
     Raises:

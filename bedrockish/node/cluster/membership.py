@@ -187,9 +187,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     """Return the transaction that makes a change of the members, based on the applied entries.
 
     Args:
-        engine: knows the applied entries.
         stores: ids of the other members' files, as far as they are known.
-        now: the clocks.
 
     Raises:
         MembershipError: the change is refused.

@@ -81,7 +81,6 @@ def check_owner(access: Access, owner: str | None, command: str, user: str, reas
 
     Args:
         owner: the user whose command it is; None if it was sent where no user was required.
-        command: its id.
         user: the user that sends it, asks about it or settles it.
         reason: in the details of the error: ``user``, or ``open`` for a transaction that may still be rolled back.
 

@@ -292,9 +292,6 @@ class Transactions:
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with declared types, as an open transaction sees the tables.
 
-        Args:
-            command: the id of the transaction.
-
         Raises:
             BedrockishError: the statement cannot be compiled, or no such transaction is open.
         """

@@ -41,7 +41,6 @@ class Voters:
 
     Args:
         entry: returns this node's credentials for links to its peers.
-        cluster: the cluster's name.
     """
 
     def __init__(self, state: State, entry: Callable[[], Entry], cluster: str) -> None:
@@ -113,7 +112,6 @@ class Programs:
 
         Args:
             entry: returns this node's credentials for links to its peers.
-            cluster: the cluster's name.
         """
         self._voters = Voters(self._core.state, entry, cluster)
         await self._voters.run()

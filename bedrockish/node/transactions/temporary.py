@@ -47,12 +47,7 @@ class _Held:
 
 
 class TemporaryObjects:
-    """The TEMP objects of all sessions at one node.
-
-    Args:
-        workers: gives threads values of the clock.
-        bounds: the node's limits.
-    """
+    """The TEMP objects of all sessions at one node."""
 
     def __init__(self, lending: Lending, workers: WorkerPool, bounds: Bounds) -> None:
         self._lending, self._workers, self._bounds = lending, workers, bounds
@@ -107,7 +102,6 @@ class TemporaryObjects:
         unknown, all TEMP objects of the session are lost.
 
         Args:
-            running: the transaction.
             submit: commits the transaction; None: it has only read.
             read: the answer if it has only read.
 

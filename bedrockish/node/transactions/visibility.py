@@ -35,9 +35,6 @@ SUFFIX, ID_MAX = "+level", 200  # the end of the question's command id, and its 
 async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
     """Return when this node has applied every commit that was acknowledged before the call.
 
-    Args:
-        request: the request for which the node asks.
-
     Raises:
         UnavailableError: within the time of the request no majority has answered, or a transaction has not ended.
     """
@@ -157,7 +154,6 @@ class Visibility:
         statement in a workspace reads, so it also calls this before it makes a workspace.
 
         Args:
-            one: the transaction.
             find: raises the error of the transaction if it has ended.
 
         Raises:

@@ -24,11 +24,7 @@ Row = tuple[str, str, str | None]  # transaction, table, key
 
 
 def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
-    """Return findings with transaction, table and key, as far as a journal has the entry at their place.
-
-    Args:
-        found: findings of one audit.
-    """
+    """Return findings with transaction, table and key, as far as a journal has the entry at their place."""
     named: list[Finding] = []
     with ExitStack() as stack:
         feeds: dict[str, Feed] = {}

@@ -23,7 +23,6 @@ def _finding(
 
     Args:
         text: the fault: SQL expressions of the parts of a sentence, separated by commas.
-        rest: the query from FROM on.
         node, leader, tick, txid, obj, level: other SQL expressions for these columns.
     """
     return (
@@ -424,7 +423,6 @@ def question(law: str, names: str, limit: int) -> str:
 
     Args:
         names: the SQL that joins the nodes with an equal finding into one text (``Dialect.names``).
-        limit: the greatest number of findings.
     """
     every = " UNION ALL ".join(QUERIES[law])
     merged = (

@@ -107,7 +107,6 @@ def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "
     Args:
         safe: the safe time of the copy, which has every commit up to it.
         above: clock and leader of the later commits that the copy has.
-        cluster: the id of the node's cluster.
     """
     return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)), cluster)
 

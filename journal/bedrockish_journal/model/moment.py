@@ -68,7 +68,6 @@ def parse_moment(text: str, now_ms: int) -> Moment:
     """Return the moment of a text: a clock (inclusive), a time (exclusive), or a vector of places.
 
     Args:
-        text: the moment as typed.
         now_ms: the present Unix time in milliseconds; a later time is refused.
 
     Raises:

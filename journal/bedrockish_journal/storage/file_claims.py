@@ -74,7 +74,6 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
     """Compare the claims of a file with its own journal.
 
     Args:
-        ask: runs a query on the file.
         node: the name of the file in findings.
         whole: whether ``ask`` reads the file's own tables, which a link to a node does not.
     """

@@ -161,11 +161,7 @@ class Unpacker:
 
 
 def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
-    """Have a connection read the journal with its packed entries.
-
-    Args:
-        create_function: registers an SQL function on this connection.
-    """
+    """Have a connection read the journal with its packed entries."""
     create_function(FUNCTION, Unpacker(db))
     _run(db, _VIEW, ())
 

@@ -80,7 +80,6 @@ def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, mo
     Args:
         db: the node's connection, inside the caller's transaction.
         upto: the last tick to remove of each timeline, as ``plan`` returned it.
-        most: the greatest number of entries to remove.
         most_bytes: the bytes of bodies after which to stop; at least one entry is removed.
     """
     removed = 0
@@ -188,10 +187,6 @@ def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]
     """Return ids of removed commands that were made up to a Unix time, each with its time in milliseconds.
 
     Ids that do not contain a time are left out.
-
-    Args:
-        unix_ms: Unix time in milliseconds.
-        most: the greatest number of ids.
     """
     found: dict[str, int] = {}
     for (command,) in db.execute(_OLD, (f"{max(0, unix_ms) + 1:012x}", most)):

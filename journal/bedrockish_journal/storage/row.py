@@ -74,8 +74,6 @@ def decode_parts(prev_bytes: int, packed_label: bytes, body: bytes) -> tuple[Lab
 
     Args:
         prev_bytes: the length of the hash of the entry before it.
-        packed_label: the bytes of the label.
-        body: the bytes of the transaction.
 
     Raises:
         EntryMalformedError: the bytes are not an entry, or a number does not fit into an integer of SQLite.

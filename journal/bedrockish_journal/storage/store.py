@@ -182,7 +182,6 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
     The entries end before a damaged one.
 
     Args:
-        first_tick: the first tick to return.
         limit_bytes: stop before the labels and bodies exceed this; the first entry is returned whatever its size.
 
     Raises:

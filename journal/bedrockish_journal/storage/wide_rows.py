@@ -37,9 +37,7 @@ def select(
     Args:
         db: a connection, inside a transaction if another connection may write at the same time: more than
             ``RESULT_MAX`` columns are read by several statements in lockstep.
-        columns: SQL expressions.
         rest: the SELECT from FROM on. Its ORDER BY must decide the order completely.
-        values: parameters of ``rest``.
     """
     given = 0
     try:

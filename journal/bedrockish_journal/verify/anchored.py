@@ -69,7 +69,6 @@ def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor
 
     Args:
         files: open files, by node.
-        anchors: the anchors that ``read_anchors`` returned.
     """
     told = Anchored(len(anchors))
     removed = {node: _marks(db) for node, db in files.items()}

@@ -33,8 +33,6 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
 
     Args:
         path: the database; no other program may write to it during the comparison.
-        should_be: the expected database.
-        limit: the greatest number of differences to return.
     """
     db = Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
@@ -49,10 +47,6 @@ def last_writers(path: str, found: Iterable[Difference]) -> dict[tuple[str, str]
     """Return, by table and key, the entry of the journal that last wrote each row that differs.
 
     Rows that no entry wrote are left out. The whole journal is read once.
-
-    Args:
-        path: a node's file.
-        found: the result of ``differences``.
     """
     wanted = {(one.table, one.key) for one in found if one.key is not None}
     tables = {table for table, _ in wanted}

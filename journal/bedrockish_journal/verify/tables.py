@@ -36,10 +36,6 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
 
     The file is copied first, so it may be that of a running node.
 
-    Args:
-        path: a node's file.
-        limit: the greatest number of differences to return.
-
     Raises:
         JournalError: the file cannot be read, has no journal, or has an inconsistent one.
     """

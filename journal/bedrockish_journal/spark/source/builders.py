@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bedrockish_journal.spark.source.columns import ARROW
+from bedrockish_journal.spark.source.columns import ARROW, Types
 from bedrockish_journal.storage.row import Stored
 
 BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
@@ -37,11 +37,10 @@ class Builder(Protocol):
         """Return the rows, and start an empty batch."""
 
 
-def arrow_batch(types: Mapping[str, str], parts: Sequence[Part]) -> pa.RecordBatch:
+def arrow_batch(types: Types, parts: Sequence[Part]) -> pa.RecordBatch:
     """Return columns as an Arrow batch.
 
     Args:
-        types: name and Spark type of each column.
         parts: the rows, which may have further columns.
     """
     schema = pa.schema([(name, ARROW[kind]) for name, kind in types.items()])

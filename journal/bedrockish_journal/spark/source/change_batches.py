@@ -1,7 +1,7 @@
 """The row changes of some entries, grouped by table and stored by column, so that many are converted at once."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import is_
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from bedrockish_journal.model.changes import DELETE, INSERT, INT64, UPDATE, ChangeColumns, Value
 from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS, Part, arrow_batch
+from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.storage.row import Stored
 
@@ -81,14 +82,13 @@ class ChangeBuilder(ABC):
     """A builder that gathers the changes of entries into record batches; its subclasses define the columns.
 
     Args:
-        types: name and Spark type of the columns wanted.
         makers: names of the columns that need the command behind each change.
 
     Attributes:
         count: the number of changes.
     """
 
-    def __init__(self, context: Context, types: Mapping[str, str], makers: Iterable[str]) -> None:
+    def __init__(self, context: Context, types: Types, makers: Iterable[str]) -> None:
         self._context, self._types = context, dict(types)
         self._makers = not self._types.keys().isdisjoint(makers)
         self._entries: list[_Entry] = []

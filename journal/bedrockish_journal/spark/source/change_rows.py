@@ -1,16 +1,17 @@
 """The table ``changes``: a row for each change of a row, of any table, with the rows before and after it as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
 from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, OfTable
+from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import HEAD, Context, head
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
 
-CHANGES: Mapping[str, str] = {
+CHANGES: Types = {
     **HEAD,
     "seq_in_txn": "INT",
     "table": "STRING",
@@ -32,10 +33,9 @@ class ChangeRows(ChangeBuilder):
 
     Args:
         context: the context of the journal, with the tables whose changes are wanted.
-        types: name and Spark type of the columns wanted.
     """
 
-    def __init__(self, context: Context, types: Mapping[str, str]) -> None:
+    def __init__(self, context: Context, types: Types) -> None:
         super().__init__(context, types, makers=("command", "user_name"))
 
     def _wants(self, table: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+Types = Mapping[str, str]  # name and Spark type of some columns
 ARROW = {
     "STRING": pa.string(),
     "BIGINT": pa.int64(),
@@ -22,16 +23,15 @@ ARROW = {
 }
 
 
-def ddl(columns: Mapping[str, str]) -> str:
+def ddl(columns: Types) -> str:
     """Return columns as the DDL text of a Spark schema."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
-def batch(columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
+def batch(columns: Types, rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
     """Return rows as an Arrow batch.
 
     Args:
-        columns: name and Spark type of the columns wanted.
         rows: tuples of all columns of the table.
         places: the index of each wanted column in such a tuple.
     """

@@ -113,8 +113,6 @@ def nodes_of(
     """Return the path of each node's journal, after opening every one.
 
     Args:
-        paths: node files and URLs.
-        access: see ``open_feed``.
         newest: of several copies of one node's journal, use the one that goes furthest instead of raising an error.
         clusters: the id of the cluster, if the journals tell it, is added to this map.
 
@@ -145,7 +143,6 @@ def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
     Args:
         known: the path of the first journal by its cluster; the path is added.
         cluster: the id of the journal's cluster; empty if it is unknown.
-        path: the journal.
 
     Raises:
         JournalError: it is of another cluster.

@@ -142,7 +142,6 @@ def open_node_feed(url: str, access: Mapping[str, str]) -> Iterator[NodeFeed]:
     """Connect to a running node to read its journal.
 
     Args:
-        url: the node's URL for clients.
         access: user, password, ca, cert and key, as far as they are not in the URL.
 
     Raises:

@@ -108,8 +108,6 @@ def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
     This takes a few seeks for each timeline, however long the journal is. The ranges may also contain other entries.
 
     Args:
-        ask: runs queries on the journal.
-        limits: the conditions on wanted entries.
         rows: the greatest number of entries in a group; None for a single group.
 
     Raises:
@@ -179,7 +177,6 @@ def check_held(path: str, span: Span, held: Iterable[Sequence[Any]]) -> None:
     """Check that a journal still has the two ends of a range that was planned.
 
     Args:
-        path: the path of the journal, for errors.
         held: the answer to ``HELD`` for its timeline.
 
     Raises:
@@ -221,8 +218,6 @@ def advance(
     """Return the vector after the next ``most`` entries, in the order in which the node applied them.
 
     Args:
-        ask: runs queries on the journal.
-        path: the path of the journal, for errors.
         start: the vector to begin after.
         upto: the vector to end at; None for the end of the journal.
         most: the number of entries; None for all.

@@ -38,11 +38,7 @@ class Piece(InputPartition):
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that finds the files' ends, plans the batches between two offsets and reads them in Spark's workers.
-
-    Args:
-        columns: name and Spark type of the columns wanted.
-    """
+    """A reader that finds the files' ends, plans the batches between two offsets and reads them in Spark's workers."""
 
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
         self.options = options

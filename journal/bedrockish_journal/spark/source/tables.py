@@ -1,6 +1,6 @@
 """The tables of the data source: their columns, and the functions that make their rows from a stored entry."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
-from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.columns import Types, batch
 from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, Decoded, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import Stored
@@ -26,9 +26,8 @@ Maker = Callable[[Context, Stored], Iterator[tuple[Any, ...]]]
 class Table:
     """A table of the data source."""
 
-    columns: dict[str, str]  # name and Spark type of each column
-    # Returns a builder of some columns, given by name and Spark type; None if entries have no rows.
-    build: Callable[[Context, Mapping[str, str]], Builder] | None
+    columns: dict[str, str]  # ``Types`` of all columns
+    build: Callable[[Context, Types], Builder] | None  # returns a builder of some columns; None if entries have no rows
     # Yields the rows without an entry, from the time before the journal; None: the table has no such rows.
     before: Callable[["Context"], Iterator[tuple[Any, ...]]] | None = None
     kind: str | None = None  # the kind of entries that have rows, without second labels; None for all entries
@@ -41,10 +40,9 @@ class MadeRows:
     Args:
         all_columns: all columns of the table.
         make: yields the rows of an entry, as tuples of all columns.
-        types: name and Spark type of the columns wanted.
     """
 
-    def __init__(self, all_columns: Mapping[str, str], make: Maker, context: Context, types: Mapping[str, str]) -> None:
+    def __init__(self, all_columns: Types, make: Maker, context: Context, types: Types) -> None:
         self._make, self._context, self._types = make, context, dict(types)
         self._places = [list(all_columns).index(name) for name in types]
         self._rows: list[tuple[Any, ...]] = []

@@ -11,6 +11,7 @@ from bedrockish_journal.model.plain_names import folded, plain_name
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, OfTable
+from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.declared import Declared, declared
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
@@ -57,13 +58,9 @@ def table_of(options: Options) -> Table:
 
 
 class TypedRows(ChangeBuilder):
-    """A builder of typed columns of the changes of one table.
+    """A builder of typed columns of the changes of one table."""
 
-    Args:
-        types: name and Spark type of the columns wanted.
-    """
-
-    def __init__(self, of: Declared, context: Context, types: Mapping[str, str]) -> None:
+    def __init__(self, of: Declared, context: Context, types: Types) -> None:
         super().__init__(context, types, makers=("_command", "_user"))
         self._of, self._table = of, folded(of.table)
 

@@ -192,7 +192,7 @@ def troubles_page() -> str:
         *(
             f"| `{kind.code}` | {kind.title} | {'503' if kind.useless else '200'} | "
             f"{f'{kind.after_s:g} s' if kind.after_s else 'at once'} | {kind.do} |"
-            for kind in KINDS
+            for kind in KINDS.values()
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -208,7 +208,7 @@ def alerts_page() -> str:
         "          summary: 'a node does not answer'",
         "          description: 'start it; its log says why it ended'",
     ]
-    for kind in KINDS:
+    for kind in KINDS.values():
         name = "".join(part.title() for part in kind.code.split("_"))
         lines += [
             f"      - alert: Bedrockish{name}",

@@ -88,7 +88,7 @@ class _Numbers(Collector):
         yield info
         yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not not_ready(status))
         wrong = {one["code"] for one in status["troubles"]}
-        troubles = {kind.code: kind.code in wrong for kind in KINDS}
+        troubles = {code: code in wrong for code in KINDS}
         yield _each(GaugeMetricFamily, "trouble", "1 while this trouble lasts, see docs/troubles.md.", "code", troubles)
         if status["disk"] is not None:
             free = status["disk"]["free_bytes"]

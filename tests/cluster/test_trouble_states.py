@@ -29,7 +29,7 @@ from bedrockish.cli.certificates import Authority
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.storage.system_tables import ALARM
 from bedrockish.errors import BedrockishError
-from bedrockish.node.admin.troubles import BY_CODE
+from bedrockish.node.admin.troubles import KINDS
 from tests.cluster.releases import unpack_lower_level
 from tests.cluster.story import level, ready, status_of, until
 from tests.cluster.test_damage import fill as fill_marked
@@ -118,7 +118,7 @@ class View:
         """Return the troubles of a status; None without one. Each says what to do."""
         if status is None:
             return None
-        assert all(one["do"] == BY_CODE[one["code"]].do for one in status["troubles"])
+        assert all(one["do"] == KINDS[one["code"]].do for one in status["troubles"])
         return {one["code"] for one in status["troubles"]} - self._hidden
 
     async def told(self, index: int) -> dict[str, Any] | None:
@@ -163,7 +163,7 @@ class View:
         for index, codes in told.items():
             ready_of[index] = self.get(index, "/readyz", is_silent=codes is None)[0]
             if codes is not None:
-                assert (ready_of[index] == "503") is any(BY_CODE[code].useless for code in codes)
+                assert (ready_of[index] == "503") is any(KINDS[code].useless for code in codes)
                 found = self.alerts(index)
                 assert found == codes
                 alerts |= found
@@ -203,8 +203,8 @@ def rows_of_page() -> dict[str, str]:
 
 def remedies() -> list[str]:
     """Return a table of the troubles in the rows, with their remedies."""
-    codes = set(re.findall(r"`(\w+)`", " ".join(rows_of_page().values()))) & BY_CODE.keys()
-    lines = [f"| `{code}` | {kind.do} |" for code, kind in BY_CODE.items() if code in codes]
+    codes = set(re.findall(r"`(\w+)`", " ".join(rows_of_page().values()))) & KINDS.keys()
+    lines = [f"| `{code}` | {kind.do} |" for code, kind in KINDS.items() if code in codes]
     return ["| trouble | what to do |", "| --- | --- |", *lines]
 
 

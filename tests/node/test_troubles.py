@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bedrockish.node.admin.troubles import BY_CODE, KINDS, Troubles, not_ready, reaches
+from bedrockish.node.admin.troubles import KINDS, Troubles, not_ready, reaches
 
 NODE = {"up": True, "silent_ms": 20, "role": "voter", "applied": {"A": 5}, "trouble": None, "wall_offset_ms": 3}
 WELL: dict[str, Any] = {
@@ -94,7 +94,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("code", "changes", "words"), CASES)
 def test_each_trouble_is_reported_after_its_delay(code: str, changes: dict[str, Any], words: str) -> None:
-    troubles, kind = Troubles(), BY_CODE[code]
+    troubles, kind = Troubles(), KINDS[code]
     assert troubles.look(WELL, 0.0) == []
     found = {one["code"]: one for one in troubles.look(WELL | changes, 100.0)}
     assert (code in found) is (kind.after_s == 0)
@@ -103,7 +103,7 @@ def test_each_trouble_is_reported_after_its_delay(code: str, changes: dict[str, 
     assert re.search(words, told["text"])
     assert told["do"] == kind.do
     assert (told["text"] in not_ready({"troubles": late})) is kind.useless
-    assert [one["code"] for one in late] == [each.code for each in KINDS if each.code in {one["code"] for one in late}]
+    assert [one["code"] for one in late] == [code for code in KINDS if code in {one["code"] for one in late}]
     assert troubles.look(WELL, 300.0) == []
     assert (code in {one["code"] for one in troubles.look(WELL | changes, 301.0)}) is (kind.after_s == 0)
 
@@ -150,9 +150,8 @@ def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
 
 
 def test_trouble_table_has_all_codes_and_lists_the_worst_first() -> None:
-    assert {code for code, _, _ in CASES} == set(BY_CODE)
-    assert len(BY_CODE) == len(KINDS)
-    first = [kind.useless for kind in KINDS]
+    assert {code for code, _, _ in CASES} == set(KINDS)
+    first = [kind.useless for kind in KINDS.values()]
     assert first == sorted(first, reverse=True), "what makes a node of no use is named first"
 
 

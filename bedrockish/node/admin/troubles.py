@@ -12,6 +12,8 @@ from typing import Any
 from bedrockish.core.protocol.health import UNPROVEN, Mode
 
 Status = Mapping[str, Any]
+# Returns the text of a trouble, with its facts, from a status; empty without the trouble.
+Find = Callable[[Status], str]
 
 BEHIND_MAX = 200  # commits that a node may lack: under load some are always on their way
 SILENT_MS_MAX = 3_000
@@ -35,14 +37,27 @@ class Kind:
     code: str  # a stable word for programs
     title: str  # its meaning, as a phrase
     do: str  # what to do about it
-    # Returns the text of the trouble, with its facts, from a status; empty without the trouble.
-    find: Callable[[Status], str]
+    find: Find
     useless: bool = False  # whether clients should send the node no requests; ``/readyz`` fails then
     after_s: float = 0.0  # how long the trouble must last before it is reported, in seconds
 
     def told(self, text: str) -> dict[str, Any]:
         """Return the trouble as plain data, with its facts as text."""
         return {"code": self.code, "text": text, "do": self.do, "useless": self.useless}
+
+
+KINDS: dict[str, Kind] = {}  # by code, the most urgent first
+
+
+def _trouble(title: str, do: str, *, useless: bool = False, after_s: float = 0.0) -> Callable[[Find], Find]:
+    """Return a decorator that adds a kind to ``KINDS``; its code is the name of the function that finds it."""
+
+    def add(find: Find) -> Find:
+        code = find.__name__.removeprefix("_")
+        KINDS[code] = Kind(code, title, do, find, useless, after_s)
+        return find
+
+    return add
 
 
 def reaches(node: Mapping[str, Any]) -> bool:
@@ -58,10 +73,35 @@ def _each(found: Iterable[str]) -> str:
     return "; ".join(found)
 
 
+def _only_counts(status: Status) -> bool:
+    """Return whether the cluster's clock does not follow the wall, so that it does not show the time."""
+    return status.get("cluster_clock") == "off"
+
+
+@_trouble(
+    "this node waits, because its file cannot be written",
+    "make room, raise the quota, or mount the file system for writing; the node lost nothing, and resumes by itself",
+    useless=True,
+)
+def _cannot_write(status: Status) -> str:
+    return str(status.get("waits_for", ""))
+
+
+@_trouble(
+    "this node takes no requests",
+    "do what the text says; until then clients use the other nodes by themselves",
+    useless=True,
+)
 def _out_of_service(status: Status) -> str:
     return status["trouble"] or ""
 
 
+@_trouble(
+    "too few voters are in reach for anything to be committed",
+    "start the voters that are down, or repair the network between them; 'bedrockish nodes' says whom this node "
+    "does not hear",
+    useless=True,
+)
 def _no_quorum(status: Status) -> str:
     nodes = status["nodes"].values()
     voters = sum(1 for node in nodes if node["role"] == "voter" and reaches(node))
@@ -71,14 +111,7 @@ def _no_quorum(status: Status) -> str:
     return f"{in_reach} in reach, and {status['quorum']} are needed to commit"
 
 
-def _one_voter(status: Status) -> str:
-    nodes = status["nodes"]
-    voters = [name for name, node in nodes.items() if node["role"] == "voter"]
-    if len(nodes) < 2 or len(voters) != 1:
-        return ""
-    return f"{voters[0]} is the only voter of {len(nodes)} members: while it is down nothing can be written"
-
-
+@_trouble("this node answers reads and takes no writes", "remove the cause; the node resumes by itself", useless=True)
 def _read_only(status: Status) -> str:
     alarms = status.get("alarms", {})
     if status.get("mode") != Mode.READ_ONLY.label or status["trouble"]:
@@ -87,23 +120,6 @@ def _read_only(status: Status) -> str:
         return ""  # a learner takes no writes in any case
     reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
     return f"this node refuses writes: {reasons}"
-
-
-def _disk(status: Status) -> str:
-    disk = status.get("disk")
-    if not disk or disk["free_bytes"] >= min(disk["total_bytes"] // DISK_FREE_PARTS, DISK_FREE_BYTES):
-        return ""
-    share = 100 * disk["free_bytes"] / max(1, disk["total_bytes"])
-    return f"the disk of {status.get('database')} has {disk['free_bytes'] >> 20} MiB left, {share:.0f} % of it"
-
-
-def _unproven(status: Status) -> str:
-    return str(status.get("alarms", {}).get(UNPROVEN, {}).get("reason", ""))
-
-
-def _journal(status: Status) -> str:
-    damaged = status.get("journal_damaged", {})
-    return _each(f"{place}: {why}" for place, why in damaged.items())
 
 
 def lacking(have: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> int:
@@ -115,12 +131,65 @@ def lacking(have: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> int
     return sum(max(0, tick - have.get(leader, 0)) for leader, tick in newest.items())
 
 
+@_trouble(
+    "this node lacks commits that others have",
+    "wait if it has just been started; else look at its disk, its processor and its network",
+    useless=True,
+    after_s=2.0,
+)
 def _behind(status: Status) -> str:
     reached = [node["applied"] for node in _others(status).values() if reaches(node)]
     behind = lacking(status["applied"], reached)
     return f"{behind} commits are still to be fetched" if behind > BEHIND_MAX else ""
 
 
+@_trouble(
+    "the cluster has one voter",
+    "promote another member ('bedrockish member promote'); three voters go on without one",
+    after_s=5.0,
+)
+def _one_voter(status: Status) -> str:
+    nodes = status["nodes"]
+    voters = [name for name, node in nodes.items() if node["role"] == "voter"]
+    if len(nodes) < 2 or len(voters) != 1:
+        return ""
+    return f"{voters[0]} is the only voter of {len(nodes)} members: while it is down nothing can be written"
+
+
+@_trouble(
+    "the disk of the database is nearly full",
+    "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
+    "or give it a larger disk",
+)
+def _disk_filling(status: Status) -> str:
+    disk = status.get("disk")
+    if not disk or disk["free_bytes"] >= min(disk["total_bytes"] // DISK_FREE_PARTS, DISK_FREE_BYTES):
+        return ""
+    share = 100 * disk["free_bytes"] / max(1, disk["total_bytes"])
+    return f"the disk of {status.get('database')} has {disk['free_bytes'] >> 20} MiB left, {share:.0f} % of it"
+
+
+@_trouble(
+    "this node's tables are a copy that is not compared with its journal yet",
+    "wait: the node compares it in the background, for about as long as a replay takes, and can be promoted then",
+)
+def _unproven_copy(status: Status) -> str:
+    return str(status.get("alarms", {}).get(UNPROVEN, {}).get("reason", ""))
+
+
+@_trouble(
+    "entries of this node's journal are damaged, and it cannot give them to others",
+    "fill the node again from another one ('bedrockish member repair URL NODE'); its tables are not concerned",
+)
+def _journal_damaged(status: Status) -> str:
+    damaged = status.get("journal_damaged", {})
+    return _each(f"{place}: {why}" for place, why in damaged.items())
+
+
+@_trouble(
+    "a transaction stays without a known outcome",
+    "start its leader, or enough voters for a quorum: they decide it by themselves",
+)
 def _in_doubt(status: Status) -> str:
     old = [one for one in status.get("in_doubt", ()) if one["age_ms"] > IN_DOUBT_MS_MAX]
     if not old:
@@ -133,9 +202,23 @@ def _in_doubt(status: Status) -> str:
     )
 
 
-def _only_counts(status: Status) -> bool:
-    """Return whether the cluster's clock does not follow the wall, so that it does not show the time."""
-    return status.get("cluster_clock") == "off"
+@_trouble(
+    "safe time stands: strict reads, the feed and schema changes wait for it",
+    "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
+    after_s=2.0,  # a node that was paused, or waited for room, needs time to receive messages
+)
+def _safe_time(status: Status) -> str:
+    lag = status.get("safe_lag_ms") or 0.0
+    if lag <= SAFE_LAG_MS_MAX or _only_counts(status):
+        return ""
+    # If a node still has to apply entries, or applies none, its safe time is old because of the node and not because of
+    # voters. Another trouble reports that; removing voters would not help.
+    if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
+        return ""
+    voters = ((name, node) for name, node in _others(status).items() if node["role"] == "voter")
+    late = [name for name, node in voters if (node.get("report_lag_ms") or 0.0) > lag / 2]
+    because = f"; it waits for {', '.join(late)}" if late else ""
+    return f"safe time has stood for {lag / 1000:.0f} s{because}"
 
 
 def _own_offset_ms(status: Status) -> float:
@@ -153,21 +236,13 @@ def _comes_late(node: Mapping[str, Any]) -> bool:
     return -(node["wall_offset_ms"] or 0.0) - SKEW_MS_MAX < (node.get("report_lag_ms") or 0.0)
 
 
-def _safe_time(status: Status) -> str:
-    lag = status.get("safe_lag_ms") or 0.0
-    if lag <= SAFE_LAG_MS_MAX or _only_counts(status):
-        return ""
-    # If a node still has to apply entries, or applies none, its safe time is old because of the node and not because of
-    # voters. Another trouble reports that; removing voters would not help.
-    if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
-        return ""
-    voters = ((name, node) for name, node in _others(status).items() if node["role"] == "voter")
-    late = [name for name, node in voters if (node.get("report_lag_ms") or 0.0) > lag / 2]
-    because = f"; it waits for {', '.join(late)}" if late else ""
-    return f"safe time has stood for {lag / 1000:.0f} s{because}"
-
-
-def _clock(status: Status) -> str:
+@_trouble(
+    "clocks of machines differ",
+    "set the clock of that machine, and synchronize it by NTP or chrony: transactions of a clock that is too far "
+    "ahead are refused",
+    after_s=5.0,
+)
+def _clock_skew(status: Status) -> str:
     offsets = {
         name: node["wall_offset_ms"] for name, node in _others(status).items() if node.get("wall_offset_ms") is not None
     }
@@ -187,6 +262,24 @@ def _clock(status: Status) -> str:
     )
 
 
+@_trouble(
+    "most machines' clocks have leapt ahead further than the cluster follows",
+    "correct the clocks; if they are right, as after a pause of all machines, restart the nodes one by one,"
+    " or raise clock_leap_ms",
+)
+def _clock_leap(status: Status) -> str:
+    leap_s = status.get("clock_leap_ms", 0) / 1000
+    if not leap_s:
+        return ""
+    return f"most machines' clocks have leapt ahead by {leap_s:.0f} s, and the cluster's clock does not follow them"
+
+
+@_trouble(
+    "the cluster's clock is ahead of the machines' clocks",
+    "nothing is lost; until the machines have caught up, retention, tokens and CURRENT_TIMESTAMP use a clock "
+    "that stands still: synchronize the machines' clocks by NTP or chrony, and do not set them ahead on purpose",
+    after_s=5.0,
+)
 def _clock_ahead(status: Status) -> str:
     if "clock_ahead_ms" not in status:
         return ""
@@ -196,14 +289,13 @@ def _clock_ahead(status: Status) -> str:
     return f"the cluster's clock is {ahead_s:.0f} s ahead of most machines', and stands until they have caught up"
 
 
-def _clock_leap(status: Status) -> str:
-    leap_s = status.get("clock_leap_ms", 0) / 1000
-    if not leap_s:
-        return ""
-    return f"most machines' clocks have leapt ahead by {leap_s:.0f} s, and the cluster's clock does not follow them"
-
-
-def _workers(status: Status) -> str:
+@_trouble(
+    "requests wait for a background worker",
+    "look for the statements that take long ('bedrockish explain'), give them an index, or raise workers_max; "
+    "restart a node with commands that do not stop",
+    after_s=10.0,
+)
+def _workers_busy(status: Status) -> str:
     workers = status.get("workers", {})
     places = workers.get("places", 0)
     waits = workers["waiting"] or workers["stuck"]
@@ -213,11 +305,57 @@ def _workers(status: Status) -> str:
     return f"all {places} background workers are busy, and {workers['waiting']} requests wait for one{stuck}"
 
 
+@_trouble(
+    "requests are refused because of memory_max",
+    "read large results as streams, write large transactions in parts, or raise memory_max",
+)
+def _memory_full(status: Status) -> str:
+    memory = status.get("memory")
+    if not memory or not memory["recently_refused"]:
+        return ""
+    return (
+        f"{memory['recently_refused']} requests were refused in the last minute, because {memory['taken_bytes'] >> 20} "
+        f"of {memory['max_bytes'] >> 20} MiB (memory_max) are taken"
+    )
+
+
+@_trouble(
+    "too many files and connections are open: new clients are refused",
+    "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
+)
+def _files(status: Status) -> str:
+    files = status.get("files")
+    if not files or files["open"] < files["max"]:
+        return ""
+    return f"{files['open']} files and connections are open; above {files['max']} new clients are refused"
+
+
+@_trouble(
+    "a reader keeps an old snapshot, and the write-ahead log grows",
+    "end the program that the text names, or resume it: a stopped one (SIGSTOP) keeps its snapshot, and so does "
+    "one that reads for long in one transaction or db.snapshot()",
+    after_s=5.0,
+)
+def _wal_held(status: Status) -> str:
+    held = status.get("wal_held")
+    if not held:
+        return ""
+    readers = ", ".join(held["readers"])
+    who = f"a program that reads the file: {readers}" if readers else "a long read of this node: a stream or a copy"
+    return f"the log has {held['bytes'] >> 20} MiB, and it cannot be used again before the end of {who}"
+
+
 def _half_heard(node: Mapping[str, Any]) -> bool:
     """Return whether a member connects to this node but does not answer at its address."""
     return not node["up"] and 0 < node["silent_ms"] < SILENT_MS_MAX and not node["trouble"]
 
 
+@_trouble(
+    "a member cannot be reached at the address that the cluster knows",
+    "if it has moved, change its address ('bedrockish member address URL NODE HOST:PORT'); otherwise repair "
+    "the network to it",
+    after_s=5.0,
+)
 def _address(status: Status) -> str:
     others = _others(status)
     found = [
@@ -232,7 +370,12 @@ def _address(status: Status) -> str:
     return _each(found)
 
 
-def _away(status: Status) -> str:
+@_trouble(
+    "another member has not been heard for three seconds",
+    "start it, or repair the network; 'bedrockish member replace' if its machine is lost",
+    after_s=2.0,
+)
+def _node_away(status: Status) -> str:
     return _each(
         (
             f"{name} cannot be reached"
@@ -245,7 +388,12 @@ def _away(status: Status) -> str:
     )
 
 
-def _left_behind(status: Status) -> str:
+@_trouble(
+    "another member lacks commits that are here",
+    "look at its disk, its processor and its network; its own status says more",
+    after_s=10.0,
+)
+def _node_behind(status: Status) -> str:
     found = []
     for name, node in sorted(_others(status).items()):
         behind = lacking(node["applied"], [status["applied"]]) if reaches(node) else 0
@@ -254,7 +402,12 @@ def _left_behind(status: Status) -> str:
     return _each(found)
 
 
-def _slow(status: Status) -> str:
+@_trouble(
+    "another member is slow",
+    "look at its disk (the metric bedrockish_sync_seconds) and its network: the safe time of all nodes waits for it",
+    after_s=10.0,
+)
+def _node_slow(status: Status) -> str:
     return _each(
         f"what {name} says is {node['report_lag_ms'] / 1000:.1f} s old when it comes"
         for name, node in sorted(_others(status).items())
@@ -262,11 +415,27 @@ def _slow(status: Status) -> str:
     )
 
 
-def _others_trouble(status: Status) -> str:
+@_trouble(
+    "something is wrong with another member", "do what the text says; 'bedrockish status' of that member says more"
+)
+def _node_trouble(status: Status) -> str:
     return _each(f"{name}: {node['trouble']}" for name, node in sorted(_others(status).items()) if node["trouble"])
 
 
-def _upgrade(status: Status) -> str:
+@_trouble(
+    "another member sends messages that cannot be read",
+    "look at the release that it runs, and at this node's log, which names the message and the field",
+)
+def _nonsense(status: Status) -> str:
+    return _each(f"{name} sends messages that cannot be read" for name in sorted(status.get("left_alone", {})))
+
+
+@_trouble(
+    "the cluster still uses the messages of an older release",
+    "install this release on the members named, or remove those that are gone ('bedrockish member remove')",
+    after_s=3_600.0,
+)
+def _upgrade_unfinished(status: Status) -> str:
     """Return which members keep the cluster's level below this program's: not upgraded, or gone; empty without any."""
     level, own = status.get("cluster_level", 0), status.get("level", 0)
     below = {
@@ -278,7 +447,12 @@ def _upgrade(status: Status) -> str:
     return f"the cluster speaks at release level {level}, and this program could do {own}: {told}"
 
 
-def _certificates(status: Status) -> str:
+@_trouble(
+    "a certificate is about to expire, or is refused",
+    "make a new one with the cluster's authority ('bedrockish tls certs') in time, and send the node SIGHUP: "
+    "without a valid one no link can be opened",
+)
+def _certificate(status: Status) -> str:
     peers = {f"the certificate of {node}": end for node, end in status.get("peer_certificates", {}).items()}
     ends = {**status.get("certificates", {}), **peers}
     left = {name: (end - status["wall_s"]) / DAY_S for name, end in ends.items()}
@@ -289,257 +463,32 @@ def _certificates(status: Status) -> str:
     return _each(filter(None, [fault, *told]))
 
 
-def _memory(status: Status) -> str:
-    memory = status.get("memory")
-    if not memory or not memory["recently_refused"]:
-        return ""
-    return (
-        f"{memory['recently_refused']} requests were refused in the last minute, because {memory['taken_bytes'] >> 20} "
-        f"of {memory['max_bytes'] >> 20} MiB (memory_max) are taken"
-    )
-
-
-def _files(status: Status) -> str:
-    files = status.get("files")
-    if not files or files["open"] < files["max"]:
-        return ""
-    return f"{files['open']} files and connections are open; above {files['max']} new clients are refused"
-
-
-def _wal_held(status: Status) -> str:
-    held = status.get("wal_held")
-    if not held:
-        return ""
-    readers = ", ".join(held["readers"])
-    who = f"a program that reads the file: {readers}" if readers else "a long read of this node: a stream or a copy"
-    return f"the log has {held['bytes'] >> 20} MiB, and it cannot be used again before the end of {who}"
-
-
-def _nonsense(status: Status) -> str:
-    return _each(f"{name} sends messages that cannot be read" for name in sorted(status.get("left_alone", {})))
-
-
-def _internal(status: Status) -> str:
-    count = status.get("internal_errors_recent", 0)
-    return f"{count} in the last ten minutes, the last one: {status.get('internal_error_last')}" if count else ""
-
-
+@_trouble(
+    "the disk takes long for each sync, and every commit here waits for it",
+    "look what else uses the disk, and at the metric bedrockish_sync_seconds; move the node to a quicker disk",
+    after_s=10.0,
+)
 def _disk_slow(status: Status) -> str:
     sync_ms = status.get("sync_ms") or 0
     return f"the disk takes {sync_ms / 1000:.1f} s for each sync lately" if sync_ms > SYNC_MS_MAX else ""
 
 
+@_trouble(
+    "the disk could not read or write",
+    "look at the disk and at what the system's log says of it; move the node to another machine if it fails again",
+)
 def _disk_failing(status: Status) -> str:
     count = status.get("disk_errors_recent", 0)
     return f"{count} times in the last ten minutes, the last one: {status.get('disk_error_last')}" if count else ""
 
 
-CANNOT_WRITE = Kind(
-    "cannot_write",
-    "this node waits, because its file cannot be written",
-    "make room, raise the quota, or mount the file system for writing; the node lost nothing, and resumes by itself",
-    lambda status: str(status.get("waits_for", "")),
-    useless=True,
-)
-KINDS = (
-    CANNOT_WRITE,
-    Kind(
-        "out_of_service",
-        "this node takes no requests",
-        "do what the text says; until then clients use the other nodes by themselves",
-        _out_of_service,
-        useless=True,
-    ),
-    Kind(
-        "no_quorum",
-        "too few voters are in reach for anything to be committed",
-        "start the voters that are down, or repair the network between them; 'bedrockish nodes' says whom this node "
-        "does not hear",
-        _no_quorum,
-        useless=True,
-    ),
-    Kind(
-        "read_only",
-        "this node answers reads and takes no writes",
-        "remove the cause; the node resumes by itself",
-        _read_only,
-        useless=True,
-    ),
-    Kind(
-        "behind",
-        "this node lacks commits that others have",
-        "wait if it has just been started; else look at its disk, its processor and its network",
-        _behind,
-        useless=True,
-        after_s=2.0,
-    ),
-    Kind(
-        "one_voter",
-        "the cluster has one voter",
-        "promote another member ('bedrockish member promote'); three voters go on without one",
-        _one_voter,
-        after_s=5.0,
-    ),
-    Kind(
-        "disk_filling",
-        "the disk of the database is nearly full",
-        "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
-        "or give it a larger disk",
-        _disk,
-    ),
-    Kind(
-        "unproven_copy",
-        "this node's tables are a copy that is not compared with its journal yet",
-        "wait: the node compares it in the background, for about as long as a replay takes, and can be promoted then",
-        _unproven,
-    ),
-    Kind(
-        "journal_damaged",
-        "entries of this node's journal are damaged, and it cannot give them to others",
-        "fill the node again from another one ('bedrockish member repair URL NODE'); its tables are not concerned",
-        _journal,
-    ),
-    Kind(
-        "in_doubt",
-        "a transaction stays without a known outcome",
-        "start its leader, or enough voters for a quorum: they decide it by themselves",
-        _in_doubt,
-    ),
-    Kind(
-        "safe_time",
-        "safe time stands: strict reads, the feed and schema changes wait for it",
-        "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
-        _safe_time,
-        after_s=2.0,  # a node that was paused, or waited for room, needs time to receive messages
-    ),
-    Kind(
-        "clock_skew",
-        "clocks of machines differ",
-        "set the clock of that machine, and synchronize it by NTP or chrony: transactions of a clock that is too far "
-        "ahead are refused",
-        _clock,
-        after_s=5.0,
-    ),
-    Kind(
-        "clock_leap",
-        "most machines' clocks have leapt ahead further than the cluster follows",
-        "correct the clocks; if they are right, as after a pause of all machines, restart the nodes one by one,"
-        " or raise clock_leap_ms",
-        _clock_leap,
-    ),
-    Kind(
-        "clock_ahead",
-        "the cluster's clock is ahead of the machines' clocks",
-        "nothing is lost; until the machines have caught up, retention, tokens and CURRENT_TIMESTAMP use a clock "
-        "that stands still: synchronize the machines' clocks by NTP or chrony, and do not set them ahead on purpose",
-        _clock_ahead,
-        after_s=5.0,
-    ),
-    Kind(
-        "workers_busy",
-        "requests wait for a background worker",
-        "look for the statements that take long ('bedrockish explain'), give them an index, or raise workers_max; "
-        "restart a node with commands that do not stop",
-        _workers,
-        after_s=10.0,
-    ),
-    Kind(
-        "memory_full",
-        "requests are refused because of memory_max",
-        "read large results as streams, write large transactions in parts, or raise memory_max",
-        _memory,
-    ),
-    Kind(
-        "files",
-        "too many files and connections are open: new clients are refused",
-        "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
-        _files,
-    ),
-    Kind(
-        "wal_held",
-        "a reader keeps an old snapshot, and the write-ahead log grows",
-        "end the program that the text names, or resume it: a stopped one (SIGSTOP) keeps its snapshot, and so does "
-        "one that reads for long in one transaction or db.snapshot()",
-        _wal_held,
-        after_s=5.0,
-    ),
-    Kind(
-        "address",
-        "a member cannot be reached at the address that the cluster knows",
-        "if it has moved, change its address ('bedrockish member address URL NODE HOST:PORT'); otherwise repair "
-        "the network to it",
-        _address,
-        after_s=5.0,
-    ),
-    Kind(
-        "node_away",
-        "another member has not been heard for three seconds",
-        "start it, or repair the network; 'bedrockish member replace' if its machine is lost",
-        _away,
-        after_s=2.0,
-    ),
-    Kind(
-        "node_behind",
-        "another member lacks commits that are here",
-        "look at its disk, its processor and its network; its own status says more",
-        _left_behind,
-        after_s=10.0,
-    ),
-    Kind(
-        "node_slow",
-        "another member is slow",
-        "look at its disk (the metric bedrockish_sync_seconds) and its network: the safe time of all nodes "
-        "waits for it",
-        _slow,
-        after_s=10.0,
-    ),
-    Kind(
-        "node_trouble",
-        "something is wrong with another member",
-        "do what the text says; 'bedrockish status' of that member says more",
-        _others_trouble,
-    ),
-    Kind(
-        "nonsense",
-        "another member sends messages that cannot be read",
-        "look at the release that it runs, and at this node's log, which names the message and the field",
-        _nonsense,
-    ),
-    Kind(
-        "upgrade_unfinished",
-        "the cluster still uses the messages of an older release",
-        "install this release on the members named, or remove those that are gone ('bedrockish member remove')",
-        _upgrade,
-        after_s=3_600.0,
-    ),
-    Kind(
-        "certificate",
-        "a certificate is about to expire, or is refused",
-        "make a new one with the cluster's authority ('bedrockish tls certs') in time, and send the node SIGHUP: "
-        "without a valid one no link can be opened",
-        _certificates,
-    ),
-    Kind(
-        "disk_slow",
-        "the disk takes long for each sync, and every commit here waits for it",
-        "look what else uses the disk, and at the metric bedrockish_sync_seconds; move the node to a quicker disk",
-        _disk_slow,
-        after_s=10.0,
-    ),
-    Kind(
-        "disk_failing",
-        "the disk could not read or write",
-        "look at the disk and at what the system's log says of it; move the node to another machine if it fails again",
-        _disk_failing,
-    ),
-    Kind(
-        "internal_errors",
-        "the node's program has failed at requests",
-        "find the traceback in the node's log by its id, and report it",
-        _internal,
-    ),
-)
-BY_CODE = {kind.code: kind for kind in KINDS}
+@_trouble("the node's program has failed at requests", "find the traceback in the node's log by its id, and report it")
+def _internal_errors(status: Status) -> str:
+    count = status.get("internal_errors_recent", 0)
+    return f"{count} in the last ten minutes, the last one: {status.get('internal_error_last')}" if count else ""
+
+
+CANNOT_WRITE = KINDS["cannot_write"]
 
 
 class Troubles:
@@ -555,7 +504,7 @@ class Troubles:
             now_s: a clock that only goes forward, in seconds.
         """
         found = []
-        for kind in KINDS:
+        for kind in KINDS.values():
             text = kind.find(status)
             if not text:
                 self._since.pop(kind.code, None)

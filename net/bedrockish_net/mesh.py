@@ -23,7 +23,7 @@ from bedrockish_net.handshake import Admits, Trusts
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import address_text
-from bedrockish_net.read_loop import ReadLoop
+from bedrockish_net.read_loop import Courtesy, ReadLoop
 from bedrockish_net.stream import Link
 from bedrockish_net.tls import certificate_end
 
@@ -161,7 +161,7 @@ class Mesh:
         self._clients: set[Link] = set()
         self.inflow = inflow or Inflow(INFLOW_BYTES, trio.current_time)
         self._nursery: trio.Nursery | None = None
-        self.read_loop = ReadLoop(on_fault) if ReadLoop.works else None
+        self.read_loop = ReadLoop(on_fault, courtesy=Courtesy()) if ReadLoop.works else None
 
     @property
     def up(self) -> frozenset[str]:

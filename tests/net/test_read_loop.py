@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from bedrockish_net.read_loop import ReadLoop
+from bedrockish_net.read_loop import Courtesy, ReadLoop, Ready
 
 
 @pytest.fixture
@@ -22,7 +22,12 @@ async def test_read_loop_reads_all_ready_links_between_before_and_after(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     seen: list[str] = []
-    loop = ReadLoop(lambda *_: None, lambda: seen.append("before"), lambda: seen.append("after"))
+
+    def after() -> bool:
+        seen.append("after")
+        return True
+
+    loop = ReadLoop(lambda *_: None, lambda: seen.append("before"), after)
     for number, (_, end) in enumerate(pairs):
         loop.add(end.fileno(), lambda _now, end=end, number=number: seen.append(f"{number} {end.recv(9).decode()}"))  # type: ignore[misc]
     for near, _ in pairs:
@@ -96,3 +101,83 @@ async def test_nothing_is_added_to_a_loop_that_has_ended(pairs: list[tuple[socke
         await loop.run()
     loop.add(pairs[0][1].fileno(), lambda _now: None)
     loop.remove(pairs[0][1].fileno())
+
+
+class Processor:
+    """A clock, and processes that send to some sockets while they have the processor for a time."""
+
+    def __init__(self, keeps_s: float, sockets: int) -> None:
+        self.now, self.calls, self.searches = 0.0, 0, 0
+        self.keeps_s, self._sockets = keeps_s, sockets
+        self.courtesy = Courtesy(lambda: self.now, self._run_others)
+
+    def _run_others(self) -> None:
+        self.calls += 1
+        self.now += self.keeps_s
+
+    def _find(self) -> Ready:
+        self.searches += 1
+        return [(file, 1) for file in range(self._sockets)]
+
+    def give_way(self, seconds: float) -> None:
+        """Give way as often as a node that works 100 microseconds before each call."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 100e-6
+            self.courtesy.give_way(self._find)
+
+
+def test_node_gives_way_each_time_while_programs_use_the_time_to_send() -> None:
+    processor = Processor(keeps_s=0.001, sockets=5)
+    processor.give_way(1)
+    assert processor.calls == processor.searches == pytest.approx(1 / 0.0011, abs=1)
+
+
+def test_node_loses_two_percent_to_a_program_that_computes() -> None:
+    processor = Processor(keeps_s=0.004, sockets=2)
+    processor.give_way(10)
+    assert processor.calls * processor.keeps_s == pytest.approx(0.2, rel=0.05)
+
+
+def test_node_gives_way_at_most_500_times_a_second_if_no_process_waits() -> None:
+    processor = Processor(keeps_s=1e-6, sockets=0)
+    processor.give_way(1)
+    assert 400 <= processor.calls == processor.searches <= 500
+
+
+def test_node_gives_way_again_after_a_pause() -> None:
+    processor = Processor(keeps_s=0.004, sockets=0)
+    processor.give_way(1)
+    processor.keeps_s, processor._sockets, before = 0.001, 5, processor.calls
+    processor.give_way(1)
+    assert processor.calls - before > 500
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_read_loop_reads_input_of_its_courtesy_before_other_tasks_unless_work_is_left(
+    pairs: list[tuple[socket.socket, socket.socket]], is_done: bool
+) -> None:
+    (near, end), seen = pairs[0], list[str]()
+
+    def send_again() -> None:
+        if len(seen) == 1:
+            near.send(b"second")
+
+    loop = ReadLoop(lambda *_: None, after=lambda: is_done, courtesy=Courtesy(sched_yield=send_again))
+    loop.add(end.fileno(), lambda _: seen.append(end.recv(9).decode()))
+
+    async def other() -> None:
+        while True:
+            if seen and seen[-1] != "other":
+                seen.append("other")
+            await trio.lowlevel.checkpoint()
+
+    near.send(b"first")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        nursery.start_soon(other)
+        with trio.fail_after(5):
+            while len(seen) < (3 if is_done else 2):  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert seen[:3] == (["first", "second", "other"] if is_done else ["first", "other"])

@@ -29,7 +29,7 @@ async def test_command_is_executed_in_the_task_that_read_it(tmp_path: Path, monk
         syncs = disk.count
         runtime.gather()
         runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
-        runtime.act()
+        assert runtime.act(), "work is left"
         assert [type(answer) for answer in answers] == [Answer]
         assert disk.count > syncs
         runtime.gather()
@@ -78,7 +78,7 @@ async def test_long_work_is_finished_by_the_task_before_later_turns(
             runtime.gather()
             insert = request(f"INSERT INTO t VALUES ({number})", f"c{number}")
             runtime.begin(insert, lambda _: answers.append("done"))
-            runtime.act()
+            assert not runtime.act(), "the long work is left to the task"
             runtime.act()  # other clients read
         assert not answers
         with trio.fail_after(30):

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -474,11 +473,16 @@ async def test_end_of_a_sync_is_reported_with_the_input_of_links() -> None:
         else:
             over.set()
 
-    def note(*, reads: bool) -> None:
+    def before() -> None:
         nonlocal is_reading
-        is_reading = reads
+        is_reading = True
 
-    loop.before, loop.after = partial(note, reads=True), partial(note, reads=False)
+    def after() -> bool:
+        nonlocal is_reading
+        is_reading = False
+        return True
+
+    loop.before, loop.after = before, after
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         syncer = FsyncThread(sync)

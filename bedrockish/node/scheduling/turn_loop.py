@@ -128,18 +128,18 @@ class TurnLoop:
         """Note that the input of links is going to be read, and handled together afterwards."""
         self._gathering = True
 
-    def act(self) -> None:
-        """Handle the input of links, at once if the loop's task only waits for work.
+    def act(self) -> bool:
+        """Handle the input of links, at once if the loop's task only waits for work; return whether no work is left.
 
         The task runs a long action, and handles all input that comes before the action has ended. Reads that were
         answered by the reading task leave neither work nor a deadline.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):
-            return
+            return True
         if not self._is_waiting or self._wake.is_set() or self._waits():
             self._wake.set()
-            return
+            return False
         try:
             if self._has_work():
                 turn = self._turn()
@@ -148,11 +148,12 @@ class TurnLoop:
                     self._unfinished = turn, action
         except BaseException as error:  # the node ends in the loop's own task, for which all others wait
             self.stop(error)
-            return
+            return False
         if self._unfinished is not None or self._has_work():
             self._wake.set()
-        else:
-            self._alarm.look()
+            return False
+        self._alarm.look()
+        return True
 
     async def run(self) -> None:
         """Take turns until ``stop``, and raise its error; or until cancelled, after the end of the turn under way."""

@@ -2,16 +2,15 @@
 
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 
 import click
 import trio
 
 from bedrockish.cli.url import UrlCommand, url_of
-from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report
-from bedrockish.client.trio_client import Client, open_client, target_of
-from bedrockish.errors import BedrockishError, ProtocolMismatchError
-from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.verify.row_digests import Range, RangeDigest, pack_range, unpack_digest
+from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report, ask_range
+from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.errors import BedrockishError
 
 TIMEOUT_S = 60.0
 
@@ -51,20 +50,7 @@ async def _compare(url: str) -> tuple[Report, int]:
             except BedrockishError as error:
                 gone[node] = error.message
             else:
-                asks[node] = asking(client)
+                asks[node] = ask_range(partial(client.upkeep, timeout=TIMEOUT_S))
         report = await NodeComparison(asks, len(members)).run()
         report.gone |= gone
         return report, len(members)
-
-
-def asking(client: Client) -> AskRange:
-    """Return a function that asks a node for the digest of a range, by a client of that node alone."""
-
-    async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
-        told = await client.upkeep({"do": "digest", **pack_range(asked, beyond)}, timeout=TIMEOUT_S)
-        try:
-            return unpack_digest(told)
-        except ValueError as error:
-            raise ProtocolMismatchError(str(error)) from error
-
-    return ask

@@ -7,16 +7,18 @@ the rows of transactions that some nodes have not applied; all other rows must b
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import cbor2
 import trio
 
-from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.verify.compare_rows import Difference, alike, common, compare
-from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest
+from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest, pack_range, unpack_digest
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
+Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's order to a node, and returns the answer
 TRIES = 8  # how often a range is asked for while transactions write to it
 AGAIN_S = 0.25
 SHOWN_MAX = 100  # differences that are listed
@@ -33,6 +35,18 @@ class Report:
     differences: list[Difference] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
     skipped: list[str] = field(default_factory=list)  # tables that could not be compared, and why
     open: int = 0  # number of rows not compared, because transactions wrote them during each try
+
+
+def ask_range(send: Order) -> AskRange:
+    """Return a function that asks a node for the digest of a range."""
+
+    async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
+        try:
+            return unpack_digest(await send({"do": "digest", **pack_range(asked, beyond)}))
+        except ValueError as error:
+            raise ProtocolMismatchError(str(error)) from error
+
+    return ask
 
 
 async def _no_pause(_rows: int) -> None:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 
 import trio
 
 from bedrockish import open_client
-from bedrockish.cli.verify import asking
-from bedrockish.client.compare_nodes import AskRange, NodeComparison
+from bedrockish.client.compare_nodes import AskRange, NodeComparison, ask_range
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
@@ -112,7 +112,7 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
                     for index, node in enumerate(cluster.nodes):
                         # refused while a node restarts with the copy that its damaged tables were replaced by
                         client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
-                        asks[node.name] = asking(client)
+                        asks[node.name] = ask_range(partial(client.upkeep, timeout=60.0))
                         clients.append(client)
                     report = await NodeComparison(asks, len(asks)).run()
                     left = [str(one) for one in report.differences] + [f"{n}: {why}" for n, why in report.gone.items()]

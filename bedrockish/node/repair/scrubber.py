@@ -9,27 +9,20 @@ import trio
 
 from bedrockish.api.url import parse_address
 from bedrockish.api.wire import UPKEEP, Ask
-from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report
+from bedrockish.client.compare_nodes import AskRange, NodeComparison, Order, Report, ask_range
 from bedrockish.client.credentials import Entry
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import Mode
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
-from bedrockish.errors import BedrockishError, DamagedError, ProtocolMismatchError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, DamagedError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.verify.compare_rows import Difference
 from bedrockish_journal.verify.replay import Prepare
-from bedrockish_journal.verify.row_digests import (
-    Range,
-    RangeDigest,
-    pack_digest,
-    pack_range,
-    unpack_digest,
-    unpack_range,
-)
+from bedrockish_journal.verify.row_digests import Range, RangeDigest, pack_digest, unpack_range
 from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
@@ -40,15 +33,14 @@ RANGE_ROWS = 500
 DOUBT_S = 1.0  # between two checks whether this voter has received a transaction with other before-images
 ORDER_S = 5.0  # the least time between two comparisons by order
 REST = 4  # times the time that a range took, before the next one; small tables cost more than their rows
-Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Call]]:
+async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Order]]:
     """Open links to the members that can be reached, and yield a function for each that sends it orders."""
     members = core.state.roster.membership.members
     async with AsyncExitStack() as stack:
-        found: dict[str, Call] = {}
+        found: dict[str, Order] = {}
         for node in nodes:
             address = parse_address(members[node].address, where=f"member {node}")
             hello = Hello(f"repair-{config.node}", config.cluster, "client")
@@ -61,7 +53,7 @@ async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str])
         yield found
 
 
-def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Call:
+def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Order:
     lock = trio.Lock()
 
     async def ask(asked: Mapping[str, Any]) -> Any:
@@ -88,18 +80,6 @@ class Pace:
         took = trio.current_time() - self._rested_at
         await trio.sleep(max(rows / self._rows_per_second, REST * took))
         self._rested_at = trio.current_time()
-
-
-def ask_range(call: Call) -> AskRange:
-    """Return a function that asks a node for the digest of a range over a link."""
-
-    async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
-        try:
-            return unpack_digest(await call({"do": "digest", **pack_range(asked, beyond)}))
-        except ValueError as error:
-            raise ProtocolMismatchError(str(error)) from error
-
-    return ask
 
 
 class Scrubber:

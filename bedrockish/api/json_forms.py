@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
 from bedrockish.api.requests import (
-    ISOLATIONS,
-    READ_LEVELS,
     Answer,
     Request,
     Result,
     Statement,
     Token,
     check_cluster,
+    check_command,
+    check_modes,
     check_params,
     check_timeout,
     decode_results,
@@ -28,7 +28,7 @@ from bedrockish.api.requests import (
     seal_token,
 )
 from bedrockish.api.url import suggest
-from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
+from bedrockish.api.wire import STATEMENTS_MAX
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -237,14 +237,9 @@ def read_request(
         key = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
         if options.setdefault("command", key) != key:
             raise UsageError("the option command and the header Idempotency-Key differ; give one of them")
-    command = options.get("command", fresh)
-    if not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
-        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    command = check_command(options.get("command", fresh))
     read, isolation = options.get("read", "session"), options.get("isolation", "serializable")
-    if read not in READ_LEVELS:
-        raise UsageError(f"there is no read level {read!r}; {suggest(read, READ_LEVELS)}")
-    if isolation not in ISOLATIONS:
-        raise UsageError(f"there is no isolation {isolation!r}; {suggest(isolation, ISOLATIONS)}")
+    check_modes(read, isolation)
     try:
         timeout_s = check_timeout(float(options.get("timeout", "30")))
     except ValueError as error:

@@ -28,6 +28,7 @@ STALE, SESSION, STRICT = "stale", "session", "strict"
 READ_LEVELS = (STALE, SESSION, STRICT)
 SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
 ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
+COMMAND_CHARACTERS_MAX = 200
 
 ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE = "add", "promote", "demote", "remove", "address", "replace"
 RAISE = "level"
@@ -484,6 +485,29 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
 
 
 SHOWN_BITS_MAX = 256  # an integer of more bits is not written out in an error
+
+
+def check_command(command: object) -> str:
+    """Return the id of a command.
+
+    Raises:
+        UsageError: it is not a text, or is empty or too long.
+    """
+    if not isinstance(command, str) or not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return command
+
+
+def check_modes(read: object, isolation: object = SERIALIZABLE) -> None:
+    """Check a read level and an isolation.
+
+    Raises:
+        UsageError: one of them is unknown.
+    """
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
 
 
 def check_timeout(value: object) -> float:

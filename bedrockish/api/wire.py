@@ -30,14 +30,14 @@ from typing import Any, assert_never
 import cbor2
 
 from bedrockish.api.requests import (
-    ISOLATIONS,
-    READ_LEVELS,
     Answer,
     MemberChange,
     Params,
     Request,
     Statement,
     Token,
+    check_command,
+    check_modes,
     check_params,
     check_timeout,
     decode_token,
@@ -60,7 +60,7 @@ CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secr
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
 UNTAKEN = "untaken"  # in the details of a link's last error: the node has executed none of the unanswered calls
-LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 200, 100
+LINK_ID, STATEMENTS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 100
 
 
 @value
@@ -250,25 +250,16 @@ def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"columns": True} | ({"transaction": transaction} if isinstance(transaction, str) else {})
 
 
-def _command(packed: Mapping[str, Any]) -> str:
-    command = packed.get("command")
-    if not isinstance(command, str) or not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
-        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
-    return command
-
-
 def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1, *, by_column: bool = False) -> Request:
     statements = packed.get("statements")
     if not isinstance(statements, list) or not least <= len(statements) <= STATEMENTS_MAX:
         raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
-    read, isolation = packed.get("read"), packed.get("isolation")
-    if read not in READ_LEVELS:
-        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
-    if isolation not in ISOLATIONS:
-        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
+    read: Any = packed.get("read")
+    isolation: Any = packed.get("isolation")
+    check_modes(read, isolation)
     longest = packed.get("longest")
     return Request(  # by position, because keywords are slower, and each call of a client makes a Request
-        _command(packed),
+        check_command(packed.get("command")),
         tuple([_statement(place, pair) for place, pair in enumerate(statements, 1)]),
         read,
         isolation,
@@ -313,7 +304,9 @@ def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
         raise UsageError("the release level of a node should be a small positive number")
     change = MemberChange(**words, force=given.get("force", False), level=level)
     timeout_s = check_timeout(packed.get("timeout"))
-    return Request(_command(packed), (), token=_token(packed), timeout_s=timeout_s, change=change, user=user)
+    return Request(
+        check_command(packed.get("command")), (), token=_token(packed), timeout_s=timeout_s, change=change, user=user
+    )
 
 
 def _token(packed: Mapping[str, Any]) -> Token:

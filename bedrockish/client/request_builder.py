@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from bedrockish.api.requests import (
-    ISOLATIONS,
     NOTHING,
-    READ_LEVELS,
     Answer,
     Params,
     Request,
     Rows,
     Statement,
     Token,
+    check_command,
+    check_modes,
     check_params,
     rows_of,
 )
 from bedrockish.api.url import Target, parse_url
-from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
+from bedrockish.api.wire import Answered, Told
 from bedrockish.client.local_file import is_path, located
 from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.sqltext.known_texts import remembered
@@ -57,7 +57,7 @@ def make_request(command: str, statements: Statements, read: str, isolation: str
     Raises:
         UsageError: an argument is invalid.
     """
-    _check_id(command)
+    check_command(command)
     check_modes(read, isolation)
     made: list[Statement] = []
     text, checked = "", object()
@@ -69,23 +69,6 @@ def make_request(command: str, statements: Statements, read: str, isolation: str
     if not made:
         raise UsageError("a transaction needs at least one statement")
     return Request(command, tuple(made), read, isolation, Token(), timeout_s)
-
-
-def _check_id(command: str) -> None:
-    if not command or len(command) > COMMAND_CHARACTERS_MAX:
-        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
-
-
-def check_modes(read: str, isolation: str) -> None:
-    """Check a read level and an isolation.
-
-    Raises:
-        UsageError: one of them is unknown.
-    """
-    if read not in READ_LEVELS:
-        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
-    if isolation not in ISOLATIONS:
-        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
 
 
 def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:

@@ -14,6 +14,7 @@ from bedrockish.api.requests import (
     Rows,
     Statement,
     Token,
+    check_modes,
     check_params,
     check_timeout,
     open_token,
@@ -26,7 +27,6 @@ from bedrockish.client.calls import Calls
 from bedrockish.client.cursor import RowStream, streaming
 from bedrockish.client.request_builder import (
     Statements,
-    check_modes,
     columns_of,
     command_rows,
     is_plain,

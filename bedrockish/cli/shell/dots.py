@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TextIO
 
-from bedrockish.api.requests import READ_LEVELS
+from bedrockish.api.requests import READ_LEVELS, check_modes
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dump import dump
@@ -133,9 +133,8 @@ def _number(word: str, least: float, most: float) -> float:
 def _read_level(shell: Shell, words: list[str]) -> None:
     if not words:
         shell.say(shell.read or "what the URL says")
-    elif words[0] not in READ_LEVELS:
-        raise UsageError(f"there is no read level {words[0]!r}; there is {', '.join(READ_LEVELS)}")
     else:
+        check_modes(words[0])
         shell.read = words[0]
 
 

@@ -14,10 +14,11 @@ import random
 import sqlite3
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,48 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
+@dataclass
+class Run:
+    """A run of one workload: a warm-up, and then the measured time. Any thread may call its methods."""
+
+    work: str  # the workload
+    nodes: int  # the number of nodes; 0 is plain SQLite
+    clients: int  # the number of concurrent clients; 0 is plain SQLite with one connection
+    seconds: float  # the time to measure
+    processor_s: Callable[[], float] = lambda: math.nan  # returns the processor time of all nodes, in seconds
+    warm_up_s: float = WARM_UP_S
+    took: list[float] = field(default_factory=list)  # the seconds of each transaction in the measured time
+    retries: int = 0  # how often a node ran one of these again because of a conflict
+    failures: int = 0  # commands that failed with a conflict, in all of the run
+    total: int = 0  # all transactions
+    written: int = 0  # the transactions that wrote
+
+    def __post_init__(self) -> None:
+        self._lock, self._used_s, self._began = threading.Lock(), self.processor_s(), time.perf_counter()
+
+    def starts(self) -> Iterator[float]:
+        """Yield the time at which the next transaction begins, until the run is over."""
+        while (start := time.perf_counter()) - self._began < self.warm_up_s + self.seconds:
+            yield start
+
+    def note(self, start: float, statements: Statements, retries: int = 0) -> None:
+        """Count a transaction that has ended now."""
+        end = time.perf_counter()
+        with self._lock:
+            self.total += 1
+            self.written += statements[0][0] != READ
+            if start - self._began >= self.warm_up_s and end - self._began <= self.warm_up_s + self.seconds:
+                self.took.append(end - start)
+                self.retries += retries
+
+    def measured(self) -> Measured:
+        """Return the result, after the last transaction."""
+        p50, p99 = quantile(self.took, 0.5) * 1e3, quantile(self.took, 0.99) * 1e3
+        nodes_ms = (self.processor_s() - self._used_s) * 1e3 / max(1, self.total)
+        head = (self.work, self.nodes, self.clients, len(self.took), self.seconds)
+        return Measured(*head, p50, p99, self.retries, self.failures, nodes_ms)
+
+
 def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WARM_UP_S) -> Measured:
     """Run the work on plain SQLite: one connection, every commit durable before the next begins."""
     path.unlink(missing_ok=True)
@@ -148,37 +191,24 @@ def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WAR
             db.execute(sql)
         db.executemany(FILL, ((i,) for i in range(1, ROWS + 1)))
         db.execute("COMMIT")
-        draw, took = Draw(work, 0, 1), list[float]()
-        began = time.perf_counter()
-        while (start := time.perf_counter()) - began < warm_up_s + seconds:
+        draw, run = Draw(work, 0, 1), Run(work, 0, 0, seconds, warm_up_s=warm_up_s)
+        for start in run.starts():
+            statements = draw()
             db.execute("BEGIN IMMEDIATE")
-            for sql, params in draw():
+            for sql, params in statements:
                 db.execute(sql, params)
             db.execute("COMMIT")
-            if start - began >= warm_up_s:
-                took.append(time.perf_counter() - start)
-    return Measured(work, 0, 0, len(took), seconds, quantile(took, 0.5) * 1e3, quantile(took, 0.99) * 1e3)
-
-
-@dataclass
-class Tally:
-    """Counts of one run so far, warm-up included where it says so."""
-
-    took: list[float]
-    retries: int = 0
-    failures: int = 0
-    committed: int = 0  # warm-up included
-    written: int = 0  # warm-up included
+            run.note(start, statements)
+    return run.measured()
 
 
 async def measure_cluster(
     cluster: LocalCluster, work: str, clients: int, seconds: float, *, by_socket: bool = False
-) -> tuple[Measured, int]:
-    """Run the work with clients spread evenly over the nodes; return the measurements and the number of writes.
+) -> Run:
+    """Run the work with clients spread evenly over the nodes.
 
     With ``by_socket``, the clients reach the nodes by their Unix sockets.
     """
-    tally = Tally([])
     async with AsyncExitStack() as stack:
         links: list[Client] = []
         for number in range(clients):
@@ -187,35 +217,33 @@ async def measure_cluster(
             if by_socket:
                 url = f"bedrockish://?host={socket_path(cluster.nodes[place].database)}&timeout=30"
             links.append(await stack.enter_async_context(open_client(url)))
-        began, used_s = time.perf_counter(), cluster.processor_s()
+        run = Run(work, len(cluster.nodes), clients, seconds, cluster.processor_s)
 
-        async def run(number: int, client: Client) -> None:
+        async def serve(number: int, client: Client) -> None:
             draw, read = Draw(work, number, clients), work if work == "strict" else None
-            while (start := time.perf_counter()) - began < WARM_UP_S + seconds:
+            for start in run.starts():
                 statements = draw()
                 try:
                     results = await client.transact(statements, read=read)
                 except BedrockishError as error:
                     if error.code != "conflict":
                         raise
-                    tally.failures += 1
-                    continue
-                end = time.perf_counter()
-                tally.committed += 1
-                tally.written += statements[0][0] != READ
-                if start - began >= WARM_UP_S and end - began <= WARM_UP_S + seconds:
-                    tally.took.append(end - start)
-                    tally.retries += results[0].attempts - 1
+                    run.failures += 1
+                else:
+                    run.note(start, statements, results[0].attempts - 1)
 
         async with trio.open_nursery() as nursery:
             for number, client in enumerate(links):
-                nursery.start_soon(run, number, client)
-    p50, p99 = quantile(tally.took, 0.5) * 1e3, quantile(tally.took, 0.99) * 1e3
-    nodes_ms = (cluster.processor_s() - used_s) * 1e3 / max(1, tally.committed)
-    measured = Measured(
-        work, len(cluster.nodes), clients, len(tally.took), seconds, p50, p99, tally.retries, tally.failures, nodes_ms
-    )
-    return measured, tally.written
+                nursery.start_soon(serve, number, client)
+    return run
+
+
+async def prepare(client: Client, rows: int = ROWS) -> None:
+    """Make the tables, one of them with rows."""
+    for sql in SCHEMA:
+        await client.execute(sql)
+    for first in range(1, rows + 1, BATCH):
+        await client.transact([(FILL, (i,)) for i in range(first, min(first + BATCH, rows + 1))])
 
 
 async def check(client: Client, expected: dict[str, int]) -> None:
@@ -247,16 +275,13 @@ async def measure_all(
     await cluster.wait_all_ready()
     measured, expected = list[Measured](), dict.fromkeys(WORKS | READS, 0)
     async with open_client(cluster.url(options="/?timeout=60")) as client:
-        for sql in SCHEMA:
-            await client.execute(sql)
-        for first in range(1, ROWS + 1, BATCH):
-            await client.transact([(FILL, (i,)) for i in range(first, min(first + BATCH, ROWS + 1))])
+        await prepare(client)
         for work in works:
             for count in clients:
                 tell(f"{work}, {len(cluster.nodes)} nodes, {count} clients")
-                result, written = await measure_cluster(cluster, work, count, seconds, by_socket=by_socket)
-                measured.append(result)
-                expected[work] += written
+                run = await measure_cluster(cluster, work, count, seconds, by_socket=by_socket)
+                measured.append(run.measured())
+                expected[work] += run.written
         await check(client, expected)
     return measured
 
@@ -310,13 +335,20 @@ def read_numbers(_context: click.Context, parameter: click.Parameter, text: str)
     return numbers
 
 
-@click.command()
-@click.option(
-    "--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="The time of each measurement."
-)
-@click.option(
+def seconds_option(default: float = 3.0) -> Callable[[Any], Any]:
+    """Return the option ``--seconds``."""
+    text = "The time of each measurement."
+    return click.option("--seconds", type=click.FloatRange(0.5, 600), default=default, show_default=True, help=text)
+
+
+clients_option = click.option(
     "--clients", callback=read_numbers, default="1,16,64", show_default=True, help="The numbers of concurrent clients."
 )
+
+
+@click.command()
+@seconds_option()
+@clients_option
 @click.option("--nodes", callback=read_numbers, default="3", show_default=True, help="Sizes of the cluster.")
 @click.option(
     "--work",

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.bench import READ, ROWS, Statements
+from tools.bench import READ, ROWS, Measured, Run, Statements
 from tools.cluster import DemoError, free_ports, processor_s
-from tools.scenarios.galera import Ran, Transact, end, run_clients
+from tools.scenarios.galera import Transact, end, run_clients
 
 WORKS = ("insert", "update", "read", "strict", "mix")
 READY_S = 30.0
@@ -85,8 +85,8 @@ class Etcd:
         alone = [("grpc.use_local_subchannel_pool", 1)]  # a separate connection for each client
         return self._grpc.insecure_channel(f"127.0.0.1:{self._clients[node]}", options=alone)
 
-    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:
-        """Let clients work, spread evenly over the nodes."""
+    def run(self, work: str, clients: int, seconds: float) -> Measured:
+        """Let clients work, spread evenly over the nodes, and return the result."""
 
         @contextlib.contextmanager
         def connect(number: int) -> Iterator[Transact]:
@@ -104,7 +104,7 @@ class Etcd:
 
                 yield transact
 
-        return run_clients(work, clients, seconds, warm_up_s, connect)
+        return run_clients(Run(work, 3, clients, seconds, self.processor_s), connect).measured()
 
 
 def _field(number: int, data: bytes) -> bytes:

@@ -14,11 +14,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.bench import READ, ROWS, SCHEMA, Draw, Statements
+from tools.bench import ROWS, SCHEMA, Draw, Measured, Run, Statements
 from tools.cluster import DemoError, free_ports, processor_s
 
 READY_S = 120.0
@@ -107,53 +106,26 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-@dataclass
-class Ran:
-    """A run of one workload."""
-
-    took: list[float] = field(default_factory=list)  # the time of each counted transaction, in seconds
-    total: int = 0  # the number of transactions, warm-up included
-    written: int = 0  # the number of these that wrote
-    lost: int = 0  # the number of attempts that lost a conflict
-
-
 Transact = Callable[[Statements], int]  # runs a transaction until it commits; returns how many attempts were lost
 
 
-def run_clients(
-    work: str,
-    clients: int,
-    seconds: float,
-    warm_up_s: float,
-    connect: Callable[[int], contextlib.AbstractContextManager[Transact]],
-) -> Ran:
+def run_clients(run: Run, connect: Callable[[int], contextlib.AbstractContextManager[Transact]]) -> Run:
     """Let clients work in threads of their own; ``connect`` opens the connection of a client, by its number."""
-    ran, lock, began = Ran(), threading.Lock(), time.perf_counter()
 
     def one(number: int) -> None:
-        mine, done, written, lost = list[float](), 0, 0, 0
         with connect(number) as transact:
-            draw = Draw(work, number, clients)
-            while (start := time.perf_counter()) - began < warm_up_s + seconds:
+            draw = Draw(run.work, number, run.clients)
+            for start in run.starts():
                 statements = draw()
-                lost += transact(statements)
-                end = time.perf_counter()
-                done += 1
-                written += statements[0][0] != READ
-                if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
-                    mine.append(end - start)
-        with lock:
-            ran.took.extend(mine)
-            ran.total += done
-            ran.written += written
-            ran.lost += lost
+                lost = transact(statements)
+                run.note(start, statements, lost)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(run.clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return ran
+    return run
 
 
 class Galera:
@@ -223,8 +195,8 @@ class Galera:
         """Return the processor time of the nodes, in seconds."""
         return sum(processor_s(node.process.pid) for node in self.nodes if node.process is not None)
 
-    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:
-        """Let clients work, spread evenly over the nodes."""
+    def run(self, work: str, clients: int, seconds: float) -> Measured:
+        """Let clients work, spread evenly over the nodes, and return the result."""
 
         @contextlib.contextmanager
         def connect(number: int) -> Iterator[Transact]:
@@ -233,10 +205,10 @@ class Galera:
                     db.query("SET SESSION wsrep_sync_wait = 1")
                 yield lambda statements: next(lost for lost in itertools.count() if self._try(db, statements))
 
-        ran = run_clients(work, clients, seconds, warm_up_s, connect)
-        self._inserted += ran.written if work == "insert" else 0
-        self._added += ran.written if work in ("update", "hot", "mix") else 0
-        return ran
+        run = run_clients(Run(work, 3, clients, seconds, self.processor_s), connect)
+        self._inserted += run.written if work == "insert" else 0
+        self._added += run.written if work in ("update", "hot", "mix") else 0
+        return run.measured()
 
     def _try(self, db: Any, statements: Statements) -> bool:
         """Run a transaction in one round trip; False if it lost against another one."""

@@ -21,7 +21,7 @@ import trio
 
 import bedrockish
 from bedrockish import dbapi, open_client
-from tools.bench import FILL, SCHEMA, measure_cluster, quantile
+from tools.bench import measure_cluster, prepare, quantile, seconds_option
 from tools.cluster import ROOT, LocalCluster, clean_environment
 
 SIZES = (1, 3, 5, 7)
@@ -59,21 +59,18 @@ def memory_mib(cluster: LocalCluster) -> float:
     return sum(found) / len(found) / 1024
 
 
-async def prepare(cluster: LocalCluster, rows: int) -> None:
+async def fill(cluster: LocalCluster, rows: int) -> None:
     """Make the tables of the bench, one of them with rows."""
     async with open_client(cluster.url(options="/?timeout=60")) as client:
-        for sql in SCHEMA:
-            await client.execute(sql)
-        for first in range(1, rows + 1, 1_000):
-            await client.transact([(FILL, (number,)) for number in range(first, first + 1_000)])
+        await prepare(client, rows)
 
 
 def nodes(place: Path, seconds: float) -> Iterator[list[str]]:
     """Yield a row for each size of the cluster."""
     for size in SIZES:
         with cluster(place, size) as started:
-            trio.run(prepare, started, 10_000)
-            one, many = (trio.run(measure_cluster, started, "insert", count, seconds)[0] for count in (1, 16))
+            trio.run(fill, started, 10_000)
+            one, many = (trio.run(measure_cluster, started, "insert", count, seconds).measured() for count in (1, 16))
             rates = [f"{one.rate:,.0f}, {many.rate:,.0f}", f"{one.nodes_ms:.2f}, {many.nodes_ms:.2f}"]
             yield [str(size), *rates, f"{memory_mib(started):.0f}"]
 
@@ -129,7 +126,7 @@ def bulk(place: Path, rows: int) -> Iterator[list[str]]:
         db.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", made)
         db.commit()
     with closing(sqlite3.connect(source)) as db, cluster(place, 3) as started:
-        trio.run(prepare, started, 1_000)
+        trio.run(fill, started, 1_000)
         command = [sys.executable, "-m", "bedrockish.cli.main", "import", "--add", started.url(0), str(source)]
 
         def load() -> None:
@@ -170,8 +167,8 @@ def compared(place: Path, seconds: float) -> Iterator[list[str]]:
     for rate in (0, FAST):
         settings = {"repair": {"scrub_rows_per_second": rate, "scrub_minutes": 1}}
         with cluster(place, 3, settings) as started:
-            trio.run(prepare, started, COMPARED_ROWS)
-            found = trio.run(measure_cluster, started, "insert", 64, seconds)[0]
+            trio.run(fill, started, COMPARED_ROWS)
+            found = trio.run(measure_cluster, started, "insert", 64, seconds).measured()
             yield [f"{rate:,}", f"{found.rate:,.0f}", f"{found.p50_ms:.0f}", f"{found.p99_ms:.0f}"]
 
 
@@ -196,9 +193,7 @@ PARTS: dict[str, tuple[str, Sequence[str], Callable[[Path, Any], Iterator[list[s
 
 
 @click.command(help=(__doc__ or "").partition("\n\n")[0])
-@click.option(
-    "--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="The time of each measurement."
-)
+@seconds_option()
 @click.option(
     "--rows",
     type=click.IntRange(1_000, 10_000_000),

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import bedrockish
 from bedrockish.errors import BedrockishError
-from tools.bench import quantile, read_numbers
+from tools.bench import clients_option, quantile, read_numbers, seconds_option
 from tools.cluster import READY_S, ROOT, DemoError, LocalCluster, LocalNode, clean_environment, local_cluster
 from tools.scenarios.galera import driver, galera
 from tools.scenarios.local_work import FILL, GALERA, PLAIN, POSTGRES, ROWS, SCHEMA, WORKS
@@ -167,12 +167,8 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 
 
 @click.command()
-@click.option(
-    "--seconds", type=click.FloatRange(0.5, 600), default=2.0, show_default=True, help="The time of each measurement."
-)
-@click.option(
-    "--clients", callback=read_numbers, default="1,16,64", show_default=True, help="The numbers of concurrent clients."
-)
+@seconds_option(2.0)
+@clients_option
 @click.option(
     "--processes",
     callback=read_numbers,

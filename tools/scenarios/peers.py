@@ -14,7 +14,6 @@ import re
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +25,10 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from tools.bench import READS, WARM_UP_S, Draw, Measured, measure_all, quantile, read_numbers
+from tools.bench import READS, Draw, Measured, Run, clients_option, measure_all, seconds_option
 from tools.cluster import DemoError, LocalCluster, local_cluster
 from tools.scenarios import etcd
-from tools.scenarios.galera import Galera, driver, galera
+from tools.scenarios.galera import driver, galera
 
 CHOICES = ("insert", "update", "transfer", "hot", *READS, "http")
 OURS, THEIRS, ETCD = "bedrockish", "Galera", "etcd"
@@ -57,27 +56,21 @@ def measure_ours(directory: Path, cells: list[Cell], seconds: float) -> list[Mea
 
 async def measure_http(cluster: LocalCluster, clients: int, seconds: float) -> Measured:
     """Read rows over HTTP, by callers that keep their connections, spread evenly over the nodes."""
-    took, total = list[float](), 0
-    began, used_s = time.perf_counter(), cluster.processor_s()
+    run = Run("http", len(cluster.nodes), clients, seconds, cluster.processor_s)
 
-    async def run(number: int) -> None:
-        nonlocal total
+    async def call(number: int) -> None:
         port, draw = cluster.nodes[number % len(cluster.nodes)].http_port, Draw("http", number, clients)
         assert port is not None
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            while (start := time.perf_counter()) - began < WARM_UP_S + seconds:
-                await _ask(stream, json.dumps([[sql, *params] for sql, params in draw()]).encode())
-                end = time.perf_counter()
-                total += 1
-                if start - began >= WARM_UP_S and end - began <= WARM_UP_S + seconds:
-                    took.append(end - start)
+            for start in run.starts():
+                statements = draw()
+                await _ask(stream, json.dumps([[sql, *params] for sql, params in statements]).encode())
+                run.note(start, statements)
 
     async with trio.open_nursery() as nursery:
         for number in range(clients):
-            nursery.start_soon(run, number)
-    nodes_ms = (cluster.processor_s() - used_s) * 1e3 / max(1, total)
-    p50, p99 = quantile(took, 0.5) * 1e3, quantile(took, 0.99) * 1e3
-    return Measured("http", len(cluster.nodes), clients, len(took), seconds, p50, p99, 0, 0, nodes_ms)
+            nursery.start_soon(call, number)
+    return run.measured()
 
 
 async def _ask(stream: trio.SocketStream, body: bytes) -> None:
@@ -98,24 +91,14 @@ async def _ask(stream: trio.SocketStream, body: bytes) -> None:
 def measure_galera(directory: Path, cells: list[Cell], seconds: float) -> tuple[list[Measured], str]:
     """Run all cells on three nodes of Galera; return the measurements, and a text about lost or doubled updates."""
     with galera(directory) as cluster:
-        return _measure_theirs(cluster, [cell for cell in cells if cell.work != "http"], seconds), cluster.check()
+        runs = [cluster.run(cell.work, cell.clients, seconds) for cell in cells if cell.work != "http"]
+        return runs, cluster.check()
 
 
 def measure_etcd(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
     """Run the cells that a store of keys can on three nodes of etcd."""
     with etcd.etcd(directory) as cluster:
-        return _measure_theirs(cluster, [cell for cell in cells if cell.work in etcd.WORKS], seconds)
-
-
-def _measure_theirs(cluster: Galera | etcd.Etcd, cells: list[Cell], seconds: float) -> list[Measured]:
-    found = list[Measured]()
-    for cell in cells:
-        used_s = cluster.processor_s()
-        ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
-        nodes_ms = (cluster.processor_s() - used_s) * 1e3 / max(1, ran.total)
-        p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
-        found.append(Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms))
-    return found
+        return [cluster.run(cell.work, cell.clients, seconds) for cell in cells if cell.work in etcd.WORKS]
 
 
 def render(found: dict[tuple[str, Cell], list[Measured]], cells: list[Cell], rounds: int) -> Table:
@@ -148,10 +131,8 @@ def _median(runs: list[Measured], what: str) -> float:
     type=click.Choice(CHOICES),
     help="the kind of work, all by default; may be repeated",
 )
-@click.option(
-    "--clients", default="1,16,64", callback=read_numbers, show_default=True, help="the numbers of concurrent clients"
-)
-@click.option("--seconds", default=5.0, show_default=True, help="the time for each kind of work and number of clients")
+@clients_option
+@seconds_option(5.0)
 @click.option("--rounds", default=3, show_default=True, help="how often each system is started and measured")
 def main(works: tuple[str, ...], clients: list[int], seconds: float, rounds: int) -> None:
     """Run the program."""

@@ -26,13 +26,11 @@ from bedrockish.transfer.load_database import (
     survey,
 )
 from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.plain_names import is_users
 from bedrockish_journal.model.vector import format_vector
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-NAMES = (
-    "SELECT name FROM sqlite_schema "
-    "WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~' ORDER BY name"
-)
+NAMES = f"SELECT name FROM sqlite_schema WHERE {is_users()} ORDER BY name"
 
 
 @click.command("import", cls=UrlCommand)

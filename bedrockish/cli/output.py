@@ -18,7 +18,7 @@ from bedrockish.cli.layout import BOX as BOX_FRAME
 from bedrockish.cli.safe_text import UNSAFE, harmless, is_terminal, visible, write
 from bedrockish.sqltext import literals
 from bedrockish.sqltext.literals import literal_of_blob
-from bedrockish.transfer.load_database import quote
+from bedrockish_journal.model.plain_names import quote
 
 BOX, TABLE, COLUMNS, MARKS = "box", "table", "column", "markdown"
 PLAIN, CSV, JSON, LINE, LIST, INSERT = "plain", "csv", "json", "line", "list", "insert"

@@ -12,16 +12,8 @@ from typing import Any
 
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, UsageError
-from bedrockish.transfer.load_database import (
-    BATCH_BYTES,
-    LAYOUT,
-    ROW_BYTES_MAX,
-    Once,
-    commands_done,
-    cut,
-    inserts,
-    quote,
-)
+from bedrockish.transfer.load_database import BATCH_BYTES, LAYOUT, ROW_BYTES_MAX, Once, commands_done, cut, inserts
+from bedrockish_journal.model.plain_names import quote
 
 BATCH_ROWS = 1_000
 CHUNK_BYTES = 1 << 20

@@ -20,6 +20,7 @@ import trio
 from bedrockish.api.requests import STRICT, Params
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
+from bedrockish_journal.model.plain_names import quote
 from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
@@ -59,11 +60,6 @@ class Loaded:
     rows: dict[str, int]  # the number of rows in all, by table
     left_out: list[str]  # parts of the schema that the cluster refused, and the reasons
     before: int  # the number of transactions that an earlier run had committed
-
-
-def quote(name: str) -> str:
-    """Quote an identifier for SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def open_source(path: Path) -> sqlite3.Connection:

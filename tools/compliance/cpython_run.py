@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import bedrockish.dbapi as db
+from bedrockish_journal.model.plain_names import is_users, quote
 from tools.compliance.recording import Recording
 
 PACKAGE = "test.test_sqlite3"
 MODULES = ("backup", "dbapi", "dump", "factory", "hooks", "regression", "transactions", "types", "userfunctions")
 FACTORY = 6  # arguments by position, of which the last is the class of the connection
-TABLES = (
-    "SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL "
-    "AND name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
-)
+TABLES = f"SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL AND {is_users()}"
 
 
 class World:
@@ -54,8 +52,7 @@ class World:
         self._sweeper.execute("PRAGMA foreign_keys = OFF")
         self._sweeper.execute("BEGIN")
         for kind, name in found:
-            quoted = '"' + name.replace('"', '""') + '"'
-            self._sweeper.execute(f"DROP {kind} {quoted}")
+            self._sweeper.execute(f"DROP {kind} {quote(name)}")
         self._sweeper.execute("COMMIT")
 
     def place_of(self, database: Any) -> Any:

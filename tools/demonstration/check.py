@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bedrockish import open_client
-from bedrockish.transfer.load_database import quote, read_plan
+from bedrockish.transfer.load_database import read_plan
+from bedrockish_journal.model.plain_names import quote
 from bedrockish_journal.verify.replay import digest
 from tools.cluster import LocalCluster
 from tools.demonstration.work import ACCOUNTS, OPENING_BALANCE, Tally, Transfer

@@ -10,19 +10,19 @@ from bedrockish.cli.shell.dump import dump
 from bedrockish.cli.shell.session import Command, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
 from bedrockish.errors import UsageError
+from bedrockish_journal.model.plain_names import is_users
 
-OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 TABLES = (
     "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND (?1 IS NULL OR name LIKE ?1) "
-    f"AND {OURS.format('name')} ORDER BY name"
+    f"AND {is_users()} ORDER BY name"
 )
 INDEXES = (
     "SELECT name FROM sqlite_schema WHERE type = 'index' AND (?1 IS NULL OR tbl_name LIKE ?1) "
-    f"AND {OURS.format('tbl_name')} AND {OURS.format('name')} ORDER BY name"
+    f"AND {is_users('tbl_name')} AND {is_users()} ORDER BY name"
 )
 SCHEMA = (
     "SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL AND (?1 IS NULL OR tbl_name LIKE ?1 OR name LIKE ?1) "
-    f"AND {OURS.format('tbl_name')} ORDER BY tbl_name, type <> 'table', name"
+    f"AND {is_users('tbl_name')} ORDER BY tbl_name, type <> 'table', name"
 )
 WRAP_MAX = 100_000
 

@@ -4,20 +4,20 @@ from bedrockish.api.requests import Rows
 from bedrockish.cli.output import literal
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import BedrockishError, UsageError
-from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first, quote
+from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first
+from bedrockish_journal.model.plain_names import is_users, quote
 from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows
 
 BLOCK_ROWS = 500  # rows of one transaction
-NAMED = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
-SCHEMA = f"SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {NAMED} ORDER BY name"
+SCHEMA = f"SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {is_users()} ORDER BY name"
 COLUMNS = (
     "SELECT m.name, c.name FROM sqlite_schema m, pragma_table_xinfo(m.name) c "
-    f"WHERE m.type = 'table' AND c.hidden = 0 AND m.{NAMED.replace(' AND name', ' AND m.name')} ORDER BY m.name, c.cid"
+    f"WHERE m.type = 'table' AND c.hidden = 0 AND {is_users('m.name')} ORDER BY m.name, c.cid"
 )
 TABLES = "PRAGMA table_list"
 PARENTS = (
     'SELECT m.name, f."table" FROM sqlite_schema m, pragma_foreign_key_list(m.name) f '
-    f"WHERE m.type = 'table' AND m.{NAMED.replace(' AND name', ' AND m.name')}"
+    f"WHERE m.type = 'table' AND {is_users('m.name')}"
 )
 
 

@@ -16,11 +16,12 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.shell.dots import COMMANDS, OURS
+from bedrockish.cli.shell.dots import COMMANDS
 from bedrockish.cli.shell.script import Dot, items
 from bedrockish.cli.shell.session import Leave, Shell
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext import statement_ends as sqltext
+from bedrockish_journal.model.plain_names import is_users
 
 HISTORY_VARIABLE = "BEDROCKISH_HISTORY"
 NAMES_S = 30.0  # names are looked up again after so long, because others may change the schema
@@ -36,7 +37,7 @@ THEN TO TRANSACTION TRIGGER UNION UNIQUE UPDATE USING VALUES VIEW WHEN WHERE WIN
 KEYWORDS = tuple(_KEYWORDS.split())
 NAMES = (
     "SELECT m.name, c.name FROM sqlite_schema m, pragma_table_xinfo(m.name) c "
-    f"WHERE m.type IN ('table', 'view') AND {OURS.format('m.name')}"
+    f"WHERE m.type IN ('table', 'view') AND {is_users('m.name')}"
 )
 
 

@@ -1,4 +1,4 @@
-"""Names of tables and columns: as SQLite compares them, and in the characters that every reader of Parquet allows."""
+"""Names of tables and columns: as SQLite compares and quotes them, and in the characters that Parquet allows."""
 
 import re
 from string import ascii_lowercase, ascii_uppercase
@@ -11,6 +11,16 @@ _FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
 def folded(name: str) -> str:
     """Return a name in the form in which SQLite compares names: only ASCII letters are folded to lower case."""
     return name.lower() if name.isascii() else name.translate(_FOLDED)
+
+
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def is_users(column: str = "name") -> str:
+    """Return the SQL condition that a column has the name of a user's object, not of SQLite's or a node's."""
+    return f"{column} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {column} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 
 
 def plain_name(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
+from bedrockish_journal.model.plain_names import quote as quote
 from bedrockish_journal.storage.vector_modules import VEC0
 from bedrockish_journal.storage.virtual_tables import ROWID_NAMES as ROWID_NAMES
 from bedrockish_journal.storage.virtual_tables import shadow_tables, virtual_tables
@@ -39,11 +40,6 @@ class Table:
         if self.rowid is None:
             return [quote(name) for name in self.primary]
         return [self.rowid if self.rowid in ROWID_NAMES else quote(self.rowid)]
-
-
-def quote(name: str) -> str:
-    """Return a name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def value_as_sql(value: Value) -> str:

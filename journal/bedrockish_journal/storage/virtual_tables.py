@@ -13,6 +13,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish_journal.model.plain_names import quote
 from bedrockish_journal.storage.vector_modules import VEC0, VEC1, VECTORS
 
 FTS5, RTREES, GEOPOLY, VOCABULARY = "fts5", ("rtree", "rtree_i32"), "geopoly", "fts5vocab"
@@ -184,7 +185,7 @@ def rebuild_indexes(db: apsw.Connection) -> None:
     """Rebuild every FTS5 table with external content from the rows of its content table."""
     for virtual in virtual_tables(db):
         if virtual.module == FTS5 and virtual.content:
-            name = '"' + virtual.name.replace('"', '""') + '"'
+            name = quote(virtual.name)
             db.execute(f"INSERT INTO main.{name}({name}) VALUES ('rebuild')")
 
 
@@ -208,7 +209,7 @@ def made_after_rows(name: str, sql: str) -> list[str]:
     virtual = parse_virtual(name, sql)
     if virtual.owns_rows:
         return []
-    quoted = '"' + name.replace('"', '""') + '"'
+    quoted = quote(name)
     return [sql, *([f"INSERT INTO {quoted}({quoted}) VALUES ('rebuild')"] if virtual.content else [])]
 
 

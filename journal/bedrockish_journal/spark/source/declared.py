@@ -14,7 +14,7 @@ from typing import Any
 
 from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
-from bedrockish_journal.model.plain_names import folded
+from bedrockish_journal.model.plain_names import folded, is_users
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
@@ -28,8 +28,7 @@ _IS_STRICT = "SELECT 1 FROM pragma_table_list(?) WHERE strict"
 _IS_KEPT = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_schema'"
 _KEPT = "SELECT statements FROM bedrockish_schema WHERE state = 'active' ORDER BY version"
 _IN_JOURNAL = f"SELECT body FROM bedrockish_journal WHERE kind = '{SCHEMA}' AND repeat = 0 ORDER BY clock, origin"
-_TABLES = r"""SELECT name FROM sqlite_master WHERE type = 'table'
-  AND name NOT LIKE 'bedrockish\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name"""
+_TABLES = f"SELECT name FROM sqlite_master WHERE type = 'table' AND {is_users()} ORDER BY name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ SCOPES = {
     "rolled back told early": "recover-rollback-3",
     "ballot 1 over a higher one": "recover-rollback-3",
     "votes are volatile": "restarts-3",
-    "waiting goes on after a rollback": "rollback-3",
+    "waiting goes on after a rollback": "released-3",
     "rollbacks dropped": "again-3",
     "base not covered": "uncovered-3",
     "no test 5": "given-up-5",

@@ -155,6 +155,7 @@ def test_thawed_node_equals_the_frozen_one_and_shares_no_state() -> None:
         ("acceptances are volatile", "restarted-acceptor-3", "one outcome"),
         ("the lowest accepted ballot wins", "restarted-acceptor-3", "one outcome"),
         ("accepted rollbacks are volatile", "partial-rollback-3", "one outcome"),
+        ("waiting goes on after a rollback", "released-3", "everything ends"),
     ],
 )
 def test_removed_rule_breaks_a_law(fault: str, scope: str, law: str) -> None:
@@ -174,7 +175,7 @@ def test_fault_is_detected_in_its_scope(fault: str) -> None:
     "name",
     [
         *("known-end-5", "promised-5", "late-vote-5", "two-ballots-5", "cut-3"),
-        *("restarted-acceptor-3", "partial-rollback-3"),
+        *("restarted-acceptor-3", "partial-rollback-3", "released-3"),
     ],
 )
 def test_guided_scope_breaks_no_law_with_all_rules(name: str) -> None:

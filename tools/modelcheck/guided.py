@@ -161,5 +161,14 @@ GUIDED: dict[str, Scope] = {
         where=at(suspicions="B", restarts="C"),
         prefix=("A submits", "B hears A", "C hears A", "A gives up P", "C hears A"),
     ),
+    # Q waits at its leader B for the end of P, which A gives up.
+    "released-3": Scope(
+        "two in conflict; one waits for the other, which is given up",
+        3,
+        MEET,
+        Limits(),
+        prefix=("A submits", "B hears A", "B submits", "A gives up P"),
+        endings=10_000,
+    ),
 }
 ALL = {**SCOPES, **GUIDED}

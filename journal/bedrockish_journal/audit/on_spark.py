@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from bedrockish_journal.audit.facts import FACTS, facts_of
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
@@ -96,8 +94,8 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     facts.createOrReplaceTempView("facts")
     held.count()  # reads the journals now: the ends of the nodes' own timelines must be read after them
     reader.end()
-    for name, fields in TABLES.items():
-        rows = spark.createDataFrame(reader.kept.rows[name], from_arrow_schema(pa.schema(fields)))
+    for name, schema in TABLES.items():
+        rows = spark.createDataFrame(reader.kept.rows[name], from_arrow_schema(schema))
         rows.createOrReplaceTempView(name)
     for view in views(SPARK):
         frame = spark.sql(view.sql)

@@ -25,26 +25,23 @@ _LISTED = "SELECT command, seq FROM bedrockish_joined WHERE typeof(command) = 't
 _UNLISTED = "SELECT count(*) FROM bedrockish_joined WHERE typeof(command) <> 'text' OR typeof(seq) <> 'integer'"
 
 Progress = Callable[[str, int, int], None]
-TABLES = {  # the records of a node other than entries
-    "given": [("node", pa.string())],
-    "mark": [
-        *(("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
-        *(("hash", pa.binary()), ("clock", pa.int64())),
-    ],
-    "before": [
-        *(("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
-        *(("version", pa.int64()), ("member", pa.string()), ("voter", pa.bool_())),
-    ],
-    "left_before": [("leader", pa.string()), ("since", pa.int64())],
-    "listed": [("node", pa.string()), ("command", pa.string()), ("seq", pa.int64())],
-    "lists": [("node", pa.string())],
-    "odd": [("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64()), ("text", pa.string())],
-    "claim": [
-        *(("node", pa.string()), ("law", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
-        ("text", pa.string()),
-    ],
-    "holder": [("version", pa.int64()), ("name", pa.string()), ("role", pa.int64())],  # NO_USER: was removed
-    "own_end": [("node", pa.string()), ("tick", pa.int64()), ("level", pa.string())],
+_COLUMNS = {  # the tables of a node's records other than entries
+    "given": "node",
+    "mark": "node leader tick hash clock",
+    "before": "node leader tick version member voter",
+    "left_before": "leader since",
+    "listed": "node command seq",
+    "lists": "node",
+    "odd": "node leader tick text",
+    "claim": "node law leader tick text",
+    "holder": "version name role",  # NO_USER: was removed
+    "own_end": "node tick level",
+}
+_KINDS = {"hash": pa.binary(), "voter": pa.bool_()}
+_KINDS |= dict.fromkeys(("tick", "clock", "version", "since", "seq", "role"), pa.int64())
+TABLES = {
+    table: pa.schema([(name, _KINDS.get(name, pa.string())) for name in names.split()])
+    for table, names in _COLUMNS.items()
 }
 
 
@@ -56,8 +53,7 @@ class Kept:
 
     def tables(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield the tables."""
-        for name, fields in TABLES.items():
-            schema = pa.schema(fields)
+        for name, schema in TABLES.items():
             yield name, pa.Table.from_batches([batch(schema, self.rows[name])], schema)
 
     @property

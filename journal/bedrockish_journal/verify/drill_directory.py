@@ -24,7 +24,7 @@ from bedrockish_journal.verify.beginning import latest, safe_clock
 from bedrockish_journal.verify.differences import differences
 from bedrockish_journal.verify.drill import FAULTS_MAX, Drill, Said, drill, pages
 from bedrockish_journal.verify.replay import Prepare, digest
-from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS, restore
+from bedrockish_journal.verify.restore import files_in, restore
 from bedrockish_journal.verify.tables import why_not_whole
 
 
@@ -94,11 +94,7 @@ def drill_directory(
     """
     folder = Path(folder)
     found = DirectoryDrill(str(folder))
-    snapshots, segments = sorted(folder.glob(SNAPSHOTS)), sorted(folder.glob(SEGMENTS))
-    if not snapshots:
-        raise FileMissingError(
-            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
-        )
+    snapshots, segments = files_in(folder)
     say("reading every page")
     stood = dict[Path, _File]()
     for path in (*snapshots, *segments):

@@ -17,6 +17,20 @@ SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
 """What the files of a continuous backup are called, in its directory."""
 
 
+def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the snapshots and the segments of a continuous backup.
+
+    Raises:
+        FileMissingError: the directory has no snapshot.
+    """
+    snapshots = sorted(folder.glob(SNAPSHOTS))
+    if not snapshots:
+        raise FileMissingError(
+            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
+        )
+    return snapshots, sorted(folder.glob(SEGMENTS))
+
+
 def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
     """Return the files of a continuous backup for a moment, a snapshot and the segments that follow it, and the moment.
 
@@ -26,11 +40,7 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
     Raises:
         FileMissingError: the directory has no snapshot.
     """
-    snapshots, segments = sorted(folder.glob(SNAPSHOTS)), sorted(folder.glob(SEGMENTS))
-    if not snapshots:
-        raise FileMissingError(
-            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
-        )
+    snapshots, segments = files_in(folder)
     safe = {path: _standing(path)[0] for path in segments}
     last = max(safe.values(), default=0)
     wanted = until or (Moment("the end", clock=last) if last else None)

@@ -108,11 +108,7 @@ class ChangeBuilder(ABC):
         return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def add(self, row: Stored) -> None:
-        """Add the changes of an entry.
-
-        Raises:
-            EntryMalformedError: the entry cannot be decoded, and may not be skipped.
-        """
+        """Add the changes of an entry; see ``Builder.add``."""
         found = self._context.changes(row)
         if found is None or not any(type(name) is not str or self._wants(name) for name, _ in found.heads):
             return

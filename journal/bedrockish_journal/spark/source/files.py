@@ -103,12 +103,7 @@ class FileFeed:
         return [name for (name,) in self._db.execute(PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
-        """Yield the wanted entries of some ranges, by timeline and tick, with one snapshot for each range.
-
-        Raises:
-            JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
-        """
+        """Yield entries as ``Feed.scan`` does, with one snapshot for each range."""
         query, values = wanted.query
         for span in spans:
             self._db.execute("BEGIN")  # a snapshot blocks the node's checkpoints, so it lasts only for a range

@@ -87,11 +87,9 @@ class NodeFeed:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
-        """Yield the wanted entries of some ranges, page by page, by timeline and tick.
+        """Yield entries as ``Feed.scan`` does, page by page.
 
         Raises:
-            JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
             BedrockishError: the node can no longer be reached.
         """
         query, values = wanted.query

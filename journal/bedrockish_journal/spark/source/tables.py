@@ -58,11 +58,7 @@ class MadeRows:
         return len(self._rows) >= BATCH_ROWS
 
     def add(self, row: Stored) -> None:
-        """Add the rows of an entry.
-
-        Raises:
-            EntryMalformedError: the entry cannot be decoded, and may not be skipped.
-        """
+        """Add the rows of an entry; see ``Builder.add``."""
         self._rows += self._make(self._context, row)
 
     def take(self) -> pa.RecordBatch:

@@ -41,27 +41,23 @@ def clock(url: str, to: str | None) -> None:
 NAMES = ("cluster_clock", "clock", "clock_ahead_ms", "safe_lag_ms")
 
 
-def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Read an option such as 12h as seconds.
+def _number_with(units: Mapping[str, float], wrong: str) -> Callable[[Any, Any, str | None], float | None]:
+    """Return a callback for an option whose value is a number with a unit."""
 
-    Raises:
-        BadParameter: the value is not a duration.
-    """
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a duration; write 90s, 30m, 12h or 7d")
-    return float(found[1]) * SECONDS[found[2]]
+    def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+        if value is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(\w+)", value)
+        unit = None if found is None else units.get(found[2], units.get(found[2].upper()))
+        if found is None or unit is None:
+            raise click.BadParameter(f"{value!r} is not {wrong}")
+        return float(found[1]) * unit
+
+    return read
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]B)", value.upper())
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a size; write 500MB or 2GB")
-    return float(found[1]) * MEGABYTES[found[2]]
+duration = _number_with(SECONDS, "a duration; write 90s, 30m, 12h or 7d")
+_size = _number_with(MEGABYTES, "a size; write 500MB or 2GB")
 
 
 @click.command(cls=UrlCommand)

@@ -152,14 +152,9 @@ class Guard:
                 return await self._admission.admit_bearer(given, request.address)
         if self._admission.gate.users and scheme.lower() == "basic":
             return await self._admission.admit_login(_login(given), request.address)
-        ways = [
-            *(["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []),
-            *(
-                ["'Authorization: Basic …' with a user and a password (curl -u user:password)"]
-                if self._admission.gate.users
-                else []
-            ),
-        ]
+        ways = ["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []
+        if self._admission.gate.users:
+            ways.append("'Authorization: Basic …' with a user and a password (curl -u user:password)")
         raise AuthenticationError(f"send the header {' or '.join(ways)}")
 
 

@@ -296,20 +296,19 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
     A conflict is ``SQLITE_BUSY``: the transaction did not happen, and can be run again. An unknown outcome is
     ``OUTCOME_UNKNOWN``, which no program takes for a commit or for a rollback.
     """
+    message, code = error.message, error.code.upper()
     match error:
         case ConstraintError():
-            is_key = "FOREIGN KEY" in error.message  # a schema change that fails when it comes into force has no code
+            is_key = "FOREIGN KEY" in message  # a schema change that fails when it comes into force has no code
             number = error.details.get("sqlite", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY if is_key else 0)
-            return {"message": error.message, "code": _CONSTRAINTS.get(number, "SQLITE_CONSTRAINT")}
+            code = _CONSTRAINTS.get(number, "SQLITE_CONSTRAINT")
         case ConflictError():
-            return {"message": error.message, "code": "SQLITE_BUSY"}
-        case OutcomeUnknownError():
-            fact = error.message.rpartition("; ")[0] or error.message  # without the advice, which ends each text
-            told = f"{fact}; read the rows before you run the statement again"
-            return {"message": told, "code": "OUTCOME_UNKNOWN"}  # the protocol has no id with which to ask again
+            code = "SQLITE_BUSY"
+        case OutcomeUnknownError():  # the protocol has no id with which to ask again
+            fact = message.rpartition("; ")[0] or message  # without the advice, which ends each text
+            message, code = f"{fact}; read the rows before you run the statement again", "OUTCOME_UNKNOWN"
         case SqlError():
-            return {"message": error.message, "code": "SQLITE_ERROR"}
+            code = "SQLITE_ERROR"
         case TooLargeError():
-            return {"message": error.message, "code": "SQLITE_TOOBIG"}
-        case _:
-            return {"message": error.message, "code": error.code.upper()}
+            code = "SQLITE_TOOBIG"
+    return {"message": message, "code": code}

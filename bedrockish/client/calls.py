@@ -15,10 +15,16 @@ class Calls:
     """The methods of a driver and of a session that the parts of the session use."""
 
     _core: ClientCore
+    _is_closed: bool
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the client is closed."""
+        return self._is_closed
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         """Make a call, and wait for its answer."""
-        raise NotImplementedError
+        return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""

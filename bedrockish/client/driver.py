@@ -10,6 +10,7 @@ import trio
 
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, Answered, Ask, Told
+from bedrockish.client.calls import Calls
 from bedrockish.client.credentials import Entry
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
@@ -23,7 +24,7 @@ from bedrockish_net.read_loop import loop_of_clients
 from bedrockish_net.stream import Link
 
 
-class Driver:
+class Driver(Calls):
     """The links and calls of one client, on a trio loop."""
 
     def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
@@ -40,16 +41,8 @@ class Driver:
         self._calls_made = 0
         self._process = os.getpid()
 
-    @property
-    def is_closed(self) -> bool:
-        """Return whether the client is closed."""
-        return self._is_closed
-
     def _now(self) -> float:
         return trio.current_time()
-
-    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""

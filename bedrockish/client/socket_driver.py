@@ -22,6 +22,7 @@ from typing import assert_never
 
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
+from bedrockish.client.calls import Calls
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.link_end import LIMITS, explain_end
@@ -62,7 +63,7 @@ class _Whole:
             self._begin_anew()
 
 
-class SocketDriver:
+class SocketDriver(Calls):
     """All links and calls of one client, for any number of threads.
 
     Why so large: One lock guards the links, the calls and the choice of the thread that reads for all.
@@ -118,18 +119,10 @@ class SocketDriver:
             kept.clear()
         self._learning, self._reader, self._is_inherited = None, None, True
 
-    @property
-    def is_closed(self) -> bool:
-        """Return whether the client is closed."""
-        return self._is_closed
-
     # --- calls; the names are those of ``Driver``, whose methods the client shares ---
 
     def _now(self) -> float:
         return time.monotonic()
-
-    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""

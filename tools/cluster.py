@@ -87,6 +87,13 @@ class DemoError(Exception):
     """Raised when the machine, the arguments or a node do not meet the program's needs; the text says which."""
 
 
+def unwrap(error: BaseException) -> BaseException:
+    """Return the first error of the groups that trio puts around errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
     """Return the environment for a program of ours: this checkout first, no setting of the user in it.
 

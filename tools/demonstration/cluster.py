@@ -17,7 +17,7 @@ from rich.console import Console
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 from bedrockish.transfer.load_database import load
-from tools.cluster import DemoError, LocalCluster, LocalNode, clean_environment, local_cluster
+from tools.cluster import DemoError, LocalCluster, LocalNode, clean_environment, local_cluster, unwrap
 from tools.demonstration.check import Check, check_cluster, check_files, print_checks
 from tools.demonstration.work import Work, open_accounts
 from tools.java import find_java
@@ -130,13 +130,6 @@ def run_command(console: Console, promise: str, arguments: list[str]) -> Check:
         for line in process.stdout:
             console.print(f"   {line.rstrip()[:LINE_MAX]}", markup=False)
     return Check(promise, process.returncode == 0, f"exit status {process.returncode}")
-
-
-def unwrap(error: BaseException) -> BaseException:
-    """Return the first thing that happened, without the groups that trio puts around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:

@@ -7,11 +7,11 @@ import random
 import socket
 import struct
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from bedrockish.errors import BedrockishError, ConfigError, InternalError, Unava
 from bedrockish.node.event_loop import Runtime
 from bedrockish_net.frame import HEADER, Kind, encode_frame
 from bedrockish_net.mesh import Received
+from tools.cluster import unwrap
 from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
 
@@ -171,10 +172,7 @@ class Messages(Attack):
             try:
                 trio.run(self._talk, runtime, said)
             except Exception as error:
-                leaf: BaseException = error
-                while isinstance(leaf, BaseExceptionGroup):
-                    leaf = leaf.exceptions[0]
-                self.found("".join(traceback.format_exception(leaf))[-1500:])
+                self.found("".join(traceback.format_exception(unwrap(error)))[-1500:])
             finally:
                 engine.close()
             self.counts["messages refused"] += runtime.counts["malformed"]
@@ -365,9 +363,6 @@ def attack(lab: Lab, seconds: float, seed: int) -> list[Attack]:
     until = time.monotonic() + seconds
     kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Orders, Http, Settings)
     attacks = [kind(lab, seed + number, until) for number, kind in enumerate(kinds)]
-    threads = [threading.Thread(target=one.run, name=type(one).__name__) for one in attacks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(attacks)) as threads:
+        list(threads.map(Attack.run, attacks))
     return attacks

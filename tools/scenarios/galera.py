@@ -11,9 +11,9 @@ import itertools
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +120,8 @@ def run_clients(run: Run, connect: Callable[[int], contextlib.AbstractContextMan
                 lost = transact(statements)
                 run.note(start, statements, lost)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(run.clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(run.clients) as threads:
+        list(threads.map(one, range(run.clients)))
     return run
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bedrockish.cli.options import console, node_option
 from bedrockish.cli.url import UrlCommand, url_of
+from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
@@ -102,12 +103,8 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 @click.option("--release", is_flag=True, help="Stop keeping entries for NAME.")
 def hold(url: str, name: str, after: str | None, release: bool) -> None:
     """Have all nodes keep the journal for the reader NAME from its cursor on or, with --release, no longer."""
-
-    async def run() -> dict[str, Any]:
-        async with open_client(url) as client:
-            return await client.hold(name, after, release=release, timeout=TIMEOUT_S)
-
-    holds = trio.run(run)["holds"]
+    with connect(url) as connection:
+        holds = connection.hold(name, after, release=release, timeout=TIMEOUT_S)["holds"]
     click.echo("\n".join(f"{reader} after {clock}" for reader, clock in sorted(holds.items())) or "no reader holds it")
 
 

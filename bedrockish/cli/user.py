@@ -78,7 +78,7 @@ def _odd_table(url: str, table: str) -> str:
     if not rows:
         return f"there is no table {table} now: the role is for the next one of that name"
     if rows[0][0] == "view":
-        return f"{table} is a view: who reads it needs roles for its tables, and this one means nothing"
+        return f"{table} is a view, and roles for views have no effect; grant them for the tables that it reads"
     return ""
 
 

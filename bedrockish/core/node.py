@@ -20,7 +20,7 @@ from bedrockish.core.recovery.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
-from bedrockish.core.replica.voter import ASKED_MAX, Voting
+from bedrockish.core.replica.voter import ASKED_MAX, Voter
 from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
@@ -64,11 +64,11 @@ class Node:
     ) -> None:
         self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, lookups=lookups)
         self.apply_queue = ApplyQueue(self.state)
-        self.voting = Voting(self.state, self.apply_queue)
+        self.voter = Voter(self.state, self.apply_queue)
         self.reading = Reading(self.state)
         self.staging = Staging(self.state)
-        self.coordinator = Coordinator(self.state, self.apply_queue, self.voting, self.reading, self.staging)
-        self.recovery = Recovery(self.state, self.apply_queue, self.voting, self.coordinator)
+        self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.reading, self.staging)
+        self.recovery = Recovery(self.state, self.apply_queue, self.voter, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
         self._beats = 0  # the number of the next heartbeat; one with another number is out of date
 
@@ -109,7 +109,7 @@ class Node:
             case on.Activated(txid, failure):
                 self.coordinator.replies.activated(txid, failure)
             case on.Compared(txid):
-                self.voting.on_compared(txid)
+                self.voter.on_compared(txid)
             case on.Assembled(peer, parts, data, known):
                 if known is not None:
                     self.state.pieces.learn(known)
@@ -181,24 +181,24 @@ class Node:
 
         It runs at every step, so it skips parts without work.
         """
-        state, voting, recovery = self.state, self.voting, self.recovery
+        state, voter, recovery = self.state, self.voter, self.recovery
         # Apply the entries of this step before the requests that wait for them go on.
         self.apply_queue.settle()
-        while voting.rivals:
-            self.coordinator.contention.turns.note_rival(voting.rivals.pop())
+        while voter.rivals:
+            self.coordinator.contention.turns.note_rival(voter.rivals.pop())
         ready = self.coordinator.ready
         if ready.queue:
             self.coordinator.advance()
-        while state.votes.ended or state.votes.released or state.progress or voting.approved:
-            approved, voting.approved = voting.approved, []
+        while state.votes.ended or state.votes.released or state.progress or voter.approved:
+            approved, voter.approved = voter.approved, []
             contention = self.coordinator.contention
             for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
                 # A transaction that is not pending has ended in this step, and no request waits for it.
                 if transaction.txid in state.votes.pending:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
-                if voting.deferred:
-                    voting.settle()
+                if voter.deferred:
+                    voter.settle()
                 if recovery.deferred or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
@@ -211,8 +211,8 @@ class Node:
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.attempts.abort_conflicting(known)
-                    if voting.barrier is not None:
-                        voting.lift_barrier(known.command)
+                    if voter.barrier is not None:
+                        voter.lift_barrier(known.command)
                 self.coordinator.attempts.ended(txid)
                 if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)
@@ -264,7 +264,7 @@ class Node:
     def _dispatch(self, peer: str, message: say.Message) -> None:
         match message:
             case say.Begin():
-                self.voting.on_begin(peer, message)
+                self.voter.on_begin(peer, message)
             case say.Approve():
                 self.coordinator.attempts.on_approve(peer, message)
             case say.Reject():
@@ -272,7 +272,7 @@ class Node:
             case say.Commit():
                 self.apply_queue.on_commit(message)
             case say.Rollback():
-                self.voting.on_rollback(peer, message)
+                self.voter.on_rollback(peer, message)
             case say.Recover():
                 self.recovery.on_recover(peer, message)
             case say.Promise():
@@ -291,7 +291,7 @@ class Node:
                 self._on_outcome(peer, message)
             case say.Ask():
                 self.coordinator.rollbacks.give_up_forgotten((message.txid, *message.more[:ASKED_MAX]))
-                self.voting.on_ask(peer, message)
+                self.voter.on_ask(peer, message)
             case say.Gossip():
                 # The clocks come first: they count even if the rest of the message is malformed.
                 self.safe_time.on_gossip(peer, message)
@@ -354,7 +354,7 @@ class Node:
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
         # Safe time may have passed a BEGIN that waits for its base: its leader then gets the outcome.
-        self.voting.settle()
+        self.voter.settle()
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
@@ -396,7 +396,7 @@ class Node:
                 if number == self._beats:
                     self._heartbeat()
             case Timer.VOTES, _:
-                self.voting.settle()
+                self.voter.settle()
             case Timer.FETCH, _:
                 self.apply_queue.fetch_missing(at_once=True)
             case Timer.REQUEST_AGAIN, int(number):

@@ -244,7 +244,7 @@ def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) ->
     until = voter.state.votes.comparing[made.txid]
     voter.seconds += COMPARING_S / 2
     voter.state.set_now(voter.now)
-    voter.node.voting.on_compared(made.txid)
+    voter.node.voter.on_compared(made.txid)
     assert voter.state.votes.comparing[made.txid] == until
 
 
@@ -414,10 +414,10 @@ def test_leader_of_a_begin_that_waits_for_its_base_gets_the_outcome(voter: Voter
     assert not [one for one in voter.hear("A", Begin(made.body)) if isinstance(one, Approve)]
     voter.state.votes.end(made.txid, commit=False)
     voter.state.outbox.take()
-    voter.node.voting.settle()
+    voter.node.voter.settle()
     told = [one.message for one in voter.state.outbox.take() if isinstance(one, Send) and one.peer == "A"]
     assert [(one.txid, one.commit) for one in told if isinstance(one, Outcome)] == [(made.txid, False)]
-    assert not voter.node.voting.deferred
+    assert not voter.node.voter.deferred
 
 
 def test_clock_of_a_recovery_more_than_a_year_ahead_is_not_followed(voter: Voter) -> None:

@@ -140,7 +140,7 @@ def test_group_paused_for_a_change_of_members_is_not_divided() -> None:
     change = Transaction(
         Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, AccessSet(write_ranges=(EVERYTHING,)), b"", b""
     )
-    net.places["A"].core.voting.barrier = Barrier(change, net.seconds + 0.3)
+    net.places["A"].core.voter.barrier = Barrier(change, net.seconds + 0.3)
     net.run(1.0)
     assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
     assert set(net.told("A")) == {"first", "c0", "c1", "c2", "c3", "c4"}

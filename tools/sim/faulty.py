@@ -10,14 +10,13 @@ from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import attempts, coordinator
 from bedrockish.core.protocol import effects
 from bedrockish.core.recovery import judge, recovery
-from bedrockish.core.replica import apply_queue, safe_time, times
-from bedrockish.core.replica import voter as voting
+from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import pending, roster, state, votes
 from tools.editing import Fault, fault
 from tools.sim import disk, machine
 from tools.sim.faulty_uses import DUELS, USES
 
-_State, _Coordinator, _Voting, _Recovery = state.State, coordinator.Coordinator, voting.Voting, recovery.Recovery
+_State, _Coordinator, _Voter, _Recovery = state.State, coordinator.Coordinator, voter.Voter, recovery.Recovery
 _SafeTime, _ApplyQueue, _Rollbacks = safe_time.SafeTime, apply_queue.ApplyQueue, rollback.Rollbacks
 _OwnEnds = pending.OwnEnds
 _NOW = "self.world.leave(self.name, peer, message, data); return\n    self.disk.then"
@@ -94,11 +93,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "no test 3": fault(
         "a voter tests against commits outside the base",
-        (voting, "prepare_commit", "next(recent.conflicts(access_set, base, own), None)", "None"),
+        (voter, "prepare_commit", "next(recent.conflicts(access_set, base, own), None)", "None"),
     ),
     "no test 4": fault(
         "a voter tests against pending transactions",
-        (voting, "prepare_commit", "return found or next(pending.conflicts(access_set, own), None)", "return found"),
+        (voter, "prepare_commit", "return found or next(pending.conflicts(access_set, own), None)", "return found"),
     ),
     "no test 5": fault(
         "a leader whose transaction was rolled back rejects older ones that conflict",
@@ -112,16 +111,16 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "base not covered": fault(
         "a voter covers the base before it judges",
-        (_Voting, "_consider", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
+        (_Voter, "_consider", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
     ),
     "a BEGIN below closed time is approved": fault(
         "a voter approves no transaction at or below closed time",
-        (_Voting, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
+        (_Voter, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
     "votes after its promise": fault(
         "a voter does not approve after its promise",
-        (_Voting, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
+        (_Voter, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
     ),
     "after ignored": fault(
         "a commit is applied after its base",
@@ -230,7 +229,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "known outcome still accepts": fault(
         "a node that knows the outcome answers with it",
-        (_Recovery, "_tell", "return self.voting.tell_outcome(peer, txid)", "return False"),
+        (_Recovery, "_tell", "return self.voter.tell_outcome(peer, txid)", "return False"),
     ),
     "decided by one": fault(
         "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.roster.majority", ">= 1"), **DUELS

@@ -7,15 +7,14 @@ from bedrockish.core.coordinator import commit_clock, coordinator, reservations,
 from bedrockish.core.coordinator import reads as reading
 from bedrockish.core.coordinator import revalidation as once
 from bedrockish.core.recovery import recovery
-from bedrockish.core.replica import apply_queue, safe_time
-from bedrockish.core.replica import voter as voting
+from bedrockish.core.replica import apply_queue, safe_time, voter
 from bedrockish.core.state import membership, roster, state
 from bedrockish.node.cluster import incarnations
 from tools.editing import Fault, fault
 from tools.sim import database, operator
 from tools.sim.options import CROWDED
 
-_State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
+_State, _Coordinator, _Voter = state.State, coordinator.Coordinator, voter.Voter
 _VETO = "found or state.votes.own_ends.vetoes(transaction)"
 _RESERVED = "(state.reserved and Conflict(Txid(state.reserved[0], state.me), NO_KEY))"
 DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
@@ -75,11 +74,11 @@ USES: dict[str, Fault] = {
         **{**CROWDED, "reserve_ms": 1_000, "load_s": 12.0, "faults": ()},
     ),
     "a reservation rejects others": fault(
-        "votes do not depend on reservations", (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
+        "votes do not depend on reservations", (_Voter, "_consider", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
     ),
     "a comparison never ends": fault(
         "closed time goes on when rows were compared",
-        (_Voting, "_consider", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
+        (_Voter, "_consider", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
         **_COMPARED,
     ),
     "the cut waits for an idle moment": fault(
@@ -173,7 +172,7 @@ USES: dict[str, Fault] = {
     ),
     "snapshot skips test 3": fault(
         "at isolation snapshot, too, the first to commit a row wins",
-        (_Voting, "_consider", f"found = {_VETO}", f"found = None if transaction.isolation == 'snapshot' else {_VETO}"),
+        (_Voter, "_consider", f"found = {_VETO}", f"found = None if transaction.isolation == 'snapshot' else {_VETO}"),
         (
             _Coordinator,
             "_certify",
@@ -221,7 +220,7 @@ USES: dict[str, Fault] = {
     ),
     "voters do not compare rows": fault(
         "a voter approves a transaction only if its before-images equal the voter's rows",
-        (_Voting, "_check_rows", "self.state.why_rows_differ(transaction)", "''"),
+        (_Voter, "_check_rows", "self.state.why_rows_differ(transaction)", "''"),
         **_FLIPS,
     ),
     "rows are not compared for a recovery": fault(

@@ -298,7 +298,7 @@ class Laws:
                 "rollbacks": node.coordinator.rollbacks.rolling,
                 "pending": state.votes.pending.transactions,
                 "rounds": node.recovery.rounds,
-                "deferred": node.voting.deferred,
+                "deferred": node.voter.deferred,
                 "recoveries deferred": node.recovery.deferred,
                 "adoptable": node.recovery.adoptable,
                 "strict reads": [*node.reading.questions, *node.reading.waiting],

@@ -32,7 +32,7 @@ from bedrockish.core.protocol.events import ClockWanted, Failed, Overtaken
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
-from bedrockish.core.replica.voter import Voting
+from bedrockish.core.replica.voter import Voter
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import claim, command_key
 from bedrockish.core.state.outbox import Timer
@@ -58,9 +58,7 @@ Step = (
 class Coordinator:
     """The leader of this node's transactions."""
 
-    def __init__(
-        self, state: State, apply_queue: ApplyQueue, voting: Voting, reading: Reading, staging: Staging
-    ) -> None:
+    def __init__(self, state: State, apply_queue: ApplyQueue, voter: Voter, reading: Reading, staging: Staging) -> None:
         self.state = state
         in_flight: dict[int, InFlight] = {}
         self.ready = Ready()
@@ -69,7 +67,7 @@ class Coordinator:
         self.replies = Replies(state, in_flight, self.contention)
         self.reading = reading
         self.apply_queue = apply_queue
-        self.voting = voting
+        self.voter = voter
         self.clock_quorum = ClockQuorum(state)
         self.catch_up = CatchUp(state, in_flight)
         self.offers = Offers(state, staging)
@@ -518,7 +516,7 @@ class Coordinator:
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         # Like other leaders' transactions, ours step back for a membership change (V11): otherwise a busy node would
         # starve it.
-        if self.voting.barrier is not None and self.voting.steps_back(transaction):
+        if self.voter.barrier is not None and self.voter.steps_back(transaction):
             return Pause(10 + 20 * state.draw())
         now = state.clock.now.seconds
         repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace

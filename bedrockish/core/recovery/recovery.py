@@ -14,7 +14,7 @@ from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
 from bedrockish.core.recovery.judge import COMMIT, EndFirst, VoterAnswer, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
-from bedrockish.core.replica.voter import ASKED_MAX, Voting
+from bedrockish.core.replica.voter import ASKED_MAX, Voter
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
@@ -45,10 +45,10 @@ class Round:
 class Recovery:
     """The rounds of this node for transactions whose leader is silent, and its answers to other nodes' rounds."""
 
-    def __init__(self, state: State, apply_queue: ApplyQueue, voting: Voting, coordinator: Coordinator) -> None:
+    def __init__(self, state: State, apply_queue: ApplyQueue, voter: Voter, coordinator: Coordinator) -> None:
         self.state = state
         self.apply_queue = apply_queue
-        self.voting = voting
+        self.voter = voter
         self.coordinator = coordinator
         self.rounds: dict[Txid, Round] = {}
         self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
@@ -335,7 +335,7 @@ class Recovery:
         # This node also asks itself, and then needs no message with the outcome.
         if peer == self.state.me:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
-        return self.voting.tell_outcome(peer, txid)
+        return self.voter.tell_outcome(peer, txid)
 
     def _say(self, peer: str, message: say.Promise | say.Refused | say.Accepted) -> None:
         if peer != self.state.me:
@@ -400,7 +400,7 @@ class Recovery:
         """Send the outcome of an ended blocker to the voters at which it still blocks a round."""
         for node, answer in round_.answers.items():
             if node != self.state.me and blocker in answer.blockers:
-                self.voting.tell_outcome(node, blocker)
+                self.voter.tell_outcome(node, blocker)
 
     def _propose(self, round_: Round, *, commit: bool) -> None:
         state = self.state

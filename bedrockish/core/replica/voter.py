@@ -34,7 +34,7 @@ class Barrier:
     until: float
 
 
-class Voting:
+class Voter:
     """A voter's answers to BEGIN and ROLLBACK."""
 
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:

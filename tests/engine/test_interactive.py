@@ -527,6 +527,24 @@ def test_snapshot_isolation_allows_write_skew_and_no_lost_update(desk: Desk) -> 
     desk.interactive.end(lost)
 
 
+def test_search_under_snapshot_isolation_finds_own_rows(desk: Desk) -> None:
+    desk.node.run("CREATE TABLE doc(id INTEGER PRIMARY KEY, body)")
+    desk.node.run("CREATE VIRTUAL TABLE found USING fts5(body, content='doc', content_rowid='id')")
+    desk.node.run(
+        "CREATE TRIGGER doc_new AFTER INSERT ON doc BEGIN "
+        "INSERT INTO found(rowid, body) VALUES (new.id, new.body); END"
+    )
+    desk.node.run("CREATE VIRTUAL TABLE own USING fts5(body)")
+    desk.node.run("CREATE VIRTUAL TABLE words USING fts5vocab(own, row)")
+    work = desk.begin(serializable=False)
+    assert desk.run(work, "SELECT rowid FROM found('red')") == [([], -1)]
+    desk.run(work, "INSERT INTO doc VALUES (1, 'red fox')")
+    desk.run(work, "INSERT INTO own VALUES ('red')")
+    assert desk.run(work, "SELECT rowid FROM found('red')") == [([(1,)], -1)]
+    assert desk.run(work, "SELECT term FROM words") == [([("red",)], -1)]
+    desk.commit(work)
+
+
 def test_schema_change_ends_open_transactions(desk: Desk) -> None:
     plain(desk)
     writer, reader = desk.begin(), desk.begin()

@@ -202,4 +202,5 @@ class TransactionWork:
         if self.serializable:
             return self.wrote
         written = {change.table.lower() for change in self.changes}
-        return piece.whole_schema or any(table.lower() in written for table in piece.tables)
+        # ``reads`` names the content table of a search, too: the changes of its index are not in the list.
+        return piece.whole_schema or any(table.lower() in written for table in piece.reads | piece.tables)

@@ -79,7 +79,8 @@ class LocalTransaction:
 
     def work_at(self, moment: FileMoment) -> TransactionWork | None:
         """Return the transaction's work if its snapshot is the same as ``moment``; else None."""
-        return self._work if self._moment.batch == moment.batch else None
+        with self.lock:
+            return self._running.record() if self._moment.batch == moment.batch else None
 
     @property
     def _stays(self) -> str:

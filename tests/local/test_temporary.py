@@ -123,6 +123,20 @@ def test_transaction_goes_on_after_its_first_temporary_object(
     assert db.execute("SELECT count(*) FROM mine").value() == 2
 
 
+def test_deferred_key_stays_broken_when_the_first_temporary_object_is_made(db: Connection, table: str) -> None:
+    """The count of broken keys is SQLite's, on the connection that the transaction leaves."""
+    key = f"REFERENCES {table}(id) DEFERRABLE INITIALLY DEFERRED"
+    db.execute(f"CREATE TABLE {table}_of(id INTEGER PRIMARY KEY, of {key})")
+    opened = db.begin()
+    opened.execute(f"INSERT INTO {table}_of VALUES (1, 9)")
+    opened.execute("CREATE TEMP TABLE mine(a)")
+    with pytest.raises(ConstraintError, match="deferred"):
+        opened.commit()
+    opened.execute(f"INSERT INTO {table} VALUES (9, 90)")
+    opened.commit()
+    assert db.execute(f"SELECT of FROM {table}_of").value() == 9
+
+
 def test_functions_and_attached_files_work_beside_temporary_objects(node: LocalNode, table: str, tmp_path: Any) -> None:
     import sqlite3
 

@@ -197,7 +197,7 @@ class Interactive:
         """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
-            work.unsure = work.unsure or (self.inside is work and self._broken_keys())
+            self.note_broken_keys(work)
             work.defers = pragmas.turns_on(piece.sql)
             if self.inside is work:
                 pragmas.defer(self._db, on=work.defers)
@@ -428,15 +428,19 @@ class Interactive:
 
     def leave(self) -> None:
         """Roll back the rows of the transaction that is swapped in, because another user needs the writer."""
-        work, self.inside = self.inside, None
+        work = self.inside
         if work is None:
             return
-        if self._broken_keys():
-            work.unsure = True
+        self.note_broken_keys(work)
+        self.inside = None
         self._control("ROLLBACK TO interactive")
         self._control("RELEASE interactive")
         if work.defers:
             pragmas.settle(self._db)
+
+    def note_broken_keys(self, work: TransactionWork) -> None:
+        """Note whether a deferred key is broken, before SQLite loses its count or another connection gets the rows."""
+        work.unsure = work.unsure or (self.inside is work and self._broken_keys())
 
     def lose(self) -> None:
         """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""

@@ -305,6 +305,12 @@ class OverlayTransaction:
             interactive.redo(changes[first:end])
         self.db.set_last_insert_rowid(work.lastrowid)
 
+    def record(self) -> TransactionWork:
+        """Return the transaction's state, for an object that continues it on another connection."""
+        if self._interactive is not None:
+            self._interactive.note_broken_keys(self.work)
+        return self.work
+
     def control(self, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO, as a savepoint of SQLite: no change has to be written again.
 

@@ -15,7 +15,7 @@ from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, UsageError
+from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.transactions import grown
 from bedrockish.node.transactions.callers import Owner
@@ -257,6 +257,48 @@ async def test_schema_change_goes_on_in_a_copy_of_the_database(tmp_path: Path, m
         assert await client.run("SELECT count(*) FROM big WHERE v = 'v'") == [(ROWS - 1,)]
         await client.step(COMMIT)
         assert await client.value("SELECT count(*) FROM big INDEXED BY big_v WHERE v = 'w'") == 1
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_schema_change_that_finds_no_copy_leaves_the_transaction_with_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    """A copy runs the earlier statements again, and refuses those with another result at every node."""
+    async with a_client(tmp_path, monkeypatch) as client:
+        await client.step(BEGIN)
+        await client.run("INSERT INTO t VALUES (3, random())")
+        await client.run("SAVEPOINT one")
+        if is_large:
+            await client.run(FILL)
+            await client.other()
+        for number in range(2):
+            await client.run(f"INSERT INTO parent VALUES ({number})")
+            with pytest.raises(UnsupportedError, match="random"):
+                await client.run("CREATE TABLE u(a)")
+            assert isinstance(client.workspace, OverlayTransaction) == is_large
+            assert await client.run("SELECT count(*) FROM t") == [(3,)]
+        await client.run("INSERT INTO t VALUES (4, 40)")
+        await client.run("SAVEPOINT two")
+        await client.run("DELETE FROM t")
+        await client.run("ROLLBACK TO two")
+        await client.step(COMMIT)
+        assert await client.value("SELECT group_concat(id) FROM t") == "1,2,3,4"
+        assert await client.value("SELECT count(*) FROM parent") == 2
+        assert await client.value("SELECT count(*) FROM big") == ROWS * is_large
+
+
+async def test_key_that_broke_in_a_moved_transaction_stays_broken_with_a_temporary_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_client(tmp_path, monkeypatch) as client:
+        await client.move()
+        await client.run("INSERT INTO child VALUES (1, 7)")
+        await client.run("CREATE TEMP TABLE few(a)", temporary="+one")
+        with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+            await client.step(COMMIT)
+        await client.run("INSERT INTO parent VALUES (7)", temporary="one")
+        await client.step(COMMIT)
+        assert await client.value("SELECT count(*) FROM child JOIN parent ON parent.id = p") == 1
 
 
 async def test_temporary_table_goes_on_in_the_workspace_of_its_session(

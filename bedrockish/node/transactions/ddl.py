@@ -6,7 +6,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.errors import TooLargeError, UnavailableError
+from bedrockish.errors import TooLargeError, UnavailableError, UsageError
 from bedrockish.node.transactions.lending import Lending
 
 DRAFTS_MAX = 4  # a copy may take much memory
@@ -46,18 +46,32 @@ class SchemaTransactions:
             raise UnavailableError(
                 f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
             )
-        if work.workspace is not None:
-            work.workspace.close()
+        before, was_over = work.workspace, work.over
         draft = Draft(self._lending.engine.beside(), work.user)
         self._open.add(work)
-        await self._lending.begin(work, draft, partial(self._take_copy, work, draft))
-        self._lending.workspace(work)  # an operator may have ended the transaction while it waited
-        log = work.take_log()
-        await self._lending.run(work, lambda: draft.open(log, room))
+        try:
+            await self._lending.begin(work, draft, partial(self._take_copy, work, draft))
+            self._lending.workspace(work)  # an operator may have ended the transaction while it waited
+            log = work.log
+            assert log is not None
+            await self._lending.run(work, lambda: draft.open(log, room))
+        except UsageError:
+            # The copy lacks a statement, for example one that cannot run at every node. The transaction goes on where
+            # it has its rows, without the schema statement.
+            if not work.ended:
+                draft.close()
+                work.workspace, work.over, before = before, was_over, None
+            raise
+        else:
+            work.take_log()
+            self._lending.interactive.forget(work)
+        finally:
+            if before is not None:
+                before.close()
 
     def _take_copy(self, work: TransactionWork, draft: Draft) -> None:
         if work.ended:  # its step was cancelled, too; the lender closes the copy
             return
-        error = self._lending.take_snapshot(work, draft)
+        error = self._lending.begin_on(draft)
         if error is not None:
             draft.stop(error)

@@ -57,6 +57,13 @@ class Lending:
 
         The transaction releases all that it has on the engine's connection.
         """
+        error = self.begin_on(workspace)
+        if error is None:
+            self.interactive.forget(work)
+        return error
+
+    def begin_on(self, workspace: Beginning) -> UnavailableError | None:
+        """Begin a workspace, as ``take_snapshot`` does, for a transaction that keeps its rows where they are."""
         engine = self.engine
         try:
             workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
@@ -65,7 +72,6 @@ class Lending:
         except Exception as failure:  # this runs in the node's loop, which must not get the error
             logger.exception("a workspace could not be opened")
             return UnavailableError(f"the node has no room for a workspace ({failure}); try again")
-        self.interactive.forget(work)
         return None
 
     async def run(self, work: TransactionWork, action: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ import trio
 
 from bedrockish.config.config import Bounds
 from bedrockish.engine.execution.open_transaction import TransactionWork
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.errors import (
     BedrockishError,
@@ -79,7 +80,8 @@ class TemporaryObjects:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         tick = self._workers.scope(work.command, work.clock).tick
         assert tick is not None
-        if work.workspace is not None:
+        if isinstance(work.workspace, OverlayTransaction):
+            work.workspace.record()
             work.workspace.close()
         running = TemporaryTransaction(held.workspace, work, tick)
         await self._lending.begin(work, running, partial(self._take_snapshot, work, running))

@@ -531,8 +531,7 @@ def test_search_under_snapshot_isolation_finds_own_rows(desk: Desk) -> None:
     desk.node.run("CREATE TABLE doc(id INTEGER PRIMARY KEY, body)")
     desk.node.run("CREATE VIRTUAL TABLE found USING fts5(body, content='doc', content_rowid='id')")
     desk.node.run(
-        "CREATE TRIGGER doc_new AFTER INSERT ON doc BEGIN "
-        "INSERT INTO found(rowid, body) VALUES (new.id, new.body); END"
+        "CREATE TRIGGER doc_new AFTER INSERT ON doc BEGIN INSERT INTO found(rowid, body) VALUES (new.id, new.body); END"
     )
     desk.node.run("CREATE VIRTUAL TABLE own USING fts5(body)")
     desk.node.run("CREATE VIRTUAL TABLE words USING fts5vocab(own, row)")

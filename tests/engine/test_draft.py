@@ -105,6 +105,8 @@ async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_pat
     given = (await desk.run(work, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
     with pytest.raises(ConstraintError):
         await desk.run(work, "INSERT INTO t(id, v) VALUES (9, 'a')")
+    with pytest.raises(ConstraintError):
+        await desk.run(work, "INSERT INTO t(v) VALUES ('d'), ('a')")
     assert (await desk.run(work, "SELECT count(*) FROM t")).rows == [(3,)]
     await desk.run(work, "ALTER TABLE t ADD COLUMN w DEFAULT 7")
     assert (await desk.run(work, ("SELECT w FROM t WHERE id = ?", [given]))).rows == [(7,)]

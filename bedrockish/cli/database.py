@@ -116,7 +116,7 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
     """Refuse to import into a cluster with tables, unless ``add`` allows it and no name is taken."""
     there = [str(name) for (name,) in await client.execute(NAMES, read=STRICT)]
     known = {name.lower() for name in there}
-    ours = [name for name, _ in plan.tables] + [name for _, name, _ in plan.rest]
+    ours = dict.fromkeys([name for name, _ in plan.tables] + [name for _, name, _ in plan.rest])
     clash = [name for name in ours if name.lower() in known]
     if there and not add:
         raise UsageError(f"the cluster is not empty, it has {', '.join(there[:5])}; --add imports next to these")

@@ -20,8 +20,9 @@ import trio
 from bedrockish.api.requests import STRICT, Params
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
+from bedrockish.sqltext.literals import literal
 from bedrockish_journal.model.plain_names import quote
-from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
+from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
 # For tables that refer to each other, or to themselves: foreign keys are checked at the end of a batch, so it is large.
@@ -31,7 +32,7 @@ AHEAD = 6  # batches under way: while some are being decided, the node executes 
 FINDINGS_MAX = 20
 LAYOUT = 3  # is incremented when batches are cut differently, so that no id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
-VIRTUAL = "virtual table"
+VIRTUAL, SETTING = "virtual table", "setting of"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")
 
 Progress = Callable[[str, int, int], None]
@@ -46,7 +47,7 @@ class Plan:
     # The name and the CREATE statement of each table, parents before the children that refer to them, with the virtual
     # tables that own their rows.
     tables: list[tuple[str, str]]
-    # Type, name and CREATE statement of other virtual tables, indexes, views and triggers.
+    # Type, name and CREATE statement of other virtual tables, indexes, views and triggers; then the settings of FTS5.
     rest: list[tuple[str, str, str]]
     # All tables of the circle, by each table that refers to itself, or to others in a circle.
     knots: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -112,10 +113,19 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
     rest.sort(key=lambda one: REST_ORDER.index(one[0]))
     return Plan(
         [(name, tables[name]) for name in parents_first(tables, references)],
-        rest,
+        rest + [(SETTING, one.name, sql) for one in made if one.module == FTS5 for sql in _configuring(db, one)],
         knots(references),
         tuple(f"PRAGMA {name} = {value}" for name, value in settings if value),
     )
+
+
+def _configuring(db: sqlite3.Connection, index: VirtualTable) -> Iterator[str]:
+    """Yield the commands that configure an FTS5 table as it is configured in the file, such as its rank function."""
+    name = quote(index.name)
+    kept = f"SELECT k, v FROM {quote(index.name + '_config')} WHERE k <> 'version' ORDER BY k"
+    with suppress(sqlite3.OperationalError):  # FTS5 tables of another program may lack their shadow tables
+        for key, value in db.execute(kept).fetchall():
+            yield f"INSERT INTO {name} ({name}, rank) VALUES ({literal(key)}, {literal(value)})"
 
 
 def _or_dump(path: Path) -> str:

@@ -295,6 +295,27 @@ def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db
     assert list(db.execute(USERS)) == []
 
 
+def test_import_keeps_the_settings_of_fts5(own: tuple[Connection, str], tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "words.db")) as words:
+        words.executescript(
+            "CREATE TABLE note(id INTEGER PRIMARY KEY, words);"
+            "CREATE VIRTUAL TABLE own USING fts5(title, words);"
+            "CREATE VIRTUAL TABLE shown USING fts5(words, content='note', content_rowid='id');"
+            "INSERT INTO own VALUES ('cat', 'dog'), ('dog', 'cat and cat');"
+            "INSERT INTO own(own, rank) VALUES ('rank', 'bm25(100.0, 1.0)'), ('automerge', 3);"
+            "INSERT INTO shown(shown, rank) VALUES ('usermerge', 8);"
+        )
+    db, url = own
+    done = run("import", url, str(tmp_path / "words.db"))
+    assert done.returncode == 0, done.stderr
+    assert db.execute("SELECT k, v FROM own_config ORDER BY k").rows[:2] == [
+        ("automerge", 3),
+        ("rank", "bm25(100.0, 1.0)"),
+    ]
+    assert ("usermerge", 8) in db.execute("SELECT k, v FROM shown_config").rows
+    assert db.execute("SELECT title FROM own WHERE own MATCH 'cat' ORDER BY rank").rows == [("cat",), ("dog",)]
+
+
 def test_import_orders_tables_after_those_that_they_refer_to() -> None:
     references = {"a": {"b"}, "b": {"c"}, "c": set[str](), "x": {"y"}, "y": {"x", "c"}, "s": {"s"}}
     for names in itertools.permutations(references):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class SocketClient(SocketDriver, Session):
     """A session whose methods run in the thread that calls them; see ``socket_driver``."""
 
-    _farewell = staticmethod(nullcontext)
+    _clean_up_scope = staticmethod(nullcontext)
 
     def _close(self) -> None:
         super()._close()
@@ -70,7 +70,7 @@ class Connection:
         self._client = client
         self._current: BlockingTransaction | None = None  # begun by BEGIN
         # Runs also at the end of the program. A pool closes its lent clients itself.
-        self._finalizer = weakref.finalize(self, _leave_it if is_lent else client._close)
+        self._finalizer = weakref.finalize(self, _keep_open if is_lent else client._close)
         self.closed = False
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class Connection:
         self._finalizer()
 
     def interrupt(self) -> None:
-        """End the calls of other threads on this connection; do nothing without one.
+        """End the calls that other threads make on this connection; do nothing if there are none.
 
         An ended call raises ``DeadlineError`` if nothing was committed, or ``OutcomeUnknownError`` if the transaction
         may have been. Both errors have ``details["interrupted"]``. An open transaction whose statement is interrupted
@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which the token is assigned sees at least as much."""
+        """The token of this session. A client to which it is assigned sees all commits that this session has seen."""
         return self._client.token
 
     @token.setter
@@ -113,7 +113,7 @@ class Connection:
 
     @property
     def values(self) -> SessionValues:
-        """The values of ``last_insert_rowid()`` and its like in this session."""
+        """The values of ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` in this session."""
         return self._client.values
 
     def leave_node(self) -> None:
@@ -133,8 +133,8 @@ class Connection:
     ) -> Rows:
         """Run one statement as a transaction of its own, or in the transaction that BEGIN has opened.
 
-        BEGIN, COMMIT, ROLLBACK and savepoints work as in SQLite. After an open transaction has conflicted with another
-        one, each statement raises that error until ROLLBACK. Arguments and errors are those of ``Client.execute``.
+        BEGIN, COMMIT, ROLLBACK and savepoints work as in SQLite. After a conflict of the open transaction, each
+        statement raises its ``ConflictError`` until ROLLBACK. Arguments and errors are those of ``Client.execute``.
         """
         control = parse_control(sql)
         if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):
@@ -179,7 +179,7 @@ class Connection:
     def open_stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
     ) -> BlockingRowStream:
-        """Return the open stream of ``stream``, for the caller to close, also while a transaction is open."""
+        """Open a stream, for the caller to close; also while a transaction is open. See ``stream``."""
         return BlockingRowStream(self._client.new_stream(sql, params, timeout, read))
 
     def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
@@ -302,7 +302,7 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file, such as ``/var/lib/app/A.sqlite``.
-        token: the ``token`` of another session; the new session sees at least as much as that session.
+        token: the ``token`` of another session, whose commits the new session sees.
 
     Raises:
         ConfigError: the URL cannot be understood, or a file that it names cannot be used.
@@ -334,5 +334,5 @@ def open_socket_client(target: Target, token: bytes | None, entry: Entry | None 
     return client
 
 
-def _leave_it() -> None:
+def _keep_open() -> None:
     """Do nothing: the pool closes the client."""

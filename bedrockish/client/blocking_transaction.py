@@ -36,7 +36,7 @@ class BlockingTransaction:
 
     @property
     def here(self) -> "LocalTransaction | None":
-        """The transaction as it is open in this process; see ``Transaction.here``."""
+        """The open transaction if it runs in this process; see ``Transaction.here``."""
         return self._opened.here
 
     def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:

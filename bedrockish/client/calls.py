@@ -49,5 +49,5 @@ class Calls:
         raise NotImplementedError
 
     async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
-        """Run a method that takes as long as a statement; ``stop`` ends the statement of a cancelled call."""
+        """Run a method that may take as long as a statement; if the call is cancelled, ``stop`` ends the statement."""
         raise NotImplementedError

@@ -28,7 +28,7 @@ SHOWN_MAX = 100  # differences that are listed
 class Report:
     """The result of a comparison."""
 
-    nodes: list[str] = field(default_factory=list)  # the nodes that answered to the end
+    nodes: list[str] = field(default_factory=list)  # the nodes that answered until the end of the comparison
     gone: dict[str, str] = field(default_factory=dict)  # the nodes that stopped answering, and why
     tables: int = 0  # number of compared tables
     rows: int = 0  # number of compared rows
@@ -90,7 +90,7 @@ class NodeComparison:
         return report
 
     @property
-    def _room(self) -> int:
+    def _space_left(self) -> int:
         return max(0, SHOWN_MAX - len(self.report.differences))
 
     async def _table(self, name: str) -> None:
@@ -104,16 +104,16 @@ class NodeComparison:
     async def _compare(self, asked: Range) -> RangeDigest | None:
         """Compare a range at all nodes; return the first node's digest of it, None if the range was skipped."""
         report = self.report
-        answers = await self._bounded(asked)
+        answers = await self._ask_short_range(asked)
         while unreadable := [node for node, one in answers.items() if one.unreadable]:
-            report.differences += compare(asked.table, answers, self._members).differences[: self._room]
+            report.differences += compare(asked.table, answers, self._members).differences[: self._space_left]
             if len(self._nodes) - len(unreadable) < 2:
                 return None
-            # Their files cannot be read any more; the others are compared without them.
+            # The files of these nodes cannot be read any more; the other nodes are compared.
             for node in unreadable:
                 del self._nodes[node]
             self._unreadable += unreadable
-            answers = await self._bounded(asked)
+            answers = await self._ask_short_range(asked)
         first = next(iter(answers.values()))
         if not alike(answers):
             upto = Range(asked.table, asked.after, first.last)
@@ -123,7 +123,7 @@ class NodeComparison:
                 found = compare(asked.table, answers, self._members)
                 left_open, why_not = found.open, found.why_not
                 if found.differences or not (left_open or why_not):
-                    report.differences += found.differences[: self._room]
+                    report.differences += found.differences[: self._space_left]
                     break
                 await trio.sleep(AGAIN_S)
             report.open += left_open
@@ -139,15 +139,15 @@ class NodeComparison:
             await self._pause(first.count)
         return first
 
-    async def _bounded(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for one range that is short at each; the node with the most rows in it sets its end."""
-        answers = await self._made_by(next(iter(self._nodes)), asked)
+    async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
+        """Ask all nodes for one range. The first node sets its end, or the fullest, if that has too many rows."""
+        answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:
-            return await self._made_by(most, asked)
+            return await self._ask_with_end_of(most, asked)
         return answers
 
-    async def _made_by(self, maker: str, asked: Range) -> dict[str, RangeDigest]:
+    async def _ask_with_end_of(self, maker: str, asked: Range) -> dict[str, RangeDigest]:
         """Ask all nodes for a range whose end ``maker`` sets; the answer of ``maker`` comes first."""
         while True:
             try:
@@ -156,7 +156,7 @@ class NodeComparison:
                 self._lose(maker, error)
                 maker = next(iter(self._nodes))
             else:
-                if end.unreadable:  # it sets no end, and without an end the others would read the rest of the table
+                if end.unreadable:  # it sets no end, and without one the other nodes would read the whole rest
                     return {maker: end}
                 return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
 

@@ -45,7 +45,7 @@ class Entry:
 
     async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> "Link":
         """Open a link. The errors are those of ``handshake.dial``."""
-        from bedrockish_net import handshake  # not with the module: the blocking client needs no event loop
+        from bedrockish_net import handshake  # imported here, because the blocking client needs no event loop
         from bedrockish_net.stream import Link
 
         host, port = address
@@ -79,7 +79,7 @@ def entry_of(target: Target) -> Entry:
         return Entry(context, target.user, password_file=target.password_file)
     password = target.password if target.password is not None else os.environ.get(PASSWORD_VARIABLE)
     if password is None and target.addresses and all(address.is_socket for address in target.addresses):
-        password = ""  # the permissions of a Unix socket stand in for it
+        password = ""  # not needed: the permissions of the Unix socket admit the program
     if password is None:
         raise ConfigError(f"the URL names the user {target.user!r} but no password; set {PASSWORD_VARIABLE}")
     return Entry(context, target.user, password)

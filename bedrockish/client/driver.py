@@ -99,7 +99,7 @@ class Driver(Calls):
         if not self._is_closed:
             self._perform(self._core.leave(trio.current_time(), towards))
 
-    # --- the driver ---
+    # --- effects and links ---
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

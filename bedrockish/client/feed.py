@@ -50,16 +50,16 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
 
 
 def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader that follows asks again. A read with an unknown outcome may be repeated safely."""
+    """Return whether a reader with ``follow`` asks again after an error. Reads can always be repeated."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
 class _Progress:
-    """Watches whether safe time advances for a reader. It does every second, even if no transaction is committed.
+    """Watches whether safe time advances, as it should every second, even if no transaction is committed.
 
-    Safe time stands still at a node that is cut off from the majority, and at all nodes without a majority. Then
-    another node is asked. If that does not help, the reader gets an error: it could not tell silence from the absence
-    of commits.
+    Safe time stands still at a node that is cut off from the majority, and at all nodes without a majority. So the
+    reader asks another node. If safe time stands still there, too, the reader gets an error, because it cannot tell
+    whether there were commits.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -117,11 +117,11 @@ class Changes:
     Args:
         client: an open client.
         after: the cursor after which to resume; None for the beginning.
-        tables: leave out the changes of other tables.
+        tables: the tables whose changes are returned; None for all.
         follow: wait for further transactions; otherwise stop at the present safe time.
         hold: a name for this reader, under which the nodes keep the journal from the page that it has requested last;
             see ``Client.hold``.
-        silent_s: how long safe time may stand still, in seconds, before a reader that follows gets an error.
+        silent_s: how long safe time may stand still, in seconds, before a reader with ``follow`` gets an error.
 
     Raises:
         UsageError: ``after`` is not a cursor.
@@ -160,7 +160,7 @@ class Changes:
         return transaction
 
     async def poll(self) -> Committed | None:
-        """Return the next transaction; None at the end of the feed, where one that follows waits for ``POLL_S``."""
+        """Return the next transaction; None at the end of the feed; with ``follow``, ask again after ``POLL_S``."""
         while not self._page:
             if self._wait:
                 self._wait = not self._follow
@@ -205,7 +205,7 @@ class Changes:
             place = await self._streamed(self._feed.question_of_one(), STALE)
         if (question := self._feed.question_of_body(place)) is None:
             return place
-        # Not stale: another node may have to answer, and it may lack the entry.
+        # At the level ``session``, because another node may answer, and must first have the entry.
         return self._feed.filled(place, await self._streamed(question, SESSION))
 
     async def _streamed(self, question: tuple[str, tuple[Any, ...]], read: str) -> Sequence[tuple[Any, ...]]:
@@ -214,7 +214,7 @@ class Changes:
             return [row async for row in rows]
 
     async def _keep_journal(self) -> None:
-        """Report this reader's cursor to the nodes; a reader that follows continues if no node accepts the report."""
+        """Report this reader's cursor to the nodes; with ``follow``, continue if no node accepts the report."""
         if self._hold is None or time.monotonic() - self._held <= HOLD_S:
             return
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-    """Run a client's method, which may wait only for sockets, to its end; return its result."""
+    """Run a client's coroutine method, which must not wait for an event loop, to its end; return its result."""
     coroutine: Any = method(*args, **kwargs)
     try:
         coroutine.send(None)
@@ -23,7 +23,7 @@ def blocking(twin: str, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> 
     """Return a blocking method that runs a coroutine method of the object's trio twin.
 
     Args:
-        twin: the attribute that has the twin.
+        twin: name of the attribute with the twin.
     """
 
     @wraps(method)

@@ -6,7 +6,7 @@ from bedrockish_net.limits import Limits
 
 # Shorter than between nodes: a call that is given up too early is sent again to another node, at little cost.
 LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
-FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node of the list may fit, waiting will not
+FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another address may work; waiting does not help
 
 
 def explain_end(error: Exception) -> BedrockishError:

@@ -53,8 +53,8 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # how SQLite's errors about them begin
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # also if another thread closes the session
+LACKS = ("no such function", "no such collation")  # how SQLite's errors about missing ones begin
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also if another thread closes it
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -85,7 +85,7 @@ class LocalSteps:
             assert isinstance(what, Ask)
             return Told(0, await session._in_place(found.columns, what.statement))
         if what.op == ROLLBACK and self.transactions.is_inherited(what.request.command):
-            return Answered(0, Answer(NOTHING, Token()))  # it goes on in the parent process
+            return Answered(0, Answer(NOTHING, Token()))  # the transaction continues in the parent process
         one = self.find(what.request.command)
         if what.op == BEGIN and one is None:
             one = await self._begin(what.request)
@@ -111,16 +111,17 @@ class LocalSteps:
     async def read_strictly(self, request: Request) -> list[Rows] | None:
         """Run statements that only read in this process, and let the node certify their read set.
 
-        The read is retried after a conflict. After ``STRICT_TRIES`` conflicts it is left to the node, which reads its
-        newest rows before they are durable. But the node lacks the program's functions and attached files; a session
-        that has any retries until the timeout. Return the results; None if the node must run the statements.
+        The read is retried after a conflict. After ``STRICT_TRIES`` conflicts the node runs the statements, because
+        it reads its newest rows before they are durable. It lacks the program's functions and attached files, so a
+        session with any of these retries until the timeout. Return the results; None if the node must run the
+        statements.
 
         Raises:
             ConflictError: other transactions changed the rows in each try, until the timeout.
             BedrockishError: see ``LocalTransactions.read``.
         """
         until, tries = time.monotonic() + request.timeout_s, 0
-        while await self._comes_here():
+        while await self._return_to_file_node():
             token = self._session._core.token
             asked = replace(request, token=token)
             stop = partial(self.transactions.stop_one, asked.command)
@@ -147,14 +148,14 @@ class LocalSteps:
             return [Rows(one.columns, one.rows) for one in results]
         return None
 
-    def _is_here(self) -> bool:
+    def _is_at_file_node(self) -> bool:
         """Return whether the session's calls go to the node of the file."""
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
-    async def _comes_here(self) -> bool:
+    async def _return_to_file_node(self) -> bool:
         """Return whether the session's calls go to the node of the file; try to return to that node first."""
-        if self._is_here():
+        if self._is_at_file_node():
             return True
         now = time.monotonic()
         if now < self._back_at or not await self._session._in_place(self.transactions.is_served):
@@ -163,21 +164,21 @@ class LocalSteps:
         self._session.leave_node((Address(self._socket, 0),))
         with suppress(BedrockishError):
             await self._session._call(Ask(0, PING), BACK_S)
-        return self._is_here()
+        return self._is_at_file_node()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
-        """Return whether to run statements outside of a transaction here: the node is a learner and refuses them."""
-        if not all(kind_of(text) == WRITE for text in texts) or not await self._comes_here():
+        """Return whether to run writes outside of transactions here, because the node, a learner, refuses them."""
+        if not all(kind_of(text) == WRITE for text in texts) or not await self._return_to_file_node():
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
 
     def has_function_for(self, error: SqlError) -> bool:
-        """Return whether the node lacks a function or a collation that this program may have, for the statement."""
+        """Return whether the error says that the node lacks a function or collation that this program may have."""
         return self.transactions.has_functions and error.message.startswith(LACKS)
 
     def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
         """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""
-        if self._node_next or not self._is_here():
+        if self._node_next or not self._is_at_file_node():
             return False
         core = self._session._core
         request = Request(command, (), read, isolation, timeout_s=timeout_s, token=core.token)
@@ -192,11 +193,11 @@ class LocalSteps:
         at_node, self._node_next = self._node_next, False
         is_fresh = request.temporary.startswith(FRESH)
         if request.temporary and (self.transactions.has_temporary(request.temporary) or (is_fresh and not at_node)):
-            if not is_fresh or await self._comes_here():
+            if not is_fresh or await self._return_to_file_node():
                 request = replace(request, statements=(), token=core.token)
                 await self._session._in_place(self.transactions.begin_with_temporary, request)
             one = self.transactions.find(request.command)
-        elif at_node or request.temporary or not await self._comes_here():
+        elif at_node or request.temporary or not await self._return_to_file_node():
             one = None
         else:
             asked = replace(request, statements=(), token=core.token)
@@ -210,7 +211,7 @@ class LocalSteps:
         return one
 
     async def _with_temporary(self, one: LocalTransaction, request: Request) -> LocalTransaction:
-        """Return the transaction that replaces ``one``, which makes its first TEMP object."""
+        """Replace ``one``, which is about to make its first TEMP object, by a transaction with TEMP objects."""
         asked = replace(one.request, temporary=request.temporary, token=self._session._core.token)
         try:
             await self._session._in_place(self.transactions.begin_with_temporary, asked, one)
@@ -258,7 +259,7 @@ class LocalSteps:
             return None
 
     def explained(self, one: LocalTransaction, error: BedrockishError, place: int = 0) -> BedrockishError:
-        """Return the error that the caller gets for the statement at a place; forget a transaction that is over."""
+        """Return the error for the caller of the statement at ``place``; forget the transaction if it is over."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
@@ -308,8 +309,8 @@ class LocalSteps:
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
         """Run one statement. If it needs row ids, lease ``ids`` of them, and four times as many at each further try.
 
-        The number of parentheses in a text with VALUES bounds its rows, so that such a text runs at most twice. The
-        next rows get the ids that no row has taken.
+        The number of parentheses in a text with VALUES bounds its rows, so that such a text runs at most twice.
+        Unused ids are kept for later rows.
         """
         leased = 0
         while True:
@@ -322,7 +323,7 @@ class LocalSteps:
                     above = await self._lease(table, above, min(most, LEASE_MAX), timeout_s)
 
     async def _lease(self, table: str, above: int, count: int, timeout_s: float) -> int:
-        """Lease row ids above one from the node, and return the last of them."""
+        """Lease row ids greater than ``above`` from the node; return the last of them."""
         asked = {"do": "lease", "table": table, "above": above, "count": count}
         try:
             reply = await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
@@ -369,7 +370,7 @@ class LocalSteps:
                 return await session._call(step, timeout_s)
             number = session._begin(step, timeout_s)
             try:
-                self.transactions.forget(what.request.command)  # roll back here while the node is at work
+                self.transactions.forget(what.request.command)  # roll back in this process while the node certifies
             except BaseException:
                 session._cancel(number)
                 raise
@@ -383,12 +384,12 @@ class LocalSteps:
                 "run again"
             ) from error
 
-    # -- on to the node --------------------------------------------------------------------------------------------
+    # -- moving to the node ----------------------------------------------------------------------------------------
 
     async def _move(
         self, one: LocalTransaction, what: Step, place: int, why: NodeNeededError, timeout_s: float
     ) -> list[Result]:
-        """Move the transaction to the node: repeat its statements there, then run its step from ``place`` on."""
+        """Move the transaction to the node: repeat its log there, then run ``what`` from ``place`` on."""
         log = one.log
         self.transactions.forget(what.request.command)
         if log is None:
@@ -399,8 +400,8 @@ class LocalSteps:
             )
         await self._give_back(one, timeout_s)
         op = BEGIN
-        for first in _runs(log):
-            await self._again(what.request, first, op, timeout_s)
+        for first in _groups(log):
+            await self._repeat(what.request, first, op, timeout_s)
             op = STATEMENTS
         rest = replace(what.request, statements=what.request.statements[place:])
         try:
@@ -417,10 +418,10 @@ class LocalSteps:
         for table, found in one.ids:
             tables.setdefault(table, []).append(found)
         for table, ids in tables.items():
-            with suppress(UsageError):  # then the node gives other ids, and the move fails with a ConflictError
+            with suppress(UsageError):  # a node that refuses gives other ids: the move fails with a ConflictError
                 await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
 
-    async def _again(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
+    async def _repeat(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
         """Repeat statements at the node; raise a ConflictError if the results differ from those in this process."""
         statements = tuple(one.statement for one in logged)
         try:
@@ -432,12 +433,12 @@ class LocalSteps:
             self._node_next = True
             await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
             raise ConflictError(
-                "the transaction was moved to the node, and another one has changed rows that it has read; it "
-                "did not happen: run it again"
+                "another transaction has changed rows that this transaction had read before it was moved to the node; "
+                "it did not happen: run it again"
             )
 
 
-def _runs(log: Sequence[Logged]) -> list[list[Logged]]:
+def _groups(log: Sequence[Logged]) -> list[list[Logged]]:
     """Return the statements in groups: each failed statement alone, the others in groups of up to ``TOGETHER``."""
     found: list[list[Logged]] = []
     for one in log:

@@ -59,7 +59,7 @@ class Pool:
         """Lend a session for the block.
 
         Args:
-            timeout: seconds to wait for one that is free; by default the value in the URL.
+            timeout: seconds to wait for a free one; by default the value in the URL.
 
         Raises:
             DeadlineError: all sessions were in use for that time.
@@ -207,7 +207,7 @@ class ConnectionPool:
         """Lend a connection for the block. A transaction that the block leaves open is rolled back.
 
         Args:
-            timeout: seconds to wait for one that is free; by default the value in the URL.
+            timeout: seconds to wait for a free one; by default the value in the URL.
 
         Raises:
             DeadlineError: all connections were in use for that time.

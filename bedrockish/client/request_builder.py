@@ -63,7 +63,7 @@ def make_request(command: str, statements: Statements, read: str, isolation: str
     text, checked = "", object()
     for statement in [statements] if isinstance(statements, str) else statements:
         sql, params = (statement, None) if isinstance(statement, str) else statement
-        if sql is not checked:  # a load has one text for all its rows
+        if sql is not checked:  # a bulk load has one text for all its rows
             text = checked = check_statement(sql)
         made.append(Statement(text, check_params(params)))
     if not made:
@@ -103,7 +103,7 @@ def is_plain(sql: str) -> bool:
 
 
 def texts_of(statements: Statements) -> list[str]:
-    """Return the SQL of each statement, in the form that callers pass statements."""
+    """Return the SQL of each statement that a caller has passed."""
     if isinstance(statements, str):
         return [statements]
     return [one if isinstance(one, str) else one[0] for one in statements]

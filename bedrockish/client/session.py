@@ -38,8 +38,16 @@ from bedrockish.client.request_builder import (
     with_settings_of,
     with_values,
 )
-from bedrockish.client.sansio.transaction_steps import settled
-from bedrockish.client.transaction import Call, Farewell, Options, Transaction, run_transaction, shielded, transaction
+from bedrockish.client.sansio.transaction_steps import settle_request
+from bedrockish.client.transaction import (
+    Call,
+    CleanUpScope,
+    Options,
+    Transaction,
+    run_transaction,
+    shielded,
+    transaction,
+)
 from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
@@ -77,14 +85,14 @@ class Session(Calls):
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
     local_steps: "LocalSteps | None" = None  # runs open transactions on that file
-    _farewell: Farewell = staticmethod(shielded)
+    _clean_up_scope: CleanUpScope = staticmethod(shielded)
 
     def _now(self) -> float:
         raise NotImplementedError
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which the token is assigned sees at least as much."""
+        """The token of this session. A client to which it is assigned sees all commits that this session has seen."""
         return seal_token(self._core.token, self._core.cluster_id)
 
     @token.setter
@@ -111,7 +119,7 @@ class Session(Calls):
     def has_open_transactions(self) -> bool:
         """Whether a transaction or a streamed result is open, at a node or in this process."""
         here = self.local_steps is not None and self.local_steps.transactions.has_any
-        return here or self._core.has_homes
+        return here or self._core.has_open
 
     async def execute(
         self,
@@ -141,9 +149,9 @@ class Session(Calls):
             BedrockishError: the transaction was not committed; the type says why.
         """
         if not self._is_plain(sql):
-            if self.local is not None and self._attaches(sql, params):
+            if self.local is not None and self._attach_or_detach(sql, params):
                 return Rows((), [])
-            told = self._switched(sql)
+            told = self._change_setting(sql)
             if told is not None:
                 return told
             if self.local is not None and command is None and not self._core.temporary.name:
@@ -181,7 +189,7 @@ class Session(Calls):
         is_plain = all(map(self._is_plain, texts))
         done: list[Rows] | None = None
         if command is None and not is_plain:
-            if await self._is_opened_for(texts):
+            if await self._needs_transaction(texts):
                 done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             elif self.local is not None and len(texts) > 1:
                 pairs = [(one, None) if isinstance(one, str) else one for one in statements]
@@ -190,7 +198,7 @@ class Session(Calls):
             return done
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         if not is_plain:
-            write = with_values if command is None else with_settings_of  # a named command is sent again as it was
+            write = with_values if command is None else with_settings_of  # sent again, a command needs the same text
             written = write(request.statements, values)
             request = request if written is request.statements else replace(request, statements=written)
         try:
@@ -210,7 +218,7 @@ class Session(Calls):
             return False
         return type(sql) is str and len(sql) <= KEPT_TEXT_MAX and is_plain(sql)
 
-    def _switched(self, sql: str) -> Rows | None:
+    def _change_setting(self, sql: str) -> Rows | None:
         """Execute a PRAGMA that only changes a setting of this session; return None for any other statement."""
         found = first_setting(sql) if isinstance(sql, str) else None
         if found is None or sql[found[2] :].strip():
@@ -221,7 +229,7 @@ class Session(Calls):
             return Rows((name,), [(int(name in values.settings),)])
         return Rows((), [])
 
-    def _attaches(self, sql: str, params: Params) -> bool:
+    def _attach_or_detach(self, sql: str, params: Params) -> bool:
         """Attach or detach a file in this process if a statement says so; return whether it does."""
         order = order_of(sql, params)
         if order is None:
@@ -233,19 +241,19 @@ class Session(Calls):
         self._file().attach(order)
         return True
 
-    async def _is_opened_for(self, texts: list[str]) -> bool:
+    async def _needs_transaction(self, texts: list[str]) -> bool:
         """Return whether statements need an open transaction: they use TEMP objects, or write at a learner's file."""
         if self._core.temporary.name or make_temporary(texts):
             return True
         return self.local_steps is not None and await self.local_steps.writes_here(texts)
 
     async def _transact_opened(self, statements: Statements, options: Options) -> list[Rows] | None:
-        """Run statements in a transaction opened for them; return None if they are to be sent as one request."""
+        """Run statements in a transaction opened for them; return None if they must be sent as one request."""
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
         settings = options.values.settings
         while True:  # no pause between two tries: each takes a round trip
-            opened = Transaction(self._steps, options, self._farewell, self.local_steps)
+            opened = Transaction(self._steps, options, self._clean_up_scope, self.local_steps)
             try:
                 results = await opened.run(given)
                 await opened.commit()
@@ -311,7 +319,7 @@ class Session(Calls):
         except BedrockishError as error:
             if not resend:
                 raise
-            if error.retry:  # do not give the id up for good: sent once more, the command may yet succeed
+            if error.retry:  # do not settle the id: the command may succeed when it is sent again
                 raise OutcomeUnknownError(
                     f"command {request.command} did not happen this time ({error.message}), but the outcome of earlier "
                     "attempts is unknown; send it again under the same id",
@@ -325,7 +333,7 @@ class Session(Calls):
         """Find out whether an earlier attempt was committed, after the last attempt certainly was not."""
         seconds = max(deadline - self._now(), 1.0)
         try:
-            return await self._call(settled(replace(request, timeout_s=seconds)), seconds)
+            return await self._call(settle_request(replace(request, timeout_s=seconds)), seconds)
         except UnavailableError as never:
             if never.details.get("command") == request.command:
                 raise error from None
@@ -397,7 +405,7 @@ class Session(Calls):
 
         Nothing is sent: BEGIN goes with the first statement.
         """
-        return Transaction(self._steps, self._options(isolation, read, timeout), self._farewell, self.local_steps)
+        return Transaction(self._steps, self._options(isolation, read, timeout), self._clean_up_scope, self.local_steps)
 
     async def run_transaction(
         self,

@@ -39,28 +39,28 @@ from bedrockish_net.socket_link import SocketLink
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 TICK_S = 1.0
 LATE_S = 2.5  # after such a delay of the keeper, the silence of a link does not mean that its node is gone
-KEEPERS = 0  # stands for the keeper where a call stands for its thread
+KEEPER_READS = 0  # the value of ``_reader`` while the keeper reads
 READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
 
 
-class _Whole:
+class _ResetIfInterrupted:
     """A step that an interrupt (Ctrl-C) may leave half done; the driver then drops all its links and calls.
 
     The lock is acquired outside, by the ``with`` statement: an interrupt in a method that acquires it would leave it
     locked.
     """
 
-    __slots__ = ("_begin_anew",)
+    __slots__ = ("_reset",)
 
-    def __init__(self, begin_anew: Callable[[], None]) -> None:
-        self._begin_anew = begin_anew
+    def __init__(self, reset: Callable[[], None]) -> None:
+        self._reset = reset
 
     def __enter__(self) -> None:
         """Begin the step."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None and not isinstance(error, BedrockishError):
-            self._begin_anew()
+            self._reset()
 
 
 class SocketDriver(Calls):
@@ -75,9 +75,9 @@ class SocketDriver(Calls):
         self._is_inherited = False
         self._core = open_core(target, random.random, token)
         self._lock = threading.RLock()  # guards all fields below
-        self._whole = _Whole(self._begin_anew)
+        self._reset_if_interrupted = _ResetIfInterrupted(self._reset)
         self._links: dict[int, SocketLink] = {}
-        self._dials: deque[Dial] = deque()  # the first one may be under way, unlocked
+        self._dials: deque[Dial] = deque()  # the first one may be in progress, without the lock
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
         self._learning: int | None = None  # the call that asks for the members of the cluster
@@ -113,8 +113,8 @@ class SocketDriver(Calls):
         if not self._is_closed:
             self._free()
             self._open_poll()
-        self._lock, self._whole = threading.RLock(), _Whole(self._begin_anew)
-        self._core = self._core.heir()
+        self._lock, self._reset_if_interrupted = threading.RLock(), _ResetIfInterrupted(self._reset)
+        self._core = self._core.for_child()
         for kept in (self._links, self._dials, self._outcomes, self._waiting):
             kept.clear()
         self._learning, self._reader, self._is_inherited = None, None, True
@@ -126,7 +126,7 @@ class SocketDriver(Calls):
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
             if self._is_inherited:
@@ -137,7 +137,7 @@ class SocketDriver(Calls):
                 # Read first: a node that was restarted has closed its link, and perhaps no thread has read the end of
                 # the link yet. A COMMIT sent over the closed link would count as lost, although the new process can
                 # commit it.
-                self._move(0)
+                self._poll_links(0)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None
             try:
@@ -146,14 +146,14 @@ class SocketDriver(Calls):
                 del self._waiting[number]
                 raise
             if self._reader is not None:
-                self._rouse()
+                self._wake_reader()
             return number
 
     async def _wait(self, number: int) -> Answered | Told:
         try:
             outcome = self._await(number)
         except BaseException:
-            with self._lock, self._whole:
+            with self._lock, self._reset_if_interrupted:
                 self._cancel(number)
                 if self._reader in (None, number):  # an interrupt may come between any two steps of ``_await``
                     self._stop_reading()
@@ -171,14 +171,14 @@ class SocketDriver(Calls):
                     return self._outcomes.pop(number)
                 if number not in self._waiting:
                     raise ClientClosedError("the client was closed during the call")
-                bell = threading.Lock() if self._reader is not None else None
-                if bell is None:
+                waker = threading.Lock() if self._reader is not None else None
+                if waker is None:
                     self._reader = number
                 else:
-                    self._waiting[number] = bell
-                    bell.acquire()
-            if bell is not None:
-                bell.acquire()  # released with the outcome, or when the reading thread stops
+                    self._waiting[number] = waker
+                    waker.acquire()
+            if waker is not None:
+                waker.acquire()  # released with the outcome, or when the reading thread stops
                 continue
             try:
                 self._read_until(number)
@@ -190,33 +190,33 @@ class SocketDriver(Calls):
             self._reader = None
             if self._is_closed:
                 self._free()
-            for number, bell in self._waiting.items():
-                if bell is not None and number not in self._outcomes:
-                    self._ring(number)
+            for number, waker in self._waiting.items():
+                if waker is not None and number not in self._outcomes:
+                    self._wake_caller(number)
                     return
 
-    def _ring(self, number: int) -> None:
-        bell = self._waiting.get(number)
-        if bell is not None:
+    def _wake_caller(self, number: int) -> None:
+        waker = self._waiting.get(number)
+        if waker is not None:
             self._waiting[number] = None
-            bell.release()
+            waker.release()
 
     def _cancel(self, number: int) -> None:
         """Forget a call."""
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             self._waiting.pop(number, None)
             self._outcomes.pop(number, None)
             self._perform(self._core.cancel(number, time.monotonic()))
 
     def _tell(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
         """Move to another node, if there is one; to one of ``towards``, if any are given."""
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.leave(time.monotonic(), towards))
 
@@ -226,10 +226,10 @@ class SocketDriver(Calls):
         A node finishes a call that it has begun; the error of each waiting caller says whether the call can have
         happened.
         """
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.interrupt(time.monotonic()))
-                self._rouse()
+                self._wake_reader()
 
     # --- reading ---
 
@@ -244,7 +244,7 @@ class SocketDriver(Calls):
             if dial is not None:
                 self._dial(dial)
             else:
-                self._move(wait_ms)
+                self._poll_links(wait_ms)
 
     def _wait_ms(self) -> float:
         """Return the milliseconds until the next deadline of the core or a link, at most ``TICK_S``."""
@@ -254,10 +254,10 @@ class SocketDriver(Calls):
             wake_at = min(wake_at, link.wake_at())
         return 1_000 * max(0.0, wake_at - now)
 
-    def _move(self, wait_ms: float) -> None:
+    def _poll_links(self, wait_ms: float) -> None:
         """Wait for the sockets; write unsent bytes, and pass the received messages to the core."""
         found = dict(self._poll.poll(wait_ms + 0.5 if wait_ms else 0))
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             for number, link in list(self._links.items()):
                 file, _ = self._polled.get(number, (-1, 0))
                 said = found.get(file, 0)
@@ -271,12 +271,12 @@ class SocketDriver(Calls):
             if self._wake_file in found:
                 with suppress(BlockingIOError):
                     self._wake_read.recv(4096)
-            self._settle()
+            self._update_polled()
             if not found:
                 self._perform(self._core.woken(time.monotonic()))
 
-    def _settle(self) -> None:
-        """Report ended links to the core; poll the others for reading and, if they have unsent bytes, for writing."""
+    def _update_polled(self) -> None:
+        """Report ended links to the core; poll open links for reading and, if they have unsent bytes, for writing."""
         for number, link in list(self._links.items()):
             if link.over is not None:
                 self._drop(number)
@@ -305,7 +305,7 @@ class SocketDriver(Calls):
             error: BedrockishError | None = None
         except (NetError, OSError) as why:
             error = explain_end(why)
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             now = time.monotonic()
             if dial not in self._dials:  # the core has hung up
                 if link is not None:
@@ -318,25 +318,25 @@ class SocketDriver(Calls):
                 return
             self._links[dial.link] = link
             self._perform(self._core.opened(dial.link, link.remote.info, now))
-            self._settle()
+            self._update_polled()
 
-    def _rouse(self) -> None:
+    def _wake_reader(self) -> None:
         """Wake the thread that reads, so that it looks again at dials, deadlines and outcomes."""
         with suppress(BlockingIOError, OSError):
             self._wake_write.send(b"!")
 
-    # --- the driver ---
+    # --- effects ---
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Give up all links and calls, as if the links had been lost; keep the session."""
         for number in list(self._links):
             self._drop(number)
         self._dials.clear()
-        lost = ClientClosedError("the call was interrupted together with another one of this connection")
+        lost = ClientClosedError("the call was lost when another call of this connection was interrupted")
         for number in list(self._waiting):
             self._outcomes.setdefault(number, lost)
-            self._ring(number)
-        self._core = self._core.successor()
+            self._wake_caller(number)
+        self._core = self._core.after_reset()
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -345,7 +345,7 @@ class SocketDriver(Calls):
                     link = self._links[number]
                     link.send(payload)
                     if link.has_unsent or link.over is not None:
-                        self._settle_later(number)
+                        self._flush_later(number)
                 case Finish(call, outcome):
                     self._finish(call, outcome)
                 case Dial():
@@ -361,13 +361,13 @@ class SocketDriver(Calls):
         else:
             self._dials = deque(dial for dial in self._dials if dial.link != number)
 
-    def _settle_later(self, number: int) -> None:
+    def _flush_later(self, number: int) -> None:
         """Have the reading thread flush or report a link, because the core must not be entered from its own step."""
         link = self._links[number]
         if number in self._polled and link.over is None:
             self._poll.register(link, select.POLLIN | select.POLLOUT)
             self._polled[number] = link.fileno(), select.POLLIN | select.POLLOUT
-        self._rouse()
+        self._wake_reader()
 
     def _finish(self, call: int, outcome: Answered | Told | BedrockishError) -> None:
         if call == self._learning:
@@ -376,7 +376,7 @@ class SocketDriver(Calls):
                 self._core.route.learn(members_of(outcome.value), time.monotonic())
         elif call in self._waiting:
             self._outcomes[call] = outcome
-            self._ring(call)
+            self._wake_caller(call)
 
     # --- while no thread waits ---
 
@@ -385,20 +385,20 @@ class SocketDriver(Calls):
         with self._lock:
             if self._reader is not None or self._is_closed:
                 return
-            self._reader = KEEPERS
+            self._reader = KEEPER_READS
         try:
-            with self._lock, self._whole:
+            with self._lock, self._reset_if_interrupted:
                 if late:
                     for link in self._links.values():
                         link.excuse(now)
                 self._learn(now)
-            self._move(0)
+            self._poll_links(0)
         finally:
             self._stop_reading()
 
     def learn(self) -> None:
         """Ask for the members of the cluster without waiting for the answer."""
-        with self._lock, self._whole:
+        with self._lock, self._reset_if_interrupted:
             self._learn(time.monotonic())
 
     def _learn(self, now: float) -> None:
@@ -418,8 +418,8 @@ class SocketDriver(Calls):
                 self._drop(number)
             for number in list(self._waiting):
                 self._outcomes.setdefault(number, ClientClosedError("the client was closed during the call"))
-                self._ring(number)
-            self._rouse()
+                self._wake_caller(number)
+            self._wake_reader()
             if self._reader is None:
                 self._free()
 

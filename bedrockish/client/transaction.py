@@ -34,17 +34,17 @@ Call = Callable[[What, float], Awaitable[Answered | Told]]
 
 CANCELLED = "its first statement was cancelled; the transaction did not happen: begin another transaction"
 BATCH = 1_000  # statements that go in one round trip
-FAREWELL_S = 2.0  # time for a rollback after a failure; the node ends the transaction without it too, only later
+CLEAN_UP_S = 2.0  # time limit of a rollback after a failure; without it, the node ends the transaction later
 
 
 def shielded() -> "trio.CancelScope":
-    """Return a scope for clean-up: shielded from cancellation, but limited to ``FAREWELL_S``."""
-    import trio  # not with the module: the blocking client needs no event loop
+    """Return a scope for clean-up: shielded from cancellation, but limited to ``CLEAN_UP_S``."""
+    import trio  # imported here, because the blocking client needs no event loop
 
-    return trio.move_on_after(FAREWELL_S, shield=True)
+    return trio.move_on_after(CLEAN_UP_S, shield=True)
 
 
-Farewell = Callable[[], AbstractContextManager[object]]
+CleanUpScope = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Transaction:
     """
 
     def __init__(
-        self, call: Call, options: Options, farewell: Farewell = shielded, steps: "LocalSteps | None" = None
+        self, call: Call, options: Options, clean_up_scope: CleanUpScope = shielded, steps: "LocalSteps | None" = None
     ) -> None:
         self.command = new_command()
-        self._call, self._farewell, self._local = call, farewell, steps
+        self._call, self._clean_up_scope, self._local = call, clean_up_scope, steps
         self._options = options
-        self._is_open, self._is_begun = True, False  # begun: a node holds the transaction
+        self._is_open, self._is_begun = True, False  # begun: it is open at a node or in this process
         self._error: BedrockishError | None = None
         self._marks = 0
 
@@ -140,7 +140,7 @@ class Transaction:
 
         Begin the transaction in this process if it is the first statement. Return None if ``run`` must run it: the
         transaction is not open in this process, the statement depends on the session, or it needs the node. With
-        ``again``, a text that has run before takes the short way.
+        ``again``, first try ``LocalTransaction.run_again``.
 
         Raises:
             BedrockishError: see ``run``.
@@ -170,9 +170,9 @@ class Transaction:
 
     @property
     def here(self) -> "LocalTransaction | None":
-        """The transaction as it is open in this process, for ``LocalTransaction.run_again``; None if it is elsewhere.
+        """The open transaction if it runs in this process, for ``LocalTransaction.run_again``; None if it does not.
 
-        It stays valid until a statement of another kind has run: one may change a setting of the session.
+        Ask again after any other statement, which may have changed a setting of the session.
         """
         local, options = self._local, self._options
         if local is None or not (self._is_begun and self._is_open):
@@ -180,7 +180,7 @@ class Transaction:
         return None if options.temporary.asked or options.values.settings else local.find(self.command)
 
     def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:
-        """Note the error of a statement that ``one`` has run, and raise it as the caller gets it."""
+        """Update the state after a statement of ``one`` has failed; raise the error for the caller."""
         assert self._local is not None
         told = self._local.explained(one, error) if isinstance(error, BedrockishError) else error
         self._note(STATEMENTS, told)
@@ -213,7 +213,7 @@ class Transaction:
         return columns_of(await self._call(Ask(0, EXPLAIN, statement=Statement(sql), asked=asked), seconds))
 
     def next_mark(self) -> str:
-        """Return a name for another savepoint."""
+        """Return an unused name for a savepoint."""
         self._marks += 1
         return f"bedrockish_{self._marks}"
 
@@ -226,8 +226,8 @@ class Transaction:
             yield
         except BaseException:
             if self._is_open:
-                with self._farewell(), suppress(BedrockishError):
-                    await self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"], timeout=FAREWELL_S)
+                with self._clean_up_scope(), suppress(BedrockishError):
+                    await self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"], timeout=CLEAN_UP_S)
             raise
         await self.execute(f"RELEASE {name}")
 
@@ -271,9 +271,9 @@ class Transaction:
             await self.commit()
 
     async def abandon(self) -> None:
-        """Roll back after a failure, within ``FAREWELL_S``, even if the task is cancelled."""
-        with self._farewell():
-            await self.rollback(timeout=FAREWELL_S)
+        """Roll back after a failure, within ``CLEAN_UP_S``, even if the task is cancelled."""
+        with self._clean_up_scope():
+            await self.rollback(timeout=CLEAN_UP_S)
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -58,9 +58,9 @@ class Client(Driver, Session):
         self._close_file()
 
     async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
-        """Run a method that takes as long as a statement in a thread, not to block the loop; return its result.
+        """Run a method that may take as long as a statement in a thread; return its result.
 
-        ``stop`` ends the statement, which is called if the task is cancelled.
+        If the task is cancelled, ``stop`` is called, which ends the statement.
         """
         if stop is None:
             return await trio.to_thread.run_sync(method, *arguments)
@@ -87,7 +87,7 @@ class Client(Driver, Session):
 async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
     """Run a method in a thread and return its result; if the task is cancelled, stop the method and wait for its end.
 
-    Trio by itself would deliver the cancellation when the method is over.
+    Trio alone would deliver the cancellation only after the method has ended.
     """
     lock, is_cancelled, is_running = threading.Lock(), False, False
 
@@ -95,7 +95,7 @@ async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
         nonlocal is_running
         with lock:
             if is_cancelled:
-                raise ClientClosedError("the task that made the call was cancelled")  # the call has returned
+                raise ClientClosedError("the task that made the call was cancelled")  # its task no longer waits
             is_running = True
         try:
             return method()
@@ -123,7 +123,7 @@ async def open_client(
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file.
-        token: the ``token`` of another session; the new session sees at least as much as that session.
+        token: the ``token`` of another session, whose commits the new session sees.
         entry: the credentials; by default the password and the TLS of the URL.
 
     Raises:

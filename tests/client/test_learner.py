@@ -52,6 +52,6 @@ def test_an_open_transaction_that_ends_at_a_learner_is_run_again_at_a_voter() ->
     w.do(effects)
     w.reply(Failed(number, LearnerError("only reads", voters={"A": "h:2"})))
     assert isinstance(w.finished[number], LearnerError)
-    assert not w.core.has_homes
+    assert not w.core.has_open
     w.do(w.core.call(Step(0, Request("t2", ()), BEGIN), 10.0, w.now)[1])
     assert w.ports == [1, 2]

@@ -171,7 +171,7 @@ def test_interrupted_wait_does_not_disturb_other_waits(monkeypatch: pytest.Monke
     """Ctrl-C while a thread reads for all: the next one reads on."""
     with serving() as url, connect(url) as client:
         inner = client._client
-        real, hits = SocketClient._move, [1]
+        real, hits = SocketClient._poll_links, [1]
 
         def move(self: SocketClient, wait_ms: float) -> None:
             if hits and threading.current_thread() is threading.main_thread():
@@ -179,7 +179,7 @@ def test_interrupted_wait_does_not_disturb_other_waits(monkeypatch: pytest.Monke
                 raise KeyboardInterrupt
             real(self, wait_ms)
 
-        monkeypatch.setattr(SocketClient, "_move", move)
+        monkeypatch.setattr(SocketClient, "_poll_links", move)
         with pytest.raises(KeyboardInterrupt):
             client.execute("SELECT ?", (1,))
         assert not inner._waiting
@@ -242,7 +242,7 @@ def test_calls_after_an_interrupted_call_get_their_own_answers(
     with serving() as url, connect(url) as client:
         assert client.execute("SELECT ?", (0,)).value() == 0
         if owner is Entry:
-            client._client._begin_anew()  # so that the next call dials
+            client._client._reset()  # so that the next call dials
         interrupt_once(monkeypatch, owner, name, before)
         with pytest.raises(KeyboardInterrupt):
             client.execute("SELECT ?", (1,))

@@ -152,8 +152,8 @@ def test_abandoned_transactions_and_streams_end_at_their_node(how: str) -> None:
                 w.do(w.core.interrupt(w.now))
         at, call = w.sent[-1]
         assert (at, call.op, call.request.statements) == (link, end, ())
-        assert w.core.has_homes
-        while w.core.has_homes:
+        assert w.core.has_open
+        while w.core.has_open:
             w.wait()
         assert w.sent[-1] == (at, call)
 

@@ -17,7 +17,7 @@ from bedrockish.cli.upkeep import everywhere
 from bedrockish.client.blocking import Connection
 from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import make_request
-from bedrockish.client.sansio.transaction_steps import settled
+from bedrockish.client.sansio.transaction_steps import settle_request
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import BedrockishError, ForgottenError, UnavailableError, UsageError
 from tests.cluster.doors import Caller, RefusedAtTheDoorError
@@ -145,12 +145,12 @@ def test_settling_with_another_digest_is_refused(cluster: LocalCluster) -> None:
     with as_user(cluster, "will") as will:
         done = make_request("lost", ["INSERT INTO pub(x) VALUES ('lost')"], "session", "serializable", 10)
         will.execute("INSERT INTO pub(x) VALUES ('lost')", command="lost")
-        step = settled(done)
+        step = settle_request(done)
         assert step.request.digest == digest_of(done)
         assert isinstance(run(will._client._call, step, 10), Answered)
         other = make_request("lost", [PAY], "session", "serializable", 10)
         with pytest.raises(CommandIdError):
-            run(will._client._call, settled(other), 10)
+            run(will._client._call, settle_request(other), 10)
 
 
 def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: LocalCluster) -> None:

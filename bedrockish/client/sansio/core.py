@@ -23,24 +23,24 @@ from bedrockish.client.sansio.retry import (
     Backoff,
     Verdict,
     has_text,
-    is_farewell,
+    is_graceful_stop,
     judge,
     only_reads,
     out_of_time,
-    two_died,
+    two_nodes_lost,
 )
 from bedrockish.client.sansio.route import Route, voters_of
 from bedrockish.client.sansio.transaction_steps import (
     What,
     begins,
+    closing_step,
     ends,
-    giving_up,
-    gone,
     is_harmless,
-    judged,
     name_of,
-    settled,
-    settling,
+    node_lost,
+    outcome_of,
+    settle_commit,
+    settle_request,
 )
 from bedrockish.errors import (
     BedrockishError,
@@ -57,11 +57,11 @@ from bedrockish.sqltext.session_values import SessionValues
 from bedrockish_journal.model.vector import merge
 from bedrockish_net.limits import Limits
 
-IN_FLIGHT_MAX = 64  # calls under way on one link; a node would not read more calls before it has answered these
+IN_FLIGHT_MAX = 64  # unanswered calls on one link; a node reads no further calls before it has answered these
 DIAL_TIMEOUT_S = 3.0
-ONLY_READ_MAX = 1_000  # number of last commands that only read for which this is noted
-PATIENCE_S = 2.5  # time of the first node for a command if there are other nodes; doubled with each attempt
-DEATHS_MAX = 2  # after so many links died with a call on them, it is not sent again: the call itself may crash nodes
+ONLY_READ_MAX = 1_000  # number of last commands that are remembered to have only read
+PATIENCE_S = 2.5  # time limit of a command's first attempt if there are other nodes; doubled with each attempt
+BROKEN_LINKS_MAX = 2  # after so many links broke under a call, it is not sent again: it may crash nodes
 INHERITED = (
     "the transaction or the result: it was opened before a fork and belongs to the parent process, where it goes on; "
     "roll it back here, which ends nothing there, and open another"
@@ -82,12 +82,13 @@ class _Call:
     what: What
     started: float
     deadline: float
-    link: int | None = None  # the link on which it is under way
-    lost: int = 0  # attempts that went out and were never answered
-    deaths: int = 0  # links that died without a farewell while the call was on them
-    braked: BedrockishError | None = None  # why the last link died; if set, the call is not sent again, only settled
-    hurried: bool = False  # whether the node on that link was given only a part of the time
-    tries: int = 0  # attempts that a node did not take, or whose answer was lost
+    link: int | None = None  # the link on which it was sent; None while it is unsent
+    lost: int = 0  # attempts that were sent and never answered
+    broken_links: int = 0  # links that broke under the call, not by a graceful stop of their node
+    # Why the last link broke, if the call may crash nodes: then it is settled instead of sent again.
+    suspected: BedrockishError | None = None
+    shortened: bool = False  # whether the attempt has only a part of the call's time
+    tries: int = 0  # failed attempts
     retry_at: float = -math.inf
     error: BedrockishError | None = None
 
@@ -106,11 +107,11 @@ class _Call:
 
 @dataclass(slots=True)
 class _Home:
-    """The link on which a transaction or a streamed result is open; its end is also theirs."""
+    """The link on which a transaction or a streamed result is open, which ends with the link."""
 
     link: int
     what: wire.Step  # the step that opened it
-    number: int  # the number of that call; 0 if no caller waits for its answer
+    number: int  # the number of that step's call; 0 if no caller waits for its answer
 
 
 class ClientCore:
@@ -147,7 +148,7 @@ class ClientCore:
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
         number, call = self._number(), _Call(what, now, now + timeout_s)
-        # Of one that settles a command there is an earlier attempt to learn about.
+        # A command is settled because the answer of an earlier attempt was lost.
         call.lost = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
         link = self._free_link(call, now)
         self._add(number, call)
@@ -182,14 +183,14 @@ class ClientCore:
     def cancel(self, call: int, now: float) -> list[Effect]:
         """Forget a call whose caller no longer waits. If it was sent, it may still be executed.
 
-        If its answer came while its caller was cancelled, also end the transaction or stream that it has opened.
+        Also end the transaction or stream that it has opened, or may have opened.
         """
         one = self._calls.get(call)
         self._forget(call)
         if one is not None:
-            self._end_there(one.what, one.link, now)
+            self._close_opened(one.what, one.link, now)
         for home in [home for home in self._homes.values() if home.number == call]:
-            self._end_there(home.what, home.link, now)
+            self._close_opened(home.what, home.link, now)
         return self._pump(now)
 
     def interrupt(self, now: float) -> list[Effect]:
@@ -203,7 +204,7 @@ class ClientCore:
                 error = out_of_time(call.what, uncertain=True, waited_s=now - call.started, last=why)
             error.details = {**error.details, "interrupted": True}
             self._forget(number)
-            self._end_there(call.what, call.link, now)
+            self._close_opened(call.what, call.link, now)
             effects.append(Finish(number, error))
         return [*effects, *self._pump(now)]
 
@@ -225,19 +226,19 @@ class ClientCore:
             check_cluster(what, cluster_id, self.cluster_id or cluster_id)
             self.cluster_id, self.is_bound = cluster_id, True
 
-    def heir(self) -> "ClientCore":
-        """Return the core of the same session in a forked child, which has none of its links and transactions."""
+    def for_child(self) -> "ClientCore":
+        """Return the core of the same session for a forked child, without the parent's links and transactions."""
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, replace(self.values)
         core.temporary = replace(self.temporary)
         core._inherited = self._inherited | frozenset(self._homes)
         return core
 
-    def successor(self) -> "ClientCore":
+    def after_reset(self) -> "ClientCore":
         """Return the core of the same session after all links and calls were given up.
 
-        Its numbers continue, so that no outcome is taken for that of another call. It knows the TEMP objects, whose
-        loss the next statement must report.
+        The numbers of calls continue, so that no outcome goes to another call. The name of the TEMP objects is kept,
+        so that the next statement reports their loss.
         """
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, self.values
@@ -276,7 +277,7 @@ class ClientCore:
         return effects
 
     @property
-    def has_homes(self) -> bool:
+    def has_open(self) -> bool:
         """Whether a transaction or a streamed result is open at a node."""
         return bool(self._homes)
 
@@ -331,7 +332,7 @@ class ClientCore:
     def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
         """Process a payload received on a link; return the effects."""
         if link not in self._links:
-            return []  # the link was given up before
+            return []  # this end has given the link up
         try:
             reply = wire.decode_reply(payload)
         except ProtocolMismatchError as error:
@@ -360,22 +361,22 @@ class ClientCore:
             self._forget(reply.id)
             outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
-                self._note(call.what, reply)
+                self._note_only_read(call.what, reply)
             elif (
                 isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS
-            ):  # statements neither begin nor end it
+            ):  # STATEMENTS neither begins nor ends a transaction
                 if call.what.op == wire.COMMIT:
-                    self._note(call.what.request, reply)
-                outcome = self._stepped(link, call, reply)
+                    self._note_only_read(call.what.request, reply)
+                outcome = self._process_step(link, call, reply)
             effects.append(Finish(reply.id, outcome))
             return
         call.error = reply.error
-        if begins(call.what, reply):  # with a statement that failed
+        if begins(call.what, reply):  # BEGIN has succeeded, and its first statement has failed
             self._forget(reply.id)
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
             effects.append(Finish(reply.id, reply.error))
             return
-        # A transaction that was executed on a node's file can be committed there only, like one that is open there.
+        # A transaction that a program has executed on a node's file can be committed only by that node.
         is_tied = call.name is not None or (isinstance(call.what, wire.Step) and bool(call.what.prepared))
         if is_tied and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             self._forget(reply.id)
@@ -385,8 +386,8 @@ class ClientCore:
                 self._leave(link, now, voters)  # the transaction can then be run again at a voter
             effects.append(Finish(reply.id, reply.error))
             return
-        hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
-        verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried)
+        shortened = call.shortened and now < call.started + 0.8 * (call.deadline - call.started)
+        verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, shortened=shortened)
         if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
             verdict = Verdict.FINAL  # all nodes were asked, so no other node can know more
         match verdict:
@@ -395,18 +396,18 @@ class ClientCore:
                 effects.append(Finish(reply.id, reply.error))
             case Verdict.ELSEWHERE:
                 self._leave(link, now, voters_of(reply.error))
-                self._again(reply.id, call, now)
+                self._retry(reply.id, call, now)
             case Verdict.LOST:
                 call.lost += 1
                 self._leave(link, now)
-                self._again(reply.id, call, now)
+                self._retry(reply.id, call, now)
             case Verdict.AGAIN:
-                self._again(reply.id, call, now)
-                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # it is the same node
+                self._retry(reply.id, call, now)
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # because the same node is asked
             case unknown:
                 assert_never(unknown)
 
-    def _stepped(
+    def _process_step(
         self, link: int, call: _Call, reply: wire.Answered | wire.Told
     ) -> wire.Answered | wire.Told | BedrockishError:
         """Note the begin or end of a transaction or a stream, and return the outcome in its reply."""
@@ -414,29 +415,29 @@ class ClientCore:
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
         elif ends(call.what, reply):
             self._homes.pop(call.what.request.command, None)
-        outcome = judged(call.what, reply)
-        if call.braked is not None and isinstance(outcome, UnavailableError):
-            return two_died(call.braked)
+        outcome = outcome_of(call.what, reply)
+        if call.suspected is not None and isinstance(outcome, UnavailableError):
+            return two_nodes_lost(call.suspected)
         return outcome
 
-    def _note(self, request: Request, reply: wire.Reply) -> None:
+    def _note_only_read(self, request: Request, reply: wire.Reply) -> None:
         """Note whether a command has only read; kept for the last commands, because no node records it."""
         if isinstance(reply, wire.Answered) and reply.answer.place is None:
             self._only_read[request.command] = None
             if len(self._only_read) > ONLY_READ_MAX:
                 self._only_read.popitem(last=False)
 
-    def _again(self, number: int, call: _Call, now: float) -> None:
+    def _retry(self, number: int, call: _Call, now: float) -> None:
         if isinstance(call.what, wire.Step) and call.what.op == wire.COMMIT and not call.harmless:
             self._homes.pop(call.what.request.command, None)
-            call.what = settling(call.what)
+            call.what = settle_commit(call.what)
         if call.link is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
         call.link = None
         self._unsent.add(number)
         call.tries += 1
         rounds, rest = divmod(call.tries, len(self.route.addresses))
-        # The first time round, the next node is asked at once; after that, all were asked and need a pause.
+        # In the first round the next node is asked at once; in later rounds each attempt waits.
         call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
 
     def _leave(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
@@ -444,9 +445,9 @@ class ClientCore:
             self._current = None
             self.route.leave(towards, now)
 
-    def _end_there(self, what: What, link: int | None, now: float) -> None:
-        """Send a link's node the end of a transaction or stream that it may have opened for a cancelled call."""
-        end = giving_up(what)
+    def _close_opened(self, what: What, link: int | None, now: float) -> None:
+        """Send ROLLBACK or CLOSE on the link of an abandoned call, which may have opened a transaction or stream."""
+        end = closing_step(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
             self._add(self._number(), _Call(end, now, now + DIAL_TIMEOUT_S))
@@ -474,17 +475,18 @@ class ClientCore:
         for lost in link.calls:
             call = self._calls[lost]
             call.lost += not error.details.get(wire.UNTAKEN)
-            call.deaths += not is_farewell(error)
-            if call.deaths >= DEATHS_MAX and has_text(call.what):
+            call.broken_links += not is_graceful_stop(error)
+            if call.broken_links >= BROKEN_LINKS_MAX and has_text(call.what):
                 if call.harmless or not isinstance(call.what, Request):
                     del self._calls[lost]
-                    effects.append(Finish(lost, two_died(error)))
+                    effects.append(Finish(lost, two_nodes_lost(error)))
                     continue
-                call.what, call.braked = settled(call.what), error  # request the outcome without sending the text
-            call.error = error if call.name is None else gone(call.what, str(link.address), error)
-            self._again(lost, call, now)
+                # Request the outcome without sending the text.
+                call.what, call.suspected = settle_request(call.what), error
+            call.error = error if call.name is None else node_lost(call.what, str(link.address), error)
+            self._retry(lost, call, now)
 
-    # --- the pump: everything that follows from the state and the time ---
+    # --- effects that are due ---
 
     def _pump(self, now: float, effects: list[Effect] | None = None) -> list[Effect]:
         """Return the given effects, followed by all that are due now."""
@@ -528,7 +530,7 @@ class ClientCore:
                 self._send(link, self._links[link], number, now, effects)
             else:
                 self._forget(number)
-                error = call.error or gone(call.what, "another node", self.route.error)
+                error = call.error or node_lost(call.what, "another node", self.route.error)
                 effects.append(Finish(number, ClientClosedError(INHERITED) if name in self._inherited else error))
         return ready
 
@@ -585,8 +587,8 @@ class ClientCore:
         goes_anywhere = call.name is None
         # A transaction that was executed on a node's file is certified there: no other node can execute it again.
         is_prepared = isinstance(call.what, wire.Step) and bool(call.what.prepared)
-        call.hurried = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
-        if call.hurried:
+        call.shortened = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
+        if call.shortened:
             timeout_s = patience_s
         # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not depend on a snapshot
         # that is too old to include the commit of that attempt.
@@ -621,9 +623,9 @@ class ClientCore:
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
-            self._end_there(call.what, call.link, now)
+            self._close_opened(call.what, call.link, now)
             if isinstance(call.what, wire.Step) and call.what.op in (wire.ROLLBACK, wire.CLOSE):
-                self._homes.pop(call.what.request.command, None)  # else its link would be kept for it
+                self._homes.pop(call.what.request.command, None)  # else the link would be kept open for it
             effects.append(Finish(number, error))
         if is_due:
             self._due = min((call.deadline for call in self._calls.values()), default=math.inf)

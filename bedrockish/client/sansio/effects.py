@@ -25,7 +25,7 @@ class Send:
 
 @value
 class HangUp:
-    """Close a link; nothing more needs to be reported about it."""
+    """Close a link; the driver reports no further event of it."""
 
     link: int
 

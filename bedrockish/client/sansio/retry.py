@@ -1,4 +1,4 @@
-"""Decides when to retry, and whether a command was committed, was not, or is unknown when its time is over. Pure.
+"""Decides when to retry a call, and the error for its caller when its time is over. Pure.
 
 The rule: an error proves only that *its own attempt* was not committed. If the answer of an earlier attempt of the same
 command was lost, a later error proves nothing about that attempt. Only an answer does, because a command id is applied
@@ -55,21 +55,21 @@ class Verdict(Enum):
     AGAIN = "ask again: the time is not over, or an earlier attempt may still have happened"
 
 
-def judge(error: BedrockishError, *, lost: int, harmless: bool, hurried: bool = False) -> Verdict:
+def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool = False) -> Verdict:
     """Return what to do after an error from a node.
 
     Args:
         lost: the number of earlier attempts of this command whose answer was lost.
         harmless: whether the call cannot change anything.
-        hurried: whether the node was given only a part of the time, and there is time left.
+        shortened: whether the attempt had only a part of the call's time, and there is time left.
     """
     if error.details.get("decided"):
         return Verdict.FINAL  # the error is the outcome of the command itself, for all its attempts
     if isinstance(error, OutcomeUnknownError | DamagedError):
         return Verdict.LOST
-    if isinstance(error, UnavailableError) and (hurried or not isinstance(error, DeadlineError)):
+    if isinstance(error, UnavailableError) and (shortened or not isinstance(error, DeadlineError)):
         return Verdict.ELSEWHERE
-    if (lost and not harmless) or (hurried and isinstance(error, ConflictError)):
+    if (lost and not harmless) or (shortened and isinstance(error, ConflictError)):
         return Verdict.AGAIN
     return Verdict.FINAL
 
@@ -80,23 +80,23 @@ SHUTDOWN = str(Code.SHUTDOWN)
 def has_text(what: What) -> bool:
     """Return whether a call sends a client's own text or values to the node, which may have crashed it."""
     if isinstance(what, Request) and what.change is not None:
-        return False  # an operator's, and its answer does not tell whether it happened
+        return False  # an operator's change of the members, whose answer does not tell whether it happened
     return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op in (BEGIN, STREAM))
 
 
-def is_farewell(error: BedrockishError) -> bool:
-    """Return whether a link ended with the farewell of a node that was stopped gracefully."""
+def is_graceful_stop(error: BedrockishError) -> bool:
+    """Return whether a link ended because its node was stopped gracefully."""
     return error.details.get("reason") == SHUTDOWN
 
 
-def two_died(last: BedrockishError) -> UnavailableError:
-    """Return the error for a call that did not happen, and on which two links died; ``last`` is why the second did."""
+def two_nodes_lost(last: BedrockishError) -> UnavailableError:
+    """Return the error for a call that did not happen, and under which two links broke, the second with ``last``."""
     error = UnavailableError(
-        "two nodes were lost while they had this request, so it is not sent to a third one, which it may end as well; "
+        "two nodes were lost while they had this request, so it is not sent to a third one, which it may crash; "
         f"the request did not happen: read the nodes' logs before you send it again ({last.message})",
         reason="two_died",
     )
-    error.retry = False  # else a loop that repeats transactions, such as ours, would send it to the next two
+    error.retry = False  # else a loop such as ``run_transaction`` would send it to the next two nodes
     return error
 
 

@@ -48,7 +48,7 @@ def ends(what: What, reply: wire.Reply) -> TypeGuard[wire.Step]:
     return what.op in (wire.COMMIT, wire.ROLLBACK)
 
 
-def giving_up(what: What) -> wire.Step | None:
+def closing_step(what: What) -> wire.Step | None:
     """Return the step that ends the transaction or stream which a cancelled call may have opened; None for others."""
     if not isinstance(what, wire.Step) or what.op not in (wire.BEGIN, wire.STREAM):
         return None
@@ -60,18 +60,18 @@ def is_harmless(what: wire.Step) -> bool:
     return what.op not in (wire.COMMIT, wire.SETTLE) or what.request.read_only
 
 
-def settling(what: wire.Step) -> wire.Step:
+def settle_commit(what: wire.Step) -> wire.Step:
     """Return the step that settles a COMMIT whose answer was lost."""
     return replace(what, op=wire.SETTLE, request=replace(what.request, digest=OPEN), prepared=b"")
 
 
-def settled(request: Request) -> wire.Step:
+def settle_request(request: Request) -> wire.Step:
     """Return the step that settles a request that must not be sent again."""
     empty = replace(request, statements=(), change=None, digest=digest_of(request))
     return wire.Step(0, empty, wire.SETTLE)
 
 
-def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableError:
+def node_lost(what: What, where: str, why: BedrockishError | None) -> UnavailableError:
     """Return the error for a transaction or a stream whose node cannot be reached any more."""
     reason = f": {why.message}" if why is not None else ""
     if isinstance(what, wire.Step) and what.op in wire.STREAM_STEPS:
@@ -81,8 +81,8 @@ def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableErro
     )
 
 
-def judged(what: What, reply: wire.Answered | wire.Told) -> wire.Answered | wire.Told | BedrockishError:
-    """Return the outcome of a reply for the caller: an empty transaction in place of a COMMIT is an error."""
+def outcome_of(what: What, reply: wire.Answered | wire.Told) -> wire.Answered | wire.Told | BedrockishError:
+    """Return the caller's outcome from a reply: an empty transaction in place of a COMMIT is an error."""
     if (
         isinstance(what, wire.Step)
         and what.op == wire.SETTLE

@@ -47,7 +47,7 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net import mesh as net
-from bedrockish_net.doors import Doors
+from bedrockish_net.connection_limits import ConnectionLimits
 from bedrockish_net.errors import ListenError, NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.inflow import Inflow
@@ -324,7 +324,7 @@ async def _serve(
         port=config.listen.port,
         on_log=logger.warning,
         on_fault=runtime.faults.caught,
-        doors=Doors(
+        connection_limits=ConnectionLimits(
             clients_max=config.limits.connections_max,
             clients_per_address_max=config.limits.connections_per_address_max,
             files_max=files_max(),

@@ -22,11 +22,11 @@ import cbor2
 
 Row = tuple[Any, ...]
 
-ROWS_MIN = 64  # a result of fewer rows is not worth the change
-ROWS_STEP, VALUES_STEP = 1_024, 16_384  # rows and values of a block, at most, as it is made
-BLOCK_BYTES = 32 << 10  # rows that come one by one are added when they take so many bytes
+ROWS_MIN = 64  # a result of fewer rows is sent by row
+ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that is made
+BLOCK_BYTES = 32 << 10  # rows that come one by one are collected until they take so many bytes
 LONG_BYTES = 256 << 10  # texts and blobs of a block take no more characters and bytes, except in a block of one row
-BLOCK_ROWS_MAX = 1 << 16  # rows of a block that is accepted
+BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that is accepted
 
 _LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
 _HEAD = Struct(">BI")
@@ -143,8 +143,8 @@ def rows_of_blocks(blocks: object, width: int, count: object) -> list[Row]:
         blocks: the blocks, as the decoder of CBOR has made them with tuples for lists.
 
     Raises:
-        ValueError, TypeError: these are not blocks of so many rows and columns. Nothing is allocated for a column
-            before its length is known to fit.
+        ValueError, TypeError: the blocks are malformed, or have other numbers of rows and columns. Nothing is
+            allocated for a column before its length is known to fit.
     """
     if type(blocks) is not tuple:
         raise TypeError("the blocks of a result should be a list")

@@ -348,11 +348,11 @@ def encode_read(head: bytes, rows: Sequence[tuple[Any, ...]]) -> bytes:
 _END_OF_READ = cbor2.dumps(-1) + cbor2.dumps(None)
 
 
-_encode_often = lru_cache(2_000)(cbor2.dumps)  # for names of columns and numbers of rows, which come again and again
+_encode_often = lru_cache(2_000)(cbor2.dumps)  # for names of columns and numbers of rows, which often repeat
 
 
 def _decoded(data: bytes) -> Any:
-    """Decode results as tuples. A decoder that first makes lists takes twice as long with their garbage collection."""
+    """Decode results as tuples. Decoding to lists would take twice as long, because of their garbage collection."""
     found = cbor2.loads(data, immutable=True)
     for one in found:
         if len(one) == BY_COLUMN:
@@ -365,7 +365,7 @@ def _decoded(data: bytes) -> Any:
         if not {*map(type, rows)} <= _TUPLES:
             raise TypeError("columns and rows should be lists")
         if len(rows) == 1 and len(rows[0]) == 1 and type(rows[0][0]) not in _STORED:
-            # The value of a command has lists and maps in it, which callers may change.
+            # The value of an operator's command has lists and maps in it, which callers may change.
             return [(tuple(columns), [*map(tuple, rows)], *rest) for columns, rows, *rest in cbor2.loads(data)]
     return found
 

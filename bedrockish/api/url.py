@@ -249,7 +249,7 @@ def _seconds(url: str, name: str, options: dict[str, str], default: float) -> fl
 
 def suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
     """Return the end of an error text about an unknown name: the probable name, or all names."""
-    from difflib import get_close_matches  # here: most programs name nothing wrong, and import less
+    from difflib import get_close_matches  # imported here, because it is slow and rarely needed
 
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(known)

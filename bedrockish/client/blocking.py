@@ -85,7 +85,7 @@ class Connection:
         self._finalizer()
 
     def interrupt(self) -> None:
-        """End the calls that other threads make on this connection; do nothing if there are none.
+        """End the calls that other threads are making on this connection, if any.
 
         An ended call raises ``DeadlineError`` if nothing was committed, or ``OutcomeUnknownError`` if the transaction
         may have been. Both errors have ``details["interrupted"]``. An open transaction whose statement is interrupted

@@ -11,37 +11,37 @@ import trio
 
 
 class Alarm:
-    """Calls ``ring`` at the time ``when()``; after each ring, ``look`` must be called for the next one.
+    """Calls ``act`` at the time ``when()``; after each call, ``look`` must be called to set the next.
 
     Args:
-        when: returns the time of the next ring; None or infinity for never.
+        when: returns the time of the next call; None or infinity for never.
         now: the clock of ``when``, in seconds.
-        ring: the function to call; it must not block.
+        act: the function to call; it must not block.
     """
 
-    def __init__(self, when: Callable[[], float | None], now: Callable[[], float], ring: Callable[[], None]) -> None:
-        self._tell, self._now, self._ring = when, now, ring
+    def __init__(self, when: Callable[[], float | None], now: Callable[[], float], act: Callable[[], None]) -> None:
+        self._next, self._now, self._act = when, now, act
         self._at = math.inf
-        self._wait: trio.CancelScope | None = None  # the scope in which the task sleeps until the next ring
+        self._wait: trio.CancelScope | None = None  # the scope in which the task sleeps until the next call
 
     def look(self) -> None:
-        """Ring earlier if ``when`` is earlier now. (If it is later now, this is noticed at the old time.)"""
-        at = self._tell()
+        """Act earlier if ``when`` is earlier now. (If it is later, the task wakes at the old time and sleeps on.)"""
+        at = self._next()
         if at is not None and at < self._at:
             self._at = at
             if self._wait is not None:  # a change of its deadline does not wake the task
                 self._wait.deadline = self._deadline()
 
     def _when(self) -> float:
-        at = self._tell()
+        at = self._next()
         return math.inf if at is None else at
 
     def _deadline(self) -> float:
-        """Return the time of the next ring, by the clock of trio."""
+        """Return the time of the next call, by the clock of trio."""
         return trio.current_time() + max(0.0, self._at - self._now())
 
     async def run(self) -> None:
-        """Call ``ring`` at each deadline, until cancelled."""
+        """Call ``act`` at each deadline, until cancelled."""
         self._at = self._when()
         while True:
             with trio.CancelScope(deadline=self._deadline()) as self._wait:
@@ -49,5 +49,5 @@ class Alarm:
             self._wait = None
             self._at = self._when()
             if self._at <= self._now():
-                self._at = math.inf  # the work that follows the ring may start later, and then calls ``look``
-                self._ring()
+                self._at = math.inf  # work that ``act`` starts may run later, and then calls ``look``
+                self._act()

@@ -51,8 +51,8 @@ _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 _RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
 FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has taken
-_STANDING: set[int] = set()  # threads that stand still, each with a lock of its own
-_one, _done = threading.Lock(), threading.Event()  # one fork at a time; whether it is done
+_WAITING: set[int] = set()  # threads that wait for a fork, each of which holds a lock
+_fork_lock, _done = threading.Lock(), threading.Event()  # held during a fork; set after it
 
 
 def watch_forks(known: Inherited) -> None:
@@ -75,15 +75,15 @@ def stand_still() -> bool:
     """
     me = threading.get_ident()
     if FORKING and me not in FORKING:
-        _STANDING.add(me)
+        _WAITING.add(me)
         _done.wait(WAIT_S)
-        _STANDING.discard(me)
+        _WAITING.discard(me)
     return False
 
 
-def _before() -> None:
+def _before_fork() -> None:
     until = time.monotonic() + WAIT_S
-    held: list[Lock] = [_one] if _one.acquire(timeout=WAIT_S) else []
+    held: list[Lock] = [_fork_lock] if _fork_lock.acquire(timeout=WAIT_S) else []
     kept = len(held)
     _done.clear()
     FORKING[threading.get_ident()] = held
@@ -91,11 +91,12 @@ def _before() -> None:
         missing = 0
         for lock in [lock for running in list(_RUNNING) for lock in running.fork_locks()]:
             if lock.acquire(timeout=_ASK_S):
-                held.append(lock)  # at once: Ctrl-C may end this function, and ``_let_go`` still has to release it
+                held.append(lock)  # at once: Ctrl-C may end this function, and ``_after_fork`` still has to release it
             else:
                 missing += 1
-        # Each thread that stands still holds one of the others. A thread that runs may need one of those taken.
-        if missing <= len(_STANDING) or time.monotonic() > until:
+        # Each waiting thread holds one missing lock. Another missing lock is held by a thread that runs, and may need
+        # one of the locks taken here; so release them and try again.
+        if missing <= len(_WAITING) or time.monotonic() > until:
             return
         _release(held, kept)
         time.sleep(_ASK_S)
@@ -107,20 +108,20 @@ def _release(held: list[Lock], kept: int = 0) -> None:
         held.pop().release()
 
 
-def _let_go() -> None:
+def _after_fork() -> None:
     _release(FORKING.pop(threading.get_ident(), []))
     _done.set()
 
 
-def _in_child() -> None:
-    global _one, _done
-    _let_go()
+def _after_fork_in_child() -> None:
+    global _fork_lock, _done
+    _after_fork()
     FORKING.clear()
-    _STANDING.clear()
-    _one, _done = threading.Lock(), threading.Event()
+    _WAITING.clear()
+    _fork_lock, _done = threading.Lock(), threading.Event()
     for known in list(_KNOWN):
         known.after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

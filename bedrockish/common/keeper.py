@@ -1,4 +1,4 @@
-"""A thread that looks after objects of this program now and then, such as idle clients and unread snapshots."""
+"""A thread that regularly maintains objects of this program, such as idle clients and unread snapshots."""
 
 import logging
 import threading

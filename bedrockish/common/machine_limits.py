@@ -1,4 +1,4 @@
-"""The limits that the machine sets for a process: which of them are too low for a node, and the errors of a low one."""
+"""The machine's limits for a process: finds limits that are too low for a node, and explains errors that they cause."""
 
 import errno
 import importlib

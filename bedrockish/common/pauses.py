@@ -1,4 +1,4 @@
-"""The pauses before a transaction that lost to another one is run again."""
+"""The pauses before a transaction is run again after a conflict."""
 
 import random
 import time

@@ -120,7 +120,7 @@ class Connection:
             raise ProgrammingError("Base Connection.__init__ not called.")
         return self._opened[1]
 
-    # -- the standard ----------------------------------------------------------------------------------------------
+    # -- PEP 249 ---------------------------------------------------------------------------------------------------
 
     def cursor(self, factory: Callable[["Connection"], Cursor] = Cursor) -> Cursor:
         """Return a new cursor."""
@@ -176,7 +176,7 @@ class Connection:
             self.rollback()
         return False
 
-    # -- sqlite3's habits ------------------------------------------------------------------------------------------
+    # -- further methods of sqlite3 --------------------------------------------------------------------------------
 
     def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
         """Run one statement on a new cursor, and return the cursor; see ``Cursor.execute``."""
@@ -249,7 +249,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """The token of this session. Another connection to which the token is assigned sees at least as much."""
+        """The token of this session. A connection to which it is assigned sees all commits that this one has seen."""
         self._check()
         return self._link.token
 
@@ -277,7 +277,7 @@ class Connection:
         """
         return self._run(lambda session: self._link.snapshot(read=session.read, timeout=session.timeout_s))
 
-    # -- the whole, or a piece ------------------------------------------------------------------------------------
+    # -- whole databases and single values ------------------------------------------------------------------------
 
     def iterdump(self) -> Iterator[str]:
         """Return the statements that recreate the database, from one snapshot."""
@@ -416,7 +416,7 @@ class Connection:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
 
     def interrupt(self) -> None:
-        """End the calls of other threads on this connection; do nothing without one.
+        """End the calls that other threads are making on this connection, if any.
 
         The ended calls raise ``OperationalError`` with ``sqlite_errorname`` ``SQLITE_INTERRUPT``. If its ``code`` is
         ``unknown``, the statement may have been committed. An open transaction must be rolled back afterwards.
@@ -478,7 +478,7 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run_again(self, sql: Any, params: Any) -> Again | None:
-        """Run a text again by a shorter way, after it has read a node's file or has run in the open transaction.
+        """Run a text again in less time, after it has read a node's file or has run in the open transaction.
 
         Return None if the statement must be run like any other.
         """
@@ -571,7 +571,7 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
                 transaction, as MySQL does; otherwise they join the open transaction.
             detect_types: ``PARSE_COLNAMES`` converts columns named ``x [typename]``, ``PARSE_DECLTYPES`` columns whose
                 table declares such a type; with both, the name comes first.
-            token: the ``token`` of another session; the new session sees at least as much as that session.
+            token: the ``token`` of another session, whose commits the new session sees.
 
         Raises:
             InterfaceError: the URL cannot be parsed.

@@ -97,7 +97,7 @@ class Cursor:
         finally:
             self._is_busy = False
 
-    # -- attributes of the standard --------------------------------------------------------------------------------
+    # -- attributes of PEP 249 -------------------------------------------------------------------------------------
 
     @property
     def connection(self) -> Owner:
@@ -319,7 +319,7 @@ class Cursor:
         text = self._connection.text_factory
         return text(value.encode()) if text is not str and isinstance(value, str) else value
 
-    # -- the rest of the standard ----------------------------------------------------------------------------------
+    # -- further methods of PEP 249 --------------------------------------------------------------------------------
 
     def setinputsizes(self, sizes: Any, /) -> None:
         """Do nothing: memory needs no preparation here."""

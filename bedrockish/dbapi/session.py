@@ -126,7 +126,7 @@ class Session:
                 return done
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
-        if kind == SCHEMA and not self._is_as_ever and not makes_temporary(sql):
+        if kind == SCHEMA and not self._needs_no_pragma and not makes_temporary(sql):
             rows = self._unenforced(sql, params)
         elif self._open is None and not self._begins(kind):
             rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
@@ -178,7 +178,7 @@ class Session:
         return None
 
     @property
-    def _is_as_ever(self) -> bool:
+    def _needs_no_pragma(self) -> bool:
         """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has set them already."""
         return self.foreign_keys or self._unchecked or self._is_switched
 
@@ -278,11 +278,11 @@ class Session:
 
         Nodes always enforce foreign keys for rows.
         """
-        if kind == WRITE and not self._is_as_ever:
+        if kind == WRITE and not self._needs_no_pragma:
             check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
 
     def _switch(self, name: str, on: bool | None) -> Rows:
-        """Execute a PRAGMA with an ON or OFF setting; in an open transaction, ``foreign_keys`` is the transaction's."""
+        """Execute a PRAGMA with an ON or OFF setting; ``foreign_keys`` holds for the open transaction, if any."""
         if on is None:
             enforced = not self._unchecked if self._open is not None else self.foreign_keys
             return Rows((name,), [(int(enforced and name == "foreign_keys"),)])
@@ -334,7 +334,8 @@ class Session:
         stays_here = self._here is not None
         for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
-            stays_here = stays_here and kind in (READ, WRITE)  # others may set what the short way does not know
+            # Other kinds may change settings, which ``run_again`` does not check.
+            stays_here = stays_here and kind in (READ, WRITE)
             if kind not in (READ, PRAGMA):
                 self._wrote = True
             if kind == SCHEMA:
@@ -343,7 +344,7 @@ class Session:
         if self.replay:
             self._replayed.append((statements, results))
         if not stays_here:
-            self._here = None if self.replay or self.query_only or not self._is_as_ever else opened.here
+            self._here = None if self.replay or self.query_only or not self._needs_no_pragma else opened.here
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:

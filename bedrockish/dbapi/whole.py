@@ -69,7 +69,7 @@ class Blob:
         return self._open().tell()
 
     def write(self, data: Any, /) -> None:
-        """Refuse: an UPDATE must write the column.
+        """Refuse: only an UPDATE of the column can write it.
 
         Raises:
             NotSupportedError: always.

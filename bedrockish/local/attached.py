@@ -20,7 +20,7 @@ class Attached:
         self.version = 0  # a number that changes with each ATTACH or DETACH
 
     def note(self, order: Order) -> None:
-        """Note an ATTACH or DETACH.
+        """Record an ATTACH or DETACH, for ``apply_to``.
 
         Raises:
             SqlError: the name is taken or unknown, or the file does not exist.
@@ -48,7 +48,7 @@ class Attached:
         self._paths.pop(name, None)
         self.version += 1
 
-    def bring(self, db: apsw.Connection) -> None:
+    def apply_to(self, db: apsw.Connection) -> None:
         """Attach these files to a connection, and detach all others from it.
 
         Raises:

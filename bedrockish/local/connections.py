@@ -25,10 +25,10 @@ from bedrockish_journal.storage.vector_modules import Connection
 
 STATEMENTS_KEPT = 512
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
-ASK_S = 0.01  # how long a thread that closes waits for one that runs a statement, before it interrupts it again
+ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # how often, and at which intervals, to ask for the file of a busy connection
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
-_lock = threading.Lock()  # of the count
+_lock = threading.Lock()  # guards ``_open``
 _opening = threading.Lock()  # held while a thread looks whether another library has the file
 _is_watching = False
 _abandoned: list[object] = []  # the parent's connections after a fork; never closed here, which could harm the parent
@@ -99,8 +99,8 @@ def _closed(place: tuple[int, int]) -> None:
 
 
 @contextmanager
-def taken(lock: threading.RLock, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock in the block; until the thread that holds it lets it go, interrupt that thread's statement."""
+def lock_interrupting(lock: threading.RLock, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock in the block; until another thread releases it, interrupt that thread's statement."""
     while not lock.acquire(timeout=ASK_S):
         interrupt()
     try:

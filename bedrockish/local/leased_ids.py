@@ -46,11 +46,11 @@ class LeasedIds(AutoIds):
         return other
 
     def note_lease(self, table: str, ids: list[int]) -> None:
-        """Note the ids that the node has leased for a table: they are in rising order, above those leased before."""
+        """Record ids that the node has leased for a table, in rising order and above all earlier ones."""
         self._leases.setdefault(table, [])[:0] = ids[::-1]  # in place, as in ``give_back``
 
     def give_back(self, ids: list[tuple[str, int]]) -> None:
-        """Return ids that no row has to the leases, for the next rows."""
+        """Put unused ids back into the leases, for later rows."""
         back: dict[str, list[int]] = {}
         for table, found in ids:
             back.setdefault(table, []).append(found)
@@ -61,7 +61,7 @@ class LeasedIds(AutoIds):
                 leased.sort(reverse=True)
 
     def take_again(self) -> None:
-        """Return the ids of this thread's statement, which had no effect, to the leases."""
+        """Put the ids of this thread's statement, which had no effect, back into the leases."""
         self.give_back(self.given.ids)
         self.given.ids.clear()
 

@@ -62,7 +62,7 @@ class Facts(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether the node's process is there, with or without its file."""
+        """Whether the node's process runs, even if it does not serve the file."""
         return self.since != 0 and self.since == _process_since(self.process)
 
     @property
@@ -71,7 +71,7 @@ class Facts(NamedTuple):
         if self.mode == STOPPED and self.runs:
             return (
                 f"its node, process {self.process}, runs and does not serve it now: it begins again or waits, and "
-                "'bedrockish status' with its URL says why"
+                "'bedrockish status' with its URL still_has why"
             )
         if self.mode > READING:
             return f"its node is {MODES.get(self.mode, 'of another release')}"
@@ -197,7 +197,7 @@ class Page:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the page has its path, which others can remove."""
+        """Whether the page's file is still at its path, from which other programs can remove it."""
         try:
             return os.stat(self._path).st_ino == self._inode
         except OSError:
@@ -206,7 +206,7 @@ class Page:
     def put_back(self) -> None:
         """Write a new file to the page's path, from which the page was removed or replaced.
 
-        Programs that have mapped the old one are told that it is over, and open the file again.
+        Programs that have mapped the old page see on it that the node has stopped, and open the file again.
 
         Raises:
             OSError: the file cannot be written.
@@ -224,7 +224,7 @@ class Page:
             new[:] = old[:]
             self._map, self._facts = new, facts
             self._put()
-            os.replace(made, self._path)  # whole, so that no program sees half of it
+            os.replace(made, self._path)  # atomic, so that no program sees half of it
             self._map, self._facts = old, facts._replace(mode=STOPPED)
             self._put()
             old.close()
@@ -260,7 +260,7 @@ class Published:
 
     def __init__(self, database: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.database, self._pause = database, pause
-        self._said = b""
+        self._last_bytes = b""
         self._facts = Facts(STOPPED, b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         path = page_path(database)
         try:
@@ -285,11 +285,11 @@ class Published:
         """
         for _ in range(TORN_TRIES):
             data = self._bytes(0, _FACTS_END)
-            if data == self._said:  # the usual case: a node writes the page only twice a second and with each batch
+            if data == self._last_bytes:  # the usual case: a node writes its page twice a second and with each batch
                 return self._facts
             magic, sequence, check = _HEAD.unpack_from(data)
             if not sequence & 1 and magic == MAGIC and crc32(data[_FACTS_AT:]) == check:
-                self._facts, self._said = Facts._make(_FACTS.unpack_from(data, _FACTS_AT)), data
+                self._facts, self._last_bytes = Facts._make(_FACTS.unpack_from(data, _FACTS_AT)), data
                 return self._facts
             self._pause(TORN_S)
         raise UnavailableError(_unserved(self.database, f"{page_path(self.database)} cannot be read"))
@@ -301,13 +301,13 @@ class Published:
             raise UnavailableError(_unserved(self.database, "its page was closed; try again")) from error
 
     @property
-    def said(self) -> bytes:
+    def last_bytes(self) -> bytes:
         """The bytes of the page at the last ``facts``."""
-        return self._said
+        return self._last_bytes
 
-    def says(self, said: bytes) -> bool:
+    def still_has(self, last_bytes: bytes) -> bool:
         """Return whether the page still has these bytes."""
-        return self._bytes(0, _FACTS_END) == said
+        return self._bytes(0, _FACTS_END) == last_bytes
 
     def batch(self, number: int) -> Batch | None:
         """Return the page's entry of a batch; None if the batch is not among the last ``BATCHES``."""
@@ -322,7 +322,7 @@ class Published:
         """Check that a node of this machine serves the file at this path now.
 
         Raises:
-            UnavailableError: the page is of another machine or file, or the node does not serve the file now.
+            UnavailableError: the page belongs to another machine or file, or the node does not serve the file now.
         """
         try:
             boot = boot_id()
@@ -357,7 +357,7 @@ class Published:
 def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
     """Return a node's page in memory, and the inode of its file, which is created if it does not exist.
 
-    The file gets its room on the disk at once: on a full disk, a write to memory without it would kill the process.
+    Its disk space is allocated at once: on a full disk, a write to unallocated memory would kill the process.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:

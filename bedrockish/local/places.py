@@ -85,7 +85,7 @@ class Place:
         """Attach the session's files to the workspace's connections, before a transaction begins."""
         attached = self._places.attached
         if self._attached != attached.version:
-            self.workspace.tell(attached.bring)
+            self.workspace.tell(attached.apply_to)
             self._attached = attached.version
 
     def is_of(self, facts: Facts) -> bool:
@@ -149,7 +149,7 @@ class Places:
         """Register the program's functions on a connection, and attach the session's files to it."""
         for given in self.reads.given:
             given(db)
-        self.attached.bring(db)
+        self.attached.apply_to(db)
 
     def serving(self) -> tuple[Published | None, Facts | None]:
         """Return the page, and its facts if the node leads transactions now."""
@@ -161,7 +161,7 @@ class Places:
         return published, facts
 
     def take(self, published: Published, facts: Facts) -> Place:
-        """Return an idle workspace on the page's present file, or another one."""
+        """Return an idle workspace on the page's present file, or open one."""
         while True:
             with self._lock:
                 place = self._idle.pop() if self._idle else None

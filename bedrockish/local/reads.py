@@ -45,11 +45,11 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read: its snapshot, the page's bytes, until when these prove a running node, its level and token."""
+    """The last read: its snapshot, the page's bytes, until when these prove that the node runs, its level and token."""
 
     reader: Reader
     moment: FileMoment
-    said: bytes
+    last_bytes: bytes
     until: int
     level: str
     token: Token
@@ -73,7 +73,7 @@ class LocalReads:
         self.attached = Attached()  # the files that the session has attached
         self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
-        self._until = _FOREVER  # when the running read ends without a result
+        self._until = _FOREVER  # the deadline of the running read
         self._is_left: Callable[[], bool] = _is_wanted
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
@@ -96,7 +96,7 @@ class LocalReads:
 
     @property
     def published(self) -> Published | None:
-        """The node's page; None while the file was never open."""
+        """The node's page; None before the file was first opened."""
         return self._snapshots.published
 
     def facts(self) -> Facts | None:
@@ -115,7 +115,7 @@ class LocalReads:
     def _prepare(self, db: apsw.Connection) -> None:
         for given in self.given:
             given(db)
-        self.attached.bring(db)
+        self.attached.apply_to(db)
         _KEEPER.add(self)  # again in each forked child, which does not have the thread
 
     def give(self, given: Give) -> None:
@@ -149,7 +149,7 @@ class LocalReads:
             try:
                 for reader in self._snapshots.readers:
                     reader.end()
-                    self.attached.bring(reader.db)
+                    self.attached.apply_to(reader.db)
                     reader.forget_texts()
             except apsw.Error as error:
                 self.attached.forget(order.name)
@@ -176,7 +176,7 @@ class LocalReads:
             if (
                 reader.moment is not known.moment
                 or published is None
-                or not published.says(known.said)
+                or not published.still_has(known.last_bytes)
                 or now_ns() > known.until
             ):
                 self._known = None
@@ -273,7 +273,7 @@ class LocalReads:
             except apsw.InterruptError as error:
                 if self._is_late():
                     raise TimeoutError from error
-                raise self._interrupted() from None  # the program did so, by another thread or its progress handler
+                raise self._interrupted() from None  # by another thread, or by the progress handler
             except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
                 self._leave_to_node(statements, error)
                 return None
@@ -296,9 +296,9 @@ class LocalReads:
         if self._told[2] is token and not (snapshots.pins or self.user or snapshots.is_log_ending or self.given):
             published = snapshots.published
             assert published is not None
-            if published.says(published.said):
+            if published.still_has(published.last_bytes):
                 until = published.facts().heartbeat + SILENT_NS
-                self._known = _Known(reader, moment, published.said, until, level, token)
+                self._known = _Known(reader, moment, published.last_bytes, until, level, token)
         return self._told[2]
 
     def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
@@ -351,7 +351,7 @@ class LocalReads:
         """Let all reads in the block use one snapshot.
 
         Raises:
-            UnavailableError: no durable snapshot that is new enough for the session was there in time.
+            UnavailableError: no durable snapshot was new enough for the session in time.
             UnsupportedError: the level is strict.
         """
         self.pin(level, token, timeout_s)
@@ -408,7 +408,7 @@ class LocalReads:
         A read of this thread that has called the program, such as its progress handler, ends and then closes the file.
         """
         self._snapshots.is_closed = True
-        with connections.taken(self.lock, self.interrupt):
+        with connections.lock_interrupting(self.lock, self.interrupt):
             if self._is_running:
                 self.interrupt()
             else:

@@ -142,7 +142,7 @@ class FileSnapshots:
         published: the node's page; None before the file was opened.
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
-        pins: the ``snapshot`` blocks that the program is in.
+        pins: the number of ``snapshot`` blocks that the program is in.
         is_read: whether there was a read since the last ``release_idle``.
         is_log_ending: whether to release the snapshot after each read, because it keeps the log from starting over.
         is_closed: whether the session is closed.
@@ -152,7 +152,7 @@ class FileSnapshots:
         self._database, self._prepare, self._is_late = database, prepare, is_late
         self.published: Published | None = None
         self.readers: list[Reader] = []
-        self.cluster_id: Callable[[], str] = str  # the empty text
+        self.cluster_id: Callable[[], str] = str  # returns an empty text
         self.pins = 0
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released

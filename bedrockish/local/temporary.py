@@ -26,7 +26,7 @@ class WithTemporary(LocalTransaction):
     """
 
     keeps_rows = True
-    _stays = "which has no TEMP objects of this program; run it on another connection"
+    _why_not_movable = "which has no TEMP objects of this program; run it on another connection"
     _running: TemporaryTransaction
 
     def __init__(

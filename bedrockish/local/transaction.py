@@ -83,7 +83,7 @@ class LocalTransaction:
             return self._running.record() if self._moment.batch == moment.batch else None
 
     @property
-    def _stays(self) -> str:
+    def _why_not_movable(self) -> str:
         """Why the transaction cannot move to the node, as the end of an error's text; empty if it can."""
         if self._places.attached.has_any:
             return "which has none of the attached files; detach them before the transaction begins"
@@ -107,7 +107,7 @@ class LocalTransaction:
         """
         try:
             with self.lock, self._statement:
-                self._check_goes_on()
+                self._check_open()
                 try:
                     result = self._run(statement)
                     self._check_level()
@@ -115,14 +115,14 @@ class LocalTransaction:
                     self._places.ids.take_again()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
-            if self._stays:
-                why = f"the statement needs the node ({error.message}), {self._stays}"
+            if self._why_not_movable:
+                why = f"the statement needs the node ({error.message}), {self._why_not_movable}"
                 raise UnsupportedError(why, sql=statement.sql) from error
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
         except UnsupportedError as error:  # the node raises the same error, or can run the statement
-            if self._stays:
+            if self._why_not_movable:
                 raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
@@ -144,7 +144,7 @@ class LocalTransaction:
             raise NodeNeededError("a strict read of the cluster's own tables runs at the node")
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run here before, in less time than ``run``; None: ``run`` must run it.
+        """Run a text that has run here before, in less time than ``run``; return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.
@@ -152,7 +152,7 @@ class LocalTransaction:
         Raises:
             BedrockishError: see ``run``.
         """
-        # The program's progress handler may end a statement, and its functions may fail: ``run`` provides for that.
+        # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
         if self.keeps_rows or self._places.has_own:
             return None
         try:
@@ -189,7 +189,7 @@ class LocalTransaction:
             return [], len(statements)
         given = self._places.ids.given
         with self.lock, self._statement:
-            self._check_goes_on()
+            self._check_open()
             found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._places.ids.take_again()
@@ -242,7 +242,7 @@ class LocalTransaction:
             SqlError: SQLite does not accept the statement.
         """
         with self.lock:
-            self._check_goes_on()
+            self._check_open()
             return self._running.columns(statement)
 
     def finish(self) -> Prepared:
@@ -253,7 +253,7 @@ class LocalTransaction:
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
         with self.lock, self._statement:
-            self._check_goes_on()
+            self._check_open()
             self._places.check_generation(self._place.facts)
             return self._running.finish()
 
@@ -269,7 +269,7 @@ class LocalTransaction:
         that is calling the program, for example its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")
-        with connections.taken(self.lock, lambda: self.stop(error)):
+        with connections.lock_interrupting(self.lock, lambda: self.stop(error)):
             if self._ended is None:
                 self._ended = error
                 if self._statement.is_running:
@@ -289,7 +289,7 @@ class LocalTransaction:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
         self._ended = closed()
 
-    def _check_goes_on(self) -> None:
+    def _check_open(self) -> None:
         if self._ended is not None:
             raise self._ended
 
@@ -364,6 +364,6 @@ class _Statement:
 
 @remembered
 def _is_ordinary(sql: str) -> bool:
-    """Return whether a text is neither transaction control nor for the node: a schema change, or an EXPLAIN."""
+    """Return whether a text is neither transaction control nor a schema change or EXPLAIN, which only the node runs."""
     is_explain = first_word(without_settings(sql)) == "EXPLAIN"
     return not (is_explain or Interactive.is_schema(Statement(sql)) or parse_control(sql) is not None)

@@ -17,7 +17,7 @@ PARENTS = (
     "SELECT DISTINCT k.\"table\" FROM sqlite_schema AS t, pragma_foreign_key_list(t.name) AS k WHERE t.type = 'table' "
     "AND NOT (k.on_delete IN ('NO ACTION', 'RESTRICT') AND k.on_update IN ('NO ACTION', 'RESTRICT'))"
 )
-"""Tells the tables whose changes have effects on their children."""
+"""Selects the tables to which foreign keys with an action refer."""
 OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
 
 

@@ -15,7 +15,7 @@ Settings = frozenset[str]
 NONE: Settings = frozenset()
 
 _PREFIXES = {LIKE: f"PRAGMA {LIKE}=1;", TRIGGERS: f"PRAGMA bedrockish_{TRIGGERS}=1;"}
-# Possessive quantifiers: with backtracking, several parts could share a run of blanks, at a cost of its cubed length.
+# Possessive quantifiers, because backtracking over a run of blanks could take time cubic in its length.
 _FIRST = re.compile(
     rf"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?({LIKE}|{TRIGGERS})\s*+(?:=([^;()]*+)|\(([^;()]*+)\)\s*+)?(?:;|$)",
     re.IGNORECASE,

@@ -14,7 +14,7 @@ _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
 _WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # as in ``tokenizer``
-# The tokens in which a character has no meaning of its own. An unclosed token reaches to the end of the text.
+# The tokens that may contain semicolons and parentheses. An unclosed token reaches to the end of the text.
 _HIDING = r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _SEMICOLON = re.compile(rf"{_HIDING}|;", re.DOTALL)
 _PARENTHESIS = re.compile(rf"{_HIDING}|\(", re.DOTALL)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
-Cut = tuple[int, int, str]  # the characters from a place to another, and their replacement
+Cut = tuple[int, int, str]  # the start and end of a part of a text, and its replacement
 
 # SQLite takes every character outside ASCII as part of a name, and a byte order mark before a token as a blank.
 # The sets are negated, because ``re`` needs 15 ms to compile a set that reaches to the end of Unicode.

@@ -34,7 +34,7 @@ from bedrockish_journal.verify.beginning import safe_clock
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 
 POLL_S = 1.0
-AGAIN_S = 60.0  # before a snapshot that could not be made is tried again
+AGAIN_S = 60.0  # pause before another attempt to make a snapshot
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
 TRANSACTIONS_MAX = 500  # transactions that are taken at a time
 # The clock up to which entries are taken, at most safe time, and the last tick of each timeline up to this clock.
@@ -134,7 +134,7 @@ def _held(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_place(folder: Path, lock: IO[str]) -> None:
-    """Check that a directory is still the one that was locked: files that are open would go on without it."""
+    """Check that a directory is still the one that was locked; writes to its open files would succeed without it."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
             return
@@ -172,7 +172,7 @@ class _Backup:
             self._segment = Segment(segments[-1])
         if not snapshots:
             await self._snapshot()
-        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # killed between snapshot and segment
+        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # a run was killed between the two
             self._begin(snapshots[-1], leaves_gap=False)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class _Backup:
             return True
 
     async def _renew(self, client: Client) -> None:
-        """Make the snapshot that is due, or say why not and try again later: the last one is continued until then."""
+        """Make the snapshot that is due; if that fails, log why, continue the last segment, and try again later."""
         try:
             path = await self._copy(client.addresses)
         except BedrockishError as error:
@@ -199,14 +199,14 @@ class _Backup:
             self._say(f"no new snapshot, and trying again in {AGAIN_S:g} s: {error.message}")
         else:
             self.late = None
-            self._go_on_from(path)
+            self._continue_after(path)
 
     def _is_due(self) -> bool:
         newest = numbered(self._folder, SNAPSHOTS)[-1:]
         return not newest or time.time() - newest[0].stat().st_mtime > self._plan.every_s
 
     async def _snapshot(self, others: Iterable[Address] = (), *, leaves_gap: bool = False) -> None:
-        self._go_on_from(await self._copy(others), leaves_gap=leaves_gap)
+        self._continue_after(await self._copy(others), leaves_gap=leaves_gap)
 
     async def _copy(self, others: Iterable[Address]) -> Path:
         """Make a snapshot with a number above those of all files, and return its path."""
@@ -217,7 +217,7 @@ class _Backup:
         self._say(f"{path.name}: {size} bytes")
         return path
 
-    def _go_on_from(self, snapshot: Path, *, leaves_gap: bool = False) -> None:
+    def _continue_after(self, snapshot: Path, *, leaves_gap: bool = False) -> None:
         """Begin a new segment, and remove what is too old."""
         self._begin(snapshot, leaves_gap=leaves_gap)
         if self._plan.keep_s is not None:
@@ -265,7 +265,7 @@ class _Backup:
 
 
 async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) -> list[Entry]:
-    """Return the entries up to some ticks, and all entries in their past, safe even where their clocks are not."""
+    """Return the entries up to the given ticks, and all earlier entries on which these depend."""
     found: list[Entry] = []
     while behind := [leader for leader, tick in wanted.items() if has.get(leader, 0) < tick]:
         leader = behind[0]
@@ -291,20 +291,20 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
 
 
 def too_old(folder: Path, before_s: float) -> list[Path]:
-    """Return the files that are not needed to restore a state from after a Unix time."""
+    """Return the files that no restore to a later time than the given Unix time needs."""
     kept: Path | None = None
     for snapshot in numbered(folder, SNAPSHOTS):
-        if milliseconds(_of(snapshot)[0]) / 1000 <= before_s:
+        if milliseconds(_extent_of(snapshot)[0]) / 1000 <= before_s:
             kept = snapshot
     if kept is None:
         return []
-    has = _of(kept)[1]
+    has = _extent_of(kept)[1]
     old = [path for path in numbered(folder, SNAPSHOTS) if path < kept]
     segments = numbered(folder, SEGMENTS)[:-1]
-    return old + [path for path in segments if covers(has, _of(path)[1])]
+    return old + [path for path in segments if covers(has, _extent_of(path)[1])]
 
 
-def _of(path: Path) -> tuple[int, dict[str, int]]:
+def _extent_of(path: Path) -> tuple[int, dict[str, int]]:
     """Return the clock up to which a file is complete, and the vector of its entries."""
     with reading(path) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}

@@ -82,8 +82,8 @@ class Filled:
     rows: int = 0  # the number of rows in all
     before: int = 0  # the number of batches that an earlier run had loaded
     created: bool = False  # whether the table was made from the names in the file's first row
-    # ``short`` and ``long``: rows with fewer values than columns, whose rest is NULL, and with more, whose rest is left
-    # out.
+    # ``short``: rows with fewer values than columns; the other columns are NULL. ``long``: rows with more values than
+    # columns; surplus values are left out.
     short: int = 0
     long: int = 0
 

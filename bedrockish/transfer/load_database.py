@@ -236,7 +236,7 @@ def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterat
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
     is_virtual: Any = db.execute("SELECT rootpage = 0 FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
     if is_virtual[0]:
-        columns.insert(0, "rowid")  # programs refer to rows by it
+        columns.insert(0, "rowid")  # programs may refer to rows by their rowid
     names = ", ".join(map(quote, columns))
     limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
     done = 0

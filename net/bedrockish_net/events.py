@@ -19,12 +19,12 @@ class Hello:
     node: str
     """Name of the node; a client may use any name, which identifies it in logs."""
     cluster: str | None
-    """Name of the cluster. A client may leave it None: whichever cluster answers is meant."""
+    """Name of the cluster; None, from a client, for any cluster."""
     role: Role = "peer"
     to: str | None = None
-    """Name of the node that the dialler means, None for whoever answers."""
+    """Name of the node that the dialler expects; None for any node."""
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Anything else that the two programs want to know of each other, as plain CBOR data. A password may be in it, so
+    """Further information for the other program, as plain CBOR data. It may hold a password, so
     it is never printed."""
 
 
@@ -60,7 +60,7 @@ class Goodbye:
     code: str
     message: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that the other program wants to know about the reason, as plain CBOR data."""
+    """Further information about the reason, as plain CBOR data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ async def dial(
         if ssl_context is not None:
             stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)
         try:
-            if ssl_context is None and not stays_here(stream):
+            if ssl_context is None and not is_on_this_machine(stream):
                 raise TlsError(f"{where} is on another machine, and nothing goes there without TLS; {WAY_TO_TLS}")
             return stream, await dial_on(stream, hello, limits, trust, recognise)
         except BROKEN as error:
@@ -192,15 +192,15 @@ async def _next_event(stream: trio.abc.Stream, connection: Connection) -> Event:
     return event
 
 
-async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> None:
+async def hang_up(stream: trio.abc.Stream, last_bytes: bytes, seconds: float) -> None:
     """Send the last bytes and close the stream, within ``seconds``, even if the task is cancelled.
 
     Closing a socket with unread bytes resets it, and the other end then loses our last bytes. So this end closes its
     half and reads until the other end has closed its half, too.
     """
     with trio.move_on_after(seconds, shield=True), suppress(*BROKEN):
-        if farewell:
-            await stream.send_all(farewell)
+        if last_bytes:
+            await stream.send_all(last_bytes)
             if isinstance(stream, trio.abc.HalfCloseableStream):
                 await stream.send_eof()
             while await stream.receive_some(READ_BYTES):
@@ -209,7 +209,7 @@ async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> N
         await trio.aclose_forcefully(stream)
 
 
-def stays_here(stream: trio.abc.Stream) -> bool:
+def is_on_this_machine(stream: trio.abc.Stream) -> bool:
     """Return whether the other end of a stream is on this machine.
 
     Raises:
@@ -233,7 +233,7 @@ def is_local(stream: trio.abc.Stream) -> bool:
 async def _open_stream(host: str, port: int) -> trio.SocketStream:
     if not is_path(host):
         stream = await trio.open_tcp_stream(host, port)  # Trio sets TCP_NODELAY
-        _keep_unsent_here(stream)
+        _limit_send_buffer(stream)
         return stream
     made = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -245,7 +245,7 @@ async def _open_stream(host: str, port: int) -> trio.SocketStream:
     return trio.SocketStream(made)
 
 
-def _keep_unsent_here(stream: trio.abc.Stream) -> None:
+def _limit_send_buffer(stream: trio.abc.Stream) -> None:
     """Limit the kernel's send buffer, so that most unsent bytes wait here, where urgent messages can overtake them."""
     option = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(stream, trio.SocketStream):

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from bedrockish_net import handshake
-from bedrockish_net.doors import Doors
+from bedrockish_net.connection_limits import ConnectionLimits
 from bedrockish_net.errors import Code, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import Admits, Trusts
@@ -29,8 +29,8 @@ from bedrockish_net.tls import certificate_end
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
-ALONE_SECONDS_MIN = 1.0  # for this time the links of a peer are refused that sends malformed messages again; doubled …
-ALONE_SECONDS_MAX = 60.0  # … each time, up to this
+REFUSED_SECONDS_MIN = 1.0  # how long a peer's links are refused after its second malformed message; doubled …
+REFUSED_SECONDS_MAX = 60.0  # … after each further one, up to this
 INFLOW_BYTES = 256 << 20  # limit of incomplete messages of all clients, unless the caller sets another one
 FORGIVEN_SECONDS = 600.0  # after this time without malformed messages, earlier ones no longer count
 
@@ -83,13 +83,13 @@ class _Peer:
         self.address = address
         self.started = False
         self.scope = trio.CancelScope()  # cancels the task that dials
-        self.hurry = trio.Event()  # set when the peer is known to be alive: dial again without waiting
+        self.redial_now = trio.Event()  # set when the peer is known to be alive: dial again without waiting
         self.outgoing: Link | None = None
         self.incoming: Link | None = None
         self.trouble = ""  # the reason why the last attempt failed, which is logged once
-        self.nonsense = 0  # the number of recent malformed messages of the peer
-        self.nonsense_at = -math.inf
-        self.alone_until = -math.inf  # until then its links are refused
+        self.malformed = 0  # the number of recent malformed messages of the peer
+        self.malformed_at = -math.inf
+        self.refused_until = -math.inf  # until then its links are refused
 
 
 def _raise(_what: str, error: Exception) -> None:
@@ -129,7 +129,7 @@ class Mesh:
         # returns, only that link ends; by default it raises, which stops the mesh.
         on_fault: Callable[[str, Exception], object] = _raise,
         limits: Limits | None = None,  # sizes and times of each link
-        doors: Doors | None = None,  # limits the numbers of strangers and clients
+        connection_limits: ConnectionLimits | None = None,  # limits the numbers of strangers and clients
         inflow: Inflow | None = None,  # limits the memory for incomplete messages of clients
         dial_context: ssl.SSLContext | None = None,  # TLS for links that we dial
         listen_context: ssl.SSLContext | None = None,  # TLS for links that we accept
@@ -154,7 +154,7 @@ class Mesh:
         self._host = host
         self._port = port
         self._limits = limits or Limits()
-        self._doors = doors or Doors()
+        self._connection_limits = connection_limits or ConnectionLimits()
         self._dial_context = dial_context
         self._listen_context = listen_context
         self._trust, self._admit_caller = trust, admit
@@ -205,13 +205,13 @@ class Mesh:
         if peer is None or peer.incoming is None:
             return
         now = trio.current_time()
-        if now - peer.nonsense_at > FORGIVEN_SECONDS:
-            peer.nonsense = 0
-        alone = min(ALONE_SECONDS_MAX, ALONE_SECONDS_MIN * 2.0 ** (peer.nonsense - 1)) if peer.nonsense else 0.0
-        peer.nonsense, peer.nonsense_at, peer.alone_until = min(peer.nonsense + 1, 30), now, now + alone
+        if now - peer.malformed_at > FORGIVEN_SECONDS:
+            peer.malformed = 0
+        seconds = min(REFUSED_SECONDS_MAX, REFUSED_SECONDS_MIN * 2.0 ** (peer.malformed - 1)) if peer.malformed else 0.0
+        peer.malformed, peer.malformed_at, peer.refused_until = min(peer.malformed + 1, 30), now, now + seconds
         self._on_log(
-            f"ended the link from {node}, which sent what cannot be read: {reason}"
-            + (f"; it is left alone for {alone:g} s" if alone else "")
+            f"ended the link from {node}, which sent a malformed message: {reason}"
+            + (f"; its links are refused for {seconds:g} s" if seconds else "")
         )
         link, peer.incoming = peer.incoming, None
         link.drop(Code.MALFORMED, reason)
@@ -267,7 +267,7 @@ class Mesh:
     def left_alone(self) -> dict[str, float]:
         """The peers whose links are refused for a time, after malformed messages, each with the seconds left."""
         now = trio.current_time()
-        return {node: peer.alone_until - now for node, peer in self._peers.items() if peer.alone_until > now}
+        return {node: peer.refused_until - now for node, peer in self._peers.items() if peer.refused_until > now}
 
     def describe(self) -> dict[str, dict[str, float]]:
         """Return the peers whose links are refused, and the expiry of each peer's certificate, as plain values."""
@@ -331,7 +331,7 @@ class Mesh:
             task_status.started(self.addresses)
 
     def listen_here(self, local_socket: socket.socket) -> None:
-        """Serve programs of this machine on a socket, in place of the one before, whose links go on."""
+        """Serve programs of this machine on another socket; the links of the earlier socket stay open."""
         assert self._nursery is not None
         self._listening_here.cancel()
         self._listening_here = trio.CancelScope()
@@ -372,7 +372,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.hurry = trio.Event()  # before the attempt: a call of the peer during the attempt counts, too
+                peer.redial_now = trio.Event()  # before the attempt: a call of the peer during the attempt counts, too
                 link = None
                 try:
                     link = await self._dial(node, peer)
@@ -383,9 +383,9 @@ class Mesh:
                 if link is not None:
                     if trio.current_time() - began > RETRY_SECONDS_MAX:  # the link worked and was not refused at once
                         delay = RETRY_SECONDS_MIN
-                    peer.hurry = trio.Event()
+                    peer.redial_now = trio.Event()
                 with trio.move_on_after(delay * (0.5 + self._draw() / 2)):
-                    await peer.hurry.wait()
+                    await peer.redial_now.wait()
                 delay = min(2 * delay, RETRY_SECONDS_MAX)
 
     async def _dial(self, node: str, peer: _Peer) -> Link | None:
@@ -415,7 +415,7 @@ class Mesh:
                 nursery.start_soon(link.run)
                 with suppress(LinkClosedError):
                     await link.receive()
-                    link.drop(Code.UNEXPECTED, f"{node} talks on the link that is ours to talk on")
+                    link.drop(Code.UNEXPECTED, f"{node} sent a message on the link on which only this node sends")
         finally:
             if peer.outgoing is link:  # else set_peers has emitted PeerDown already
                 peer.outgoing = None
@@ -426,7 +426,7 @@ class Mesh:
     async def _welcome(self, stream: trio.SocketStream) -> None:
         """Accept a connection; a failure ends only this connection."""
         caller = _caller(stream)
-        if self._doors.is_crowded(stream.socket.fileno()):
+        if self._connection_limits.is_crowded(stream.socket.fileno()):
             self._on_log(f"turned {caller} away: too many files are open; raise the limit (ulimit -n)")
             await trio.aclose_forcefully(stream)
             return
@@ -437,18 +437,18 @@ class Mesh:
             self._on_fault(f"serving {caller}", error)
 
     async def _take_in(self, stream: trio.SocketStream, caller: str, file: int) -> None:
-        """Do the handshake with a caller, and serve it. A stranger costs this task, and memory and time for a HELLO."""
+        """Do the handshake with a caller, and serve it. A stranger costs one task and the memory of a HELLO."""
         link = None
         address = caller.rpartition(":")[0]
         with trio.CancelScope() as scope:
-            number, crowded = self._doors.come(address, scope.cancel)
+            number, crowded = self._connection_limits.add_stranger(address, scope.cancel)
             if crowded:
                 self._on_log(crowded)
             has_spoken = False
 
             async def admit(stream: trio.abc.Stream, hello: Hello) -> None:
                 nonlocal has_spoken
-                self._doors.speak(number)
+                self._connection_limits.begin_admission(number)
                 has_spoken = True
                 if hello.role == "peer" and handshake.is_local(stream):
                     raise RefusedError(Code.REFUSED, "this socket is for programs of the machine, not for nodes")
@@ -469,9 +469,9 @@ class Mesh:
             except NetError as error:
                 self._on_log(f"refused {caller}: {error}")
             finally:
-                self._doors.go(number)
+                self._connection_limits.remove_stranger(number)
                 if has_spoken:
-                    self._doors.answered()
+                    self._connection_limits.end_admission()
         if link is None:
             return
         if self.read_loop is not None:
@@ -486,7 +486,7 @@ class Mesh:
     async def _serve(self, link: Link, address: str, file: int) -> None:
         """Admit a client, if the limits allow it, and serve it until it leaves."""
         try:
-            self._doors.enter(address, file)
+            self._connection_limits.add_client(address, file)
         except RefusedError as error:
             link.drop(error.code, error.message)
             self._on_log(f"refused a client from {address}: {error.message}")
@@ -499,7 +499,7 @@ class Mesh:
             pass  # the client hung up, which is not an error
         finally:
             self._clients.discard(link)
-            self._doors.leave(address)
+            self._connection_limits.remove_client(address)
             await link.aclose()
 
     def _judge(self, remote: Hello) -> Hello:
@@ -509,7 +509,7 @@ class Mesh:
                 Code.UNKNOWN_MEMBER, f"{remote.node!r} is not a member of {self.hello.cluster!r} here; members: {known}"
             )
         if remote.role == "peer":
-            left = self._peers[remote.node].alone_until - trio.current_time()
+            left = self._peers[remote.node].refused_until - trio.current_time()
             if left > 0:
                 raise RefusedError(
                     Code.MALFORMED, f"{remote.node} has sent malformed messages; try again in {left:.0f} s"
@@ -530,7 +530,7 @@ class Mesh:
             peer.incoming.drop(Code.REPLACED, f"{node} opened a newer link")
             self._on_log(f"{node} opened a second link from {caller}; the first is closed")
         peer.incoming = link
-        peer.hurry.set()
+        peer.redial_now.set()
 
         def take(payloads: list[bytes]) -> None:
             if self._is_incoming(node, link):

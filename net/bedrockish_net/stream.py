@@ -50,7 +50,7 @@ class Link:
         # An exception of the callback for messages, which ended the link, if a loop reads the link.
         self.fault: Exception | None = None
         self._inflow: Inflow | None = None
-        self._half_bytes = 0  # bytes of an incomplete message, as ``_inflow`` knows them
+        self._incomplete_bytes = 0  # bytes of an incomplete message, as ``_inflow`` knows them
         self._read_loop: ReadLoop | None = None
         self._is_watched = False  # whether the loop reads the socket now
         self._most = READ_FIRST_BYTES  # size of the next read
@@ -68,7 +68,7 @@ class Link:
         self._is_hanging_up = False
         self._heard = trio.current_time()
         self._over: LinkClosedError | None = None
-        self._farewell = b""
+        self._last_bytes = b""
         self._scope: trio.CancelScope | None = None
         self._gone = trio.Event()
         self._consumers = trio.lowlevel.ParkingLot()
@@ -125,7 +125,7 @@ class Link:
             self._outbox = []  # free the memory, even if the link is still referenced
             self._bulk.clear()
             self._connection.forget()
-            self._note_half(0)
+            self._note_incomplete(0)
             await self._close_stream()
 
     def send_nowait(self, payload: bytes) -> None:
@@ -279,7 +279,7 @@ class Link:
         finally:
             self._end(Code.SHUTDOWN, f"{self.local.node} closed the link")
             if self._scope is None:  # only run() has a writer that sends the GOODBYE
-                self._farewell = b"".join([*self._waiting(), *self._bulk]) + self._farewell
+                self._last_bytes = b"".join([*self._waiting(), *self._bulk]) + self._last_bytes
                 self._outbox.clear()
                 self._bulk.clear()
                 await self._close_stream()
@@ -326,14 +326,14 @@ class Link:
             self._moved = trio.current_time()
         self._outbox_bytes += size
 
-    def _end(self, code: str, reason: str, farewell: bytes | None = None) -> None:
+    def _end(self, code: str, reason: str, last_bytes: bytes | None = None) -> None:
         """End the link, once; wake all waiting tasks, and have ``run`` close the stream."""
         if self._over is not None:
             return
         self._over = LinkClosedError(code, reason)
-        if farewell is None and self._connection.is_open and code != Code.LOST:
-            farewell = self._connection.send(Goodbye(code, reason))
-        self._farewell = farewell or b""
+        if last_bytes is None and self._connection.is_open and code != Code.LOST:
+            last_bytes = self._connection.send(Goodbye(code, reason))
+        self._last_bytes = last_bytes or b""
         self._unwatch()
         for lot in (self._consumers, self._senders):
             lot.unpark_all()
@@ -345,7 +345,7 @@ class Link:
             return
         self._is_hanging_up = True
         torn = self._is_sending or self._is_torn  # after half a frame, a GOODBYE would be read as the frame's rest
-        await hang_up(self.stream, b"" if torn else self._farewell, self._limits.goodbye_seconds)
+        await hang_up(self.stream, b"" if torn else self._last_bytes, self._limits.goodbye_seconds)
         self._gone.set()
 
     async def _write(self) -> None:
@@ -461,25 +461,25 @@ class Link:
         messages = self._connection.receive_messages(data)
         if messages:
             self._put(messages)
-        if self._half_bytes or self._connection.has_more:
+        if self._incomplete_bytes or self._connection.has_more:
             self._take_rest()
         elif self._is_paused or self._inbox_bytes:
-            self._look_whether_held_up()
+            self._unwatch_if_held_up()
 
     def _take_rest(self) -> None:
         """Process the remaining events, and record the bytes of an incomplete message."""
         self._take_events()
         if self._inflow is not None:
-            self._note_half(self._connection.half_bytes)
-        self._look_whether_held_up()
+            self._note_incomplete(self._connection.half_bytes)
+        self._unwatch_if_held_up()
 
-    def _look_whether_held_up(self) -> None:
+    def _unwatch_if_held_up(self) -> None:
         if self._is_watched and self._is_held_up():
             self._unwatch()
 
-    def _note_half(self, size: int) -> None:
-        if self._inflow is not None and (size or self._half_bytes):
-            self._half_bytes = size
+    def _note_incomplete(self, size: int) -> None:
+        if self._inflow is not None and (size or self._incomplete_bytes):
+            self._incomplete_bytes = size
             self._inflow.note(self, size)
 
     def _broke(self, error: BaseException) -> None:
@@ -489,7 +489,7 @@ class Link:
         """Return whether this end has paused reading, so that the other end's silence is not its fault."""
         if self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
             return True
-        return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
+        return self._incomplete_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
         """Process the events in order: deliver messages, and answer Pings."""

@@ -70,7 +70,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
 def why_refused(dial: ssl.SSLContext, listen: ssl.SSLContext, node: str, revoked: AbstractSet[int]) -> str:
     """Return why a node with the same authority would refuse our certificate, in words; empty if it would not.
 
-    It is tried by a handshake in memory, so the judge is the one of real links: our context for either end.
+    The check is a TLS handshake in memory with the contexts of real links at both ends.
     """
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     client, server = dial.wrap_bio(down, up), listen.wrap_bio(up, down, server_side=True)

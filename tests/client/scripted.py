@@ -32,10 +32,10 @@ def unexpected(what: str, error: Exception) -> BedrockishError:
 
 
 class NoTransactions:
-    """Opens none."""
+    """A node that opens no transactions."""
 
     def end_owner(self, _owner: object) -> None:
-        """The client has gone."""
+        """Do nothing: the client has gone."""
 
 
 async def serve_scripted(link: Link, node: "ScriptedNode") -> None:
@@ -45,7 +45,7 @@ async def serve_scripted(link: Link, node: "ScriptedNode") -> None:
 
 @dataclass
 class ScriptedNode:
-    """Answers each command by the next step of its script, the last step for ever."""
+    """Answers each command by the next step of its script, and repeats the last step."""
 
     name: str = "A"
     script: list[Script] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ScriptedNode:
         self.faults = SimpleNamespace(caught=unexpected)
 
     def begin(self, request: Request, done: Callable[[Answer | BedrockishError], None], owner: object) -> None:
-        """Answer a command of a link by the next step, which goes on when the link ends."""
+        """Answer a command of a link by the next step, which continues after the end of the link."""
         assert isinstance(owner, Link)
 
         async def run() -> None:
@@ -117,7 +117,7 @@ class ScriptedNode:
         return self.known[request.command]
 
     async def die(self, request: Request) -> Answer:
-        """Hang up after the command came in, without a word."""
+        """Hang up after the command has come, without GOODBYE."""
         for link in self.links:
             link.drop("lost", "scripted")
         await trio.sleep_forever()
@@ -141,7 +141,7 @@ class ScriptedNode:
 
 @asynccontextmanager
 async def running(*nodes: ScriptedNode) -> AsyncIterator[str]:
-    """Start the nodes, yield the URL of all of them."""
+    """Start the nodes; yield one URL with all of them."""
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             for node in nodes:

@@ -66,7 +66,7 @@ def test_only_reads_is_true_for_a_select() -> None:
 
 
 class Timers:
-    """Notes the timers that are set."""
+    """Records the timers that are set."""
 
     def __init__(self) -> None:
         self.noted = list[tuple[float, str, object]]()

@@ -1,4 +1,4 @@
-"""``bedrockish tls``: which certificate is revoked, files whole or not there."""
+"""``bedrockish tls``: the certificate that is revoked; files are written whole or not at all."""
 
 import resource
 import shutil

@@ -158,7 +158,7 @@ def test_bug_is_one_line_and_its_traceback_is_shown_on_demand(monkeypatch: pytes
         raise ExceptionGroup("several", [error]) if group_it else error
 
     monkeypatch.setattr("bedrockish.cli.status.connect", broken)
-    # a group of exceptions has no line
+    # a group of exceptions names no line
     place = "" if group_it else f" in test_cli.py:{broken.__code__.co_firstlineno + 2}"
     assert_one_line(run("status", "bedrockish://h"), 70, f"this is a bug: ZeroDivisionError{place}: division by zero")
     assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
@@ -231,7 +231,7 @@ main(["restore", "--from", sys.executable, "--to", "new.db"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("background", [False, True])
 def test_command_removes_its_unfinished_files_when_it_is_terminated(number: signal.Signals, background: bool) -> None:
-    """A script's shell lets commands in the background ignore Ctrl-C; they went without removing anything."""
+    """Commands in the background of a script ignore Ctrl-C, so they end by SIGTERM or SIGHUP."""
 
     def set_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL)
@@ -420,7 +420,7 @@ def test_too_low_file_limit_is_reported(
 
 @pytest.mark.parametrize(("database", "why"), [("pipe", "is a device, a pipe or a socket"), ("/", "is a directory")])
 def test_database_path_that_is_not_a_file_is_reported_before_opening(tmp_path: Path, database: str, why: str) -> None:
-    """The opening of a pipe waited for ever."""
+    """Opening a pipe would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     here = ["--listen", "127.0.0.1:1", "--peer", "A=127.0.0.1:1"]
     told = program("serve", "--node", "A", "--database", database, *here, cwd=tmp_path)
@@ -444,7 +444,7 @@ def test_error_of_a_limit_names_its_remedy() -> None:
 
 @pytest.mark.parametrize("waits", ["trio.run(trio.sleep_forever)", "time.sleep(60)"])
 def test_sigterm_ends_a_command_after_its_cleanup(tmp_path: Path, waits: str) -> None:
-    """A backup or a restore left its unfinished files."""
+    """Otherwise a backup or a restore would leave unfinished files."""
     (tmp_path / "waits.py").write_text(f"""
 import pathlib, time, click, trio
 

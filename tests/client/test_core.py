@@ -150,7 +150,7 @@ def test_definite_answer_is_final_after_repeated_sends() -> None:
 
 
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
-def test_judge_of_an_error_depends_on_whether_an_answer_was_lost(
+def test_verdict_on_an_error_depends_on_whether_an_answer_was_lost(
     error: BedrockishError, at_first: Verdict, after_loss: Verdict
 ) -> None:
     assert judge(error, lost=0, harmless=False) is at_first
@@ -199,8 +199,8 @@ def test_command_with_a_lost_answer_is_sent_at_once_to_the_next_node_with_strict
     assert w.finished[number] == Answered(number, FINE)
 
 
-def test_request_on_which_two_links_died_is_not_sent_to_a_third_node() -> None:
-    """The text may be the reason that the nodes end, so the client asks for its outcome without sending it."""
+def test_request_is_not_sent_to_a_third_node_after_two_lost_links() -> None:
+    """The text may crash nodes, so the client asks for the outcome without sending the text."""
     w = wire()
     number = w.call()
     w.open()
@@ -231,7 +231,7 @@ def test_committed_result_is_returned_after_two_lost_links() -> None:
     assert w.finished[number] == Answered(number, FINE)
 
 
-def test_read_on_which_two_links_died_fails() -> None:
+def test_read_fails_after_two_lost_links() -> None:
     w = wire()
     number = w.call("SELECT 1")
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_late_answer_still_counts_as_seen() -> None:
     assert w.sent[-1][1].request.token == Token({"B": 7}, 9)
 
 
-def test_timeout_for_the_only_node_is_shorter_than_the_callers_rest() -> None:
+def test_timeout_for_the_only_node_is_shorter_than_the_callers_remaining_time() -> None:
     w = wire("bedrockish://h:1")
     w.call(timeout_s=10)
     w.now = 2.0

@@ -59,7 +59,7 @@ async def test_only_the_right_password_of_a_user_is_accepted(caplog: pytest.LogC
 async def test_wrong_passwords_throttle_an_address_except_for_users_logged_in_before() -> None:
     this, old = gate(ann=CHEAP), gate(ann=CHEAP)
     assert await this.judge("ann", "right", "10.0.0.1") == ""
-    async with trio.open_nursery() as nursery:  # at once they are not more than one after the other
+    async with trio.open_nursery() as nursery:  # concurrent attempts are counted like sequential ones
         for number in range(TRIES_MAX):
             nursery.start_soon(this.judge, "ann", f"wrong {number}", "10.0.0.1")
     assert "too many wrong passwords of user 'ann' from 10.0.0.1" in await this.judge("ann", "wrong", "10.0.0.1")

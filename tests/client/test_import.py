@@ -200,7 +200,7 @@ def test_killed_import_of_a_database_continues_and_is_exported_unchanged(
 def test_import_of_a_file_whose_tables_were_dropped_since_names_the_option(
     own: tuple[Connection, str], tmp_path: Path
 ) -> None:
-    """The rows count as imported, so a run without the option reported them and left no table."""
+    """The rows count as imported, so without --again a run would load nothing."""
     db, url = own
     with closing(sqlite3.connect(tmp_path / "two.db")) as two:
         two.executescript("CREATE TABLE a(x); CREATE TABLE b(x); INSERT INTO a VALUES (1);")
@@ -217,8 +217,8 @@ def test_import_of_a_file_whose_tables_were_dropped_since_names_the_option(
     assert db.execute("SELECT count(*) FROM a").value() == 1
 
 
-def test_rows_of_a_csv_come_from_a_pipe(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
-    """A load reads its file three times; from a pipe it read nothing the second time, and reported no error."""
+def test_csv_is_loaded_from_a_pipe(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """A load reads its file three times, so the content of a pipe is copied first."""
     db.execute("CREATE TABLE piped(a, b)")
     words = ("sql", node.url(), ".import /dev/stdin piped")
     with subprocess.Popen(
@@ -338,6 +338,6 @@ def test_import_batches_have_every_row_in_order() -> None:
     assert found == list(range(1_000))
 
 
-def test_a_schema_that_fits_has_no_misfits() -> None:
+def test_supported_schema_has_no_misfits() -> None:
     assert misfits([("table t", "CREATE TABLE t(a, b AS (a))"), ("index i", "CREATE INDEX i ON t(a)")]) == []
     assert "fts" in misfits([("table v", "CREATE VIRTUAL TABLE v USING fts4(x)")])[0]

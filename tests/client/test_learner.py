@@ -6,7 +6,7 @@ from bedrockish.errors import LearnerError
 from tests.client.test_core import FINE, wire
 
 
-def test_a_learner_s_answer_to_a_write_is_followed_to_a_voter() -> None:
+def test_client_moves_from_a_learner_to_a_voter_for_a_write() -> None:
     """The client knows one node, a learner; it moves to a voter and stays there."""
     w = wire("bedrockish://h:1")
     number = w.call()

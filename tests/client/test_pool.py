@@ -18,7 +18,7 @@ WRITE = "INSERT INTO t VALUES (1)"
 
 
 class Opens:
-    """Keeps transactions only so far that they can be opened and ended."""
+    """A node that only opens and ends transactions."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []

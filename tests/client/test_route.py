@@ -1,4 +1,4 @@
-"""Which node is asked next: those of the URL, those learnt, not the dead ones; the nearest if that is wanted."""
+"""The order in which a client tries nodes: of the URL, then learnt ones, failed ones last; or the nearest first."""
 
 import pytest
 import trio
@@ -66,7 +66,7 @@ def test_route_adds_and_drops_members_and_keeps_nodes_of_the_url() -> None:
     this.leave()
     this.failed(B, GONE, 0.0)
     this.leave()
-    assert this.next(0.0) == D  # all three are down, D as the others report: the turn decides
+    assert this.next(0.0) == D  # all three are down, D by report: the next one in turn
     this.leave()
     assert this.learn({D: True}, 0.0) is False
     assert this.next(0.0) == D

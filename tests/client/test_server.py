@@ -145,7 +145,7 @@ class _Noting:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
     def end_owner(self, _owner: object) -> None:
-        """The client has gone."""
+        """Do nothing: the client has gone."""
 
 
 async def test_server_closes_a_stream_only_after_it_has_opened_it() -> None:
@@ -185,7 +185,7 @@ class _AtOnce:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
     def end_owner(self, _owner: object) -> None:
-        """The client has gone."""
+        """Do nothing: the client has gone."""
 
 
 async def test_thousand_immediate_steps_of_a_link_do_not_recurse() -> None:

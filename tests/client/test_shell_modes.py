@@ -1,4 +1,4 @@
-"""The forms in which the shell prints rows: as sqlite3's own program prints them, where there is one; and never raw."""
+"""Output modes of the shell: equal to those of sqlite3's shell, and without raw control characters."""
 
 import csv
 import io
@@ -63,7 +63,7 @@ def test_shell_modes_print_the_same_as_sqlite3(mode: str, name: str) -> None:
     done = subprocess.run([SQLITE, "-batch"], input=script.encode(), capture_output=True, timeout=20, check=True)
     expected = done.stdout.decode()
     if mode == "json" and not rows:
-        expected = "[]\n"  # here also nothing is JSON
+        expected = "[]\n"  # this shell prints valid JSON for no rows, too
     found = printed(mode, columns, rows, target="t", headers=True)
     assert found.replace("\r\n", "\n") == expected.replace("\r\n", "\n")
 

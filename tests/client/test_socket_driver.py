@@ -204,7 +204,7 @@ def test_interrupted_call_drops_the_clients_state_and_keeps_its_token(monkeypatc
         assert inner._core is not core
         assert client.token == token
         assert inner._core.cluster_id == "one"
-        assert client.has_temporary  # else their loss, such as that of a trigger, would not be told
+        assert client.has_temporary  # otherwise the next statement would not report their loss
         inner._core.temporary.name = ""
         assert client.execute("SELECT ?", (3,)).value() == 3
 
@@ -238,7 +238,7 @@ def become_reader(client: SocketClient, number: int) -> None:
 def test_calls_after_an_interrupted_call_get_their_own_answers(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, before: Callable[..., None]
 ) -> None:
-    """A later call got the outcome of the interrupted one, a link was dialled no more, or no thread read."""
+    """Otherwise a later call may get the interrupted call's outcome, find no link dialled, or no thread reading."""
     with serving() as url, connect(url) as client:
         assert client.execute("SELECT ?", (0,)).value() == 0
         if owner is Entry:

@@ -358,7 +358,7 @@ def test_a_failed_batch_ends_the_stream() -> None:
 
 
 def test_stream_messages_survive_encoding() -> None:
-    """Calls and replies come out as they went in."""
+    """Decoding an encoded call or reply returns the same call or reply."""
     asked = Step(3, Request("s", (Statement("SELECT 1"),)), STREAM)
     assert decode_call(encode_call(asked)) == Step(3, Request("s", (Statement("SELECT 1", None),)), STREAM)
     for reply in (Answered(3, MORE), Answered(3, LAST)):

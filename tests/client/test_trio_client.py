@@ -136,7 +136,7 @@ async def test_error_after_a_lost_answer_proves_nothing() -> None:
     assert len(second.requests) > 1
 
 
-async def test_error_after_a_lost_read_is_the_answer() -> None:
+async def test_error_after_a_lost_read_is_raised() -> None:
     first, second = ScriptedNode("A"), ScriptedNode("B")
     first.script = [first.die]
     second.script = [second.refuse(SqlError("no such table: t"))]

@@ -304,7 +304,7 @@ def test_connection_has_total_changes_and_token(connection: db.Connection, table
 def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(
     connection: db.Connection, table: str
 ) -> None:
-    """The COMMIT was once refused, as if foreign keys had been off."""
+    """The COMMIT must not be refused as if foreign keys were off."""
     connection.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 5), (2, 5)")
     with pytest.raises(db.IntegrityError):
         connection.execute(f"CREATE UNIQUE INDEX {table}_failed ON {table}(amount)")

@@ -113,7 +113,7 @@ def test_wrong_detect_types_are_refused(url: str) -> None:
 
 
 def test_exceptions_form_the_tree_of_the_standard() -> None:
-    """Warning and Error are apart; what concerns the database is a DatabaseError, the rest an InterfaceError."""
+    """Warning and Error are apart; errors of the database are DatabaseErrors, others InterfaceErrors."""
     assert issubclass(db.Warning, Exception)
     assert issubclass(db.Error, Exception)
     assert not issubclass(db.Warning, db.Error)

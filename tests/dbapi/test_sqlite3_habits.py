@@ -53,7 +53,7 @@ def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
 def test_statement_that_does_not_compile_opens_no_transaction(
     made: db.Connection, other: db.Connection, is_ours: bool
 ) -> None:
-    """The program went on in it: its reads saw an old state, and after a minute all its calls were refused."""
+    """Otherwise the program's reads would see an old state, and after a minute all its calls would be refused."""
     found: Any = made
     if not is_ours:
         found = sqlite3.connect(":memory:")
@@ -182,7 +182,7 @@ def test_rowcount_of_a_definition_is_undefined_with_temporary_objects(made: db.C
 
 
 def test_temporary_autoincrement_tables_have_their_own_ids(made: db.Connection) -> None:
-    """Both have a ``sqlite_sequence`` then, and each table's ids come from the one of its own schema."""
+    """Both schemas have a ``sqlite_sequence``; a table's ids come from that of its own schema."""
     made.isolation_level = None
     made.executescript(
         "DROP TABLE IF EXISTS kept; CREATE TABLE kept(id INTEGER PRIMARY KEY AUTOINCREMENT, a);"
@@ -408,7 +408,7 @@ def test_case_sensitive_like_pragma_applies_to_later_statements(url: str) -> Non
 
 
 def test_a_transaction_that_is_run_again_repeats_its_settings(url: str, table: str) -> None:
-    """The PRAGMA is repeated at the same place: statements before it run without it."""
+    """The PRAGMA is repeated at its place, so that it holds for the statements after it only."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one, closing(db.connect(url)) as other:
         one.execute(f"INSERT INTO {table}(id, name, amount) VALUES (1, 'a', 1), (2, 'B', 1)")
         one.execute("BEGIN")
@@ -487,7 +487,7 @@ def test_errors_of_a_callback_are_printed_when_asked_for(
 
 
 def test_reentrant_use_of_a_cursor_raises(connection: db.Connection) -> None:
-    """A generator of parameters, a converter."""
+    """By a generator of parameters, or by a converter."""
     cursor = connection.cursor()
 
     def parameters() -> Iterator[tuple[int]]:
@@ -600,7 +600,7 @@ def test_interrupt_ends_a_call_of_another_thread(url: str) -> None:
 
 
 def test_session_with_temporary_tables_goes_on_right_after_an_interrupt(url: str) -> None:
-    """The interrupted statement still ran at the node, and the next one was refused."""
+    """The interrupted statement may still run at the node when the next one comes."""
     with closing(db.connect(url, 30, isolation_level=None)) as connection:
         connection.execute("CREATE TEMP TABLE held(x)")
         connection.execute("INSERT INTO held VALUES (7)")

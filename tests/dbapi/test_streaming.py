@@ -1,4 +1,4 @@
-"""The streaming cursor: what any cursor gives, of any size, and errors midway."""
+"""The streaming cursor: the results of any cursor, of any size, and errors between rows."""
 
 import pytest
 

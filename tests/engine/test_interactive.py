@@ -147,7 +147,7 @@ def test_row_of_a_failed_statement_is_not_the_last_one_inserted(desk: Desk, sql:
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("end", ["", " ; -- and nothing more"])
-def test_statement_with_values_left_over_changes_nothing(desk: Desk, is_known: bool, end: str) -> None:
+def test_statement_with_surplus_values_changes_nothing(desk: Desk, is_known: bool, end: str) -> None:
     desk.node.run(SCHEMA)
     sql, work = "INSERT INTO account VALUES (?, ?, ?)" + end, desk.begin()
     if is_known:

@@ -119,7 +119,7 @@ def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
             return False
 
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
-        monkeypatch.setattr(steps, "_comes_here", nowhere)
+        monkeypatch.setattr(steps, "_return_to_file_node", nowhere)
         db.execute("ATTACH ? AS other", [str(other)])
         with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
             db.execute("CREATE TEMP TABLE short(a)")

@@ -62,7 +62,7 @@ def test_node_with_a_configuration_keeps_its_file(tmp_path: Path) -> None:
 
 
 def test_temporary_node_ends_and_removes_its_files_when_its_program_is_killed() -> None:
-    """The node reads from a pipe that ends then."""
+    """The node ends with the pipe from its program."""
     code = "import bedrockish, time; n = bedrockish.node(); print(n.process, n.path.parent, flush=True); time.sleep(60)"
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=clean_environment())
     assert program.stdout is not None

@@ -19,7 +19,7 @@ def known(db: Connection) -> object:
 
 
 def test_sessions_share_one_reading_of_a_schema(node: LocalNode, db: Connection, table: str) -> None:
-    """Each connection read all definitions: half a second with 2,000 tables."""
+    """Reading all definitions on each connection would take half a second with 2,000 tables."""
     with bedrockish.connect(node.database) as one, bedrockish.connect(node.database) as other:
         for each in (one, other):
             each.token = db.token

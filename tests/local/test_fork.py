@@ -33,7 +33,7 @@ def run(node: LocalNode, code: str) -> str:
 
 
 def test_child_cannot_continue_its_parent_s_transaction(node: LocalNode, db: Connection) -> None:
-    """The child's COMMIT once took the place of the parent's, whose later statements were lost."""
+    """A COMMIT by the child would take the place of the parent's, and the parent's later statements would be lost."""
     told = run(
         node,
         """
@@ -113,7 +113,7 @@ if not child:
 def test_forked_child_can_read_if_another_parent_thread_was_reading(
     node: LocalNode, db: Connection, begins: str
 ) -> None:
-    """The child waited for a lock of a thread that it does not have: one of ours, or one inside SQLite."""
+    """The child must not wait for a lock of a thread that it does not have: one of Python, or one inside SQLite."""
     told = run(
         node,
         f"""
@@ -149,7 +149,7 @@ thread.join()
 
 @pytest.mark.parametrize("begins", ["", "db.begin().execute"])
 def test_children_forked_at_each_moment_of_a_statement_read(node: LocalNode, db: Connection, begins: str) -> None:
-    """The child hung if another thread held a lock, such as that of an opening connection, at the fork."""
+    """The child would hang if another thread held a lock at the fork, such as that of an opening connection."""
     told = run(
         node,
         f"""
@@ -184,7 +184,7 @@ for step in range(12):
 
 
 def test_fork_is_not_starved_by_threads_that_execute_statements(node: LocalNode, db: Connection) -> None:
-    """Each thread took its lock again at once, and the fork gave up after its longest wait."""
+    """If each thread took its lock again at once, the fork would give up after its longest wait."""
     told = run(
         node,
         f"""

@@ -111,7 +111,7 @@ def test_regexp_match_of_sqlalchemy_runs_in_the_program(db: Any, node: LocalNode
         assert connection.execute(changed).rowcount == 1
         own = connection.connection.dbapi_connection
         assert own is not None
-        own.create_function("regexp", 2, lambda _pattern, _text: True)  # the program's own goes first
+        own.create_function("regexp", 2, lambda _pattern, _text: True)  # the program's own has precedence
         assert len(connection.execute(found).all()) == 3
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         assert connection.execute(changed).rowcount == 3

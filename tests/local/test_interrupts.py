@@ -39,7 +39,7 @@ def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
 
 @pytest.mark.parametrize("kind", ["read", "transaction", "temporary"])
 def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str, kind: str) -> None:
-    """A read held ``close`` until it was over; a transaction ran on without its session, and kept the file open."""
+    """Otherwise ``close`` would wait for a read, and a transaction would run on and keep the file open."""
     mine = dbapi.connect(node.database, isolation_level=None)
     if kind == "temporary":
         mine.execute("CREATE TEMP TABLE own(a)")
@@ -72,7 +72,7 @@ def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str,
 def test_failing_sql_of_the_engine_raises_a_typed_error(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
 ) -> None:
-    """An interrupt met the EXPLAIN that derives a read set, and the program got APSW's error."""
+    """An interrupt may end the EXPLAIN that derives a read set; the program must not get APSW's error."""
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]
@@ -92,7 +92,7 @@ def test_failing_sql_of_the_engine_raises_a_typed_error(
 
 
 def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Connection, table: str) -> None:
-    """The statement ran on a connection that the other thread had closed."""
+    """Otherwise it would run on a connection that the other thread has closed."""
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]
@@ -146,7 +146,7 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
 def test_transaction_that_begins_while_its_session_is_closed_ends(
     node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``close`` did not see the transaction, and the thread ran its statement to the end."""
+    """``close`` does not see the transaction yet, so the beginning thread must end it."""
     long = f"SELECT count(*) FROM {table}, {table}, {table}"
     failures = close_while_it_begins(bedrockish.connect(node.database), long, monkeypatch)
     assert failures == [bedrockish.ClientClosedError]
@@ -155,7 +155,7 @@ def test_transaction_that_begins_while_its_session_is_closed_ends(
 def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_ends(
     node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``close`` closed the connections that the thread was using, which raised an AttributeError."""
+    """``close`` must not close the connections that the beginning thread is using."""
     closing = bedrockish.connect(node.database)
     closing.execute("CREATE TEMP TABLE t(a)")
     mine = here(closing)
@@ -168,7 +168,7 @@ def test_transaction_with_temp_objects_that_begins_while_its_session_is_closed_e
 def test_begin_on_a_closed_page_raises_client_closed_error(
     node: LocalNode, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
-    """The program was told to start the node of the file."""
+    """The error must not advise to start the node of the file."""
     closing = bedrockish.connect(node.database)
     if is_temporary:
         closing.execute("CREATE TEMP TABLE t(a)")
@@ -185,7 +185,7 @@ def test_begin_on_a_closed_page_raises_client_closed_error(
 
 
 def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connection, table: str) -> None:
-    """The thread that closed the session got ConnectionClosedError of SQLite."""
+    """The interrupting thread must not get APSW's ConnectionClosedError."""
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]

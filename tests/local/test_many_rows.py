@@ -66,7 +66,7 @@ def test_failure_among_many_rows_keeps_the_rows_before_it(node: LocalNode, db: C
 def test_statement_with_more_rows_than_a_lease_has_ids_leases_more(
     node: LocalNode, db: Connection, table: str, rows: int
 ) -> None:
-    """The statement was repeated with the ids of one lease until its transaction was 60 s old."""
+    """With the ids of one lease only, the statement would be repeated until its transaction is 60 s old."""
     with closing(dbapi.connect(node.database, autocommit=False)) as mine:
         mine.execute(f"INSERT INTO {table}(a) VALUES ('first')")
         values = ", ".join(["(?)"] * rows)

@@ -82,8 +82,8 @@ def test_half_written_batch_number_is_ignored(database: str, page: Page) -> None
     assert Published(database).batch(7) is None
 
 
-def test_reader_never_sees_a_mixture(database: str, page: Page) -> None:
-    """The page says the same number as last batch written and as safe clock; a reader must never find two numbers."""
+def test_reader_never_sees_a_torn_page(database: str, page: Page) -> None:
+    """The page has the same number as last batch written and as safe clock; a reader must never find two numbers."""
     reader, over = Published(database), threading.Event()
     wrong: list[tuple[int, int]] = []
 
@@ -157,7 +157,7 @@ def test_page_that_another_thread_has_closed_is_not_read(database: str, page: Pa
     reader = Published(database)
     reader.facts()
     reader.close()
-    for read in (reader.facts, lambda: reader.batch(1), lambda: reader.says(b"")):
+    for read in (reader.facts, lambda: reader.batch(1), lambda: reader.still_has(b"")):
         with pytest.raises(UnavailableError, match="closed"):
             read()
 

@@ -1,4 +1,4 @@
-"""Statements of an open transaction that have run in the program before: the short way, and when it is left."""
+"""Statements that a transaction in the program runs at once, in the calling thread, and those that it cannot run so."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ ADD = "UPDATE {} SET b = b + 1 WHERE id = ?"
 
 
 @pytest.fixture
-def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts of the statements that took the long way."""
+def not_run_at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the statements that did not run at once."""
     found, run_here = list[str](), LocalSteps.run_here
 
     async def noted(self: LocalSteps, command: str, statements: Any, *rest: Any) -> Any:
@@ -24,7 +24,7 @@ def long_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_known_statement_runs_by_its_recipe(db: Connection, table: str, long_way: list[str]) -> None:
+def test_known_statement_runs_at_once(db: Connection, table: str, not_run_at_once: list[str]) -> None:
     read, add = f"SELECT b FROM {table} WHERE id = ?", ADD.format(table)
     with db.transaction() as tx:
         told = []
@@ -32,18 +32,18 @@ def test_known_statement_runs_by_its_recipe(db: Connection, table: str, long_way
             told.append(tx.execute(read, (number,)).rows)
             assert tx.execute(add, (number,)).rowcount == 1
         assert told == [[(10,)], [(20,)], [(11,)]]
-    assert not long_way
+    assert not not_run_at_once
     assert [row[0] for row in db.execute(f"SELECT b FROM {table} ORDER BY id").rows] == [12, 21]
     assert db.execute("SELECT changes(), total_changes()").rows[0][0] == 1
 
 
-def test_statement_that_needs_ids_leases_them(db: Connection, table: str, long_way: list[str]) -> None:
+def test_statement_that_needs_ids_leases_them(db: Connection, table: str, not_run_at_once: list[str]) -> None:
     insert = f"INSERT INTO {table}(a) VALUES (?)"
     with db.transaction() as tx:
         ids = [tx.execute(insert, (f"row {number}",)).lastrowid or 0 for number in range(150)]
         assert ids == sorted({*ids})
         assert db.execute("SELECT last_insert_rowid()").value() == ids[-1]
-    assert 0 < len(long_way) < 20
+    assert 0 < len(not_run_at_once) < 20
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 152
 
 
@@ -56,7 +56,7 @@ def test_statement_that_needs_the_node_on_a_later_run_moves_there(db: Connection
     assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 11
 
 
-def test_failed_statement_leaves_the_transaction_open(db: Connection, table: str, long_way: list[str]) -> None:
+def test_failed_statement_leaves_the_transaction_open(db: Connection, table: str, not_run_at_once: list[str]) -> None:
     add, insert = ADD.format(table), f"INSERT INTO {table} VALUES (?, 'two', 0)"
     with db.transaction() as tx:
         tx.execute(add, (1,))
@@ -67,7 +67,7 @@ def test_failed_statement_leaves_the_transaction_open(db: Connection, table: str
         with pytest.raises(SqlError):
             tx.execute(add, (1, 2))
         tx.execute(add, (1,))
-    assert not long_way
+    assert not not_run_at_once
     assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 12
 
 
@@ -83,12 +83,12 @@ def test_statement_that_ends_the_transaction_raises_an_error_marked_ended(db: Co
 
 
 def test_statements_with_settings_or_session_values_run_without_a_recipe(
-    db: Connection, table: str, long_way: list[str]
+    db: Connection, table: str, not_run_at_once: list[str]
 ) -> None:
     with db.transaction() as tx:
         tx.execute(ADD.format(table), (1,))
         assert [tx.execute("SELECT changes()").value() for _ in range(2)] == [1, 1]
-        assert len(long_way) == 2
+        assert len(not_run_at_once) == 2
         tx.execute("PRAGMA case_sensitive_like = on")
         like = f"SELECT count(*) FROM {table} WHERE a LIKE 'ONE'"
         assert [tx.execute(like).value() for _ in range(2)] == [0, 0]

@@ -277,7 +277,7 @@ def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path:
 
 
 def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one found the descriptor of the first one, whose connection was not counted yet."""
+    """The second thread may find the first one's descriptor before the first one's connection is counted."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
     place = facts.device, facts.inode
@@ -320,7 +320,7 @@ def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:
 
 
 def test_file_of_the_program_is_found_while_a_thread_runs_a_statement_on_another(tmp_path: Path) -> None:
-    """APSW raises an error for the name of a busy connection; any connection to a node's file failed with it."""
+    """APSW raises an error for the name of a busy connection, which must not fail the opening of another file."""
     with closing(apsw.Connection(str(tmp_path / "a.sqlite"))) as busy:
         began = threading.Event()
 
@@ -485,7 +485,7 @@ def test_dbapi_reads_in_the_program(db: Connection, node: LocalNode, table: str)
 def test_repeated_read_of_the_dbapi_sees_each_commit(
     node: LocalNode, alone: LocalCluster, table: str, db: Connection, level: str
 ) -> None:
-    """The short way holds for one snapshot, one session and one page only."""
+    """``read_again`` holds for one snapshot, one session and one page only."""
     sql = f"SELECT a FROM {table} WHERE id = ?"
     made = closing(dbapi.connect(node.database, isolation_level=None, read=level))
     with made as mine, bedrockish.connect(alone.url()) as far:
@@ -541,7 +541,7 @@ LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) 
 
 @pytest.mark.parametrize("kind", ["read", "strict", "transaction"])
 def test_statement_of_a_cancelled_task_ends(node: LocalNode, db: Connection, table: str, kind: str) -> None:
-    """Trio delivered the cancellation when the statement was over; by URL it comes at once."""
+    """Trio alone would deliver the cancellation after the statement; by URL it comes at once."""
 
     async def count(client: bedrockish.Client) -> None:
         if kind != "transaction":
@@ -609,7 +609,7 @@ def test_trio_client_reads_in_the_program(db: Connection, node: LocalNode, table
 
 
 def test_failed_connect_leaves_no_file_open(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program at its limit of open files got a raw OSError, and kept the files of each attempt."""
+    """A program at its limit of open files gets a typed error, and keeps no file of the attempt."""
 
     def pair(*_: Any) -> Any:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

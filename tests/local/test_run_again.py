@@ -75,7 +75,7 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
 def test_statement_that_ran_while_keys_were_deferred_leaves_no_row_that_it_refuses_later(
     node: LocalNode, table: str, ends: str
 ) -> None:
-    """SQLite keeps a statement compiled that counted broken keys until COMMIT, and with it the row that it refuses."""
+    """A statement that SQLite compiled while keys were deferred still defers them; run again, it would keep the row."""
     insert = f"INSERT INTO {table} VALUES (?, ?)"
     with bedrockish.connect(node.database) as other:
         other.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, up REFERENCES {table}(id))")

@@ -211,7 +211,7 @@ def test_ended_node_leaves_a_page_marked_as_ended(tmp_path: Path) -> None:
 
 
 def test_node_makes_its_removed_page_and_socket_again() -> None:
-    """A cleaning of the node's directory shut programs of the machine out until the node's next start."""
+    """Otherwise a clean-up of the node's directory would shut local programs out until the node's next start."""
     with Node() as one, one.connect() as before:
         before.execute("CREATE TABLE t(a)")
         for path in (page_path(one.path), socket_path(one.path)):

@@ -213,7 +213,7 @@ def test_temporary_objects_end_with_the_node_process() -> None:
 
 @pytest.mark.parametrize("way", ["path", "URL"])
 def test_exhausted_ids_of_a_temporary_table_raise_an_error(node: LocalNode, alone: LocalCluster, way: str) -> None:
-    """SQLite reports them as a full disk, and the TEMP tables seemed too large."""
+    """SQLite reports exhausted ids as a full disk; the error must not say that the TEMP tables are too large."""
     with bedrockish.connect(node.database if way == "path" else alone.url()) as db:
         db.execute("CREATE TEMP TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT, a)")
         db.execute("INSERT INTO numbered VALUES (9223372036854775807, 1)")

@@ -64,7 +64,7 @@ def test_commit_returns_its_place_and_happens_once(db: Connection, table: str) -
     assert not db.settle("c" * 20 + "never")
 
 
-def test_program_gives_its_snapshot_back_while_the_node_commits(
+def test_program_releases_its_snapshot_while_the_node_commits(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way, forget = list[int](), here(db).forget
@@ -123,7 +123,7 @@ def test_read_set_counts_only_when_serializable(db: Connection, other: Connectio
     assert error.value.retry
 
 
-def test_write_of_one_row_by_two_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+def test_two_writes_of_one_row_are_a_conflict(db: Connection, other: Connection, table: str) -> None:
     for isolation in ("serializable", "snapshot"):
         opened = db.begin(isolation=isolation)
         opened.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
@@ -208,7 +208,7 @@ def test_deferred_constraint_can_be_mended(db: Connection, other: Connection, ta
     assert db.execute(f"SELECT p FROM {table}c").rows == [(3,)]
 
 
-def test_parent_that_is_deleted_meanwhile_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+def test_concurrent_delete_of_a_parent_row_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
     other.execute(f"CREATE TABLE {table}p(id INTEGER PRIMARY KEY)")
     other.execute(f"CREATE TABLE {table}c(id INTEGER PRIMARY KEY, p REFERENCES {table}p)")
     other.execute(f"INSERT INTO {table}p VALUES (1)")
@@ -310,7 +310,7 @@ def test_errors_of_transactions_by_path_equal_those_by_url(
 
 @pytest.mark.parametrize("before", ["SELECT 1", "CREATE TABLE {t}x(a)"])
 @pytest.mark.parametrize("end", ["", "; -- and nothing more"])
-def test_statement_with_values_left_over_changes_nothing(
+def test_statement_with_surplus_values_changes_nothing(
     db: Connection, other: Connection, table: str, before: str, end: str
 ) -> None:
     sql = f"INSERT INTO {table} VALUES (?, ?, ?){end}"
@@ -480,7 +480,7 @@ def test_prepared_commit_is_accepted_by_the_socket_only(other: Connection) -> No
 
 
 def test_commit_that_cannot_reach_its_node_did_not_happen(tmp_path: Path) -> None:
-    """The session goes on to another node, which has no business with the transaction."""
+    """The session moves to another node, which does not have the transaction."""
     with local_cluster(tmp_path / "three") as cluster:
 
         async def ready() -> None:
@@ -548,7 +548,7 @@ def test_commit_after_a_restart_of_the_node_did_not_happen(tmp_path: Path) -> No
 
 
 def test_first_commit_after_a_restart_reaches_the_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if no thread has read the end of the link to the process before."""
+    """Also if no thread has read the end of the link to the earlier process yet."""
     monkeypatch.setattr(socket_driver, "TICK_S", 60.0)
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)

@@ -52,7 +52,7 @@ def drain(connection: Connection) -> list[Event]:
 
 
 def take(connection: Connection, data: bytes, *, as_messages: bool) -> list[Event]:
-    """Give a connection bytes, and return the events that it tells in one of its two ways."""
+    """Give a connection bytes; return their events, read in one of the two ways."""
     if not as_messages:
         connection.receive_data(data)
         return drain(connection)

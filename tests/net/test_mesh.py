@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from bedrockish.node.transactions.callers import caller_of
-from bedrockish_net.doors import Doors
+from bedrockish_net.connection_limits import ConnectionLimits
 from bedrockish_net.errors import DialError, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
@@ -204,7 +204,7 @@ async def test_strangers_are_answered_and_do_not_affect_links() -> None:
 
 async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
     ports = {"A": free_port(), "B": free_port()}
-    a = Node("A", ports, doors=Doors(strangers_max=4))
+    a = Node("A", ports, connection_limits=ConnectionLimits(strangers_max=4))
     async with running(a):
         streams = [await trio.open_tcp_stream(HOST, ports["A"]) for _ in range(12)]
         await a.until(lambda: sum("closed the oldest" in line for line in a.log) == 8)
@@ -272,7 +272,7 @@ async def test_mesh_listens_on_ipv6() -> None:
         await link.aclose()
 
 
-async def test_peer_that_repeats_malformed_messages_is_redialled_ever_later(autojump_clock: MockClock) -> None:
+async def test_peer_that_repeats_malformed_messages_is_refused_for_a_doubling_time(autojump_clock: MockClock) -> None:
     mesh = Mesh(Hello("A", "shop"), {"B": (HOST, 1)}, on_event=lambda _: None, draw=lambda: 0.5)
     waits = []
     for _ in range(9):

@@ -212,7 +212,7 @@ async def test_dropped_link_sends_its_reason_to_the_other_end(autojump_clock: tr
         assert caught.value.code == Code.REFUSED
 
 
-async def test_aclose_waits_for_a_stuck_reader_only_so_long(autojump_clock: trio.testing.MockClock) -> None:
+async def test_aclose_waits_for_a_stuck_reader_for_a_limited_time(autojump_clock: trio.testing.MockClock) -> None:
     async with half_link(Limits()) as (a, _):
         for _ in range(10):
             a.send_nowait(bytes(1000))

@@ -252,7 +252,7 @@ def test_malformed_certificate_raises_value_error() -> None:
 
 
 async def test_status_of_certificates_skips_a_broken_link(authority: trustme.CA, tmp_path: Path) -> None:
-    """A killed peer ends its TLS without a farewell; OpenSSL forgets the handshake before the link is gone."""
+    """A killed peer ends its TLS without a close_notify; OpenSSL forgets the handshake before the link is gone."""
     files = issue(authority, tmp_path, "node-a")
     near, far = trio.socket.socketpair()
     asking = trio.SSLStream(
@@ -336,7 +336,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
 
 
 async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, tmp_path: Path) -> None:
-    """An accusation is a GOODBYE before HELLO, so it counts only with the certificate of that node."""
+    """A GOODBYE before HELLO is a refusal, which counts only with the certificate of the dialled node."""
     a, b, thief = (issue(authority, tmp_path, name) for name in ("node-a", "node-b", "thief"))
     for files, code in ((thief, Code.CERTIFICATE), (b, "amnesia")):
         server = listen_context(files.ca, files.cert, files.key)
@@ -374,7 +374,7 @@ class _Far:
 
 
 async def test_no_plain_text_goes_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a HELLO, in which a password may be: the stream here could not send anything."""
+    """Not even a HELLO, which may hold a password: any send on this stream fails the test."""
 
     async def connect(_host: str, _port: int) -> _Far:
         return _Far()
@@ -392,8 +392,8 @@ def judged(files: Files, node: str = "A", revoked: frozenset[int] = frozenset(),
     return why_refused(dial_context(*paths), listen_context(*paths, optional=optional), node, revoked)
 
 
-def test_own_certificate_is_judged_as_others_judge_it(authority: trustme.CA, tmp_path: Path) -> None:
-    """A certificate of another authority or name, or not valid yet, was noticed at the first link only."""
+def test_own_certificate_is_checked_as_peers_check_it(authority: trustme.CA, tmp_path: Path) -> None:
+    """A certificate of another authority or name, or not valid yet, is found before the first link."""
     good = issue(authority, tmp_path, "A")
     serial = read_certificate(Path(good.cert).read_text())[0]
     assert judged(good) == judged(good, "a") == judged(good, optional=True) == ""

@@ -362,9 +362,7 @@ class ClientCore:
             outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note_only_read(call.what, reply)
-            elif (
-                isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS
-            ):  # STATEMENTS neither begins nor ends a transaction
+            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # it begins and ends nothing
                 if call.what.op == wire.COMMIT:
                     self._note_only_read(call.what.request, reply)
                 outcome = self._process_step(link, call, reply)

@@ -1,4 +1,4 @@
-"""A path instead of a URL at every door of a Python program."""
+"""A path in place of a URL in each interface of a Python program."""
 
 import subprocess
 import sys

@@ -18,7 +18,7 @@ CLIENTS_MAX = 2_000
 CLIENTS_PER_ADDRESS_MAX = 1_000
 
 
-class Doors:
+class ConnectionLimits:
     """The callers of one node."""
 
     def __init__(
@@ -39,42 +39,42 @@ class Doors:
         self._clients: Counter[str] = Counter()
         self._count = 0
 
-    def come(self, address: str, leave: Callable[[], None]) -> tuple[int, str]:
+    def add_stranger(self, address: str, disconnect: Callable[[], None]) -> tuple[int, str]:
         """Add a stranger. Return its number, and a log text about a stranger that was disconnected for it, or an empty
         text.
 
         Args:
             address: the stranger's address.
-            leave: disconnects the stranger; called at most once, and not after ``speak`` or ``go``.
+            disconnect: disconnects the stranger; called at most once, and not after ``remove_stranger``.
         """
         self._count += 1
-        self._strangers[self._count] = address, leave
+        self._strangers[self._count] = address, disconnect
         self._silent[address] += 1
         if len(self._strangers) <= self._strangers_max:
             return self._count, ""
         crowd = max(self._silent, key=self._silent.__getitem__)
         oldest = next(number for number, (host, _) in self._strangers.items() if host == crowd)
         send_away = self._strangers[oldest][1]
-        self.go(oldest)
+        self.remove_stranger(oldest)
         send_away()
         return self._count, f"more than {self._strangers_max} connections without HELLO; closed the oldest of {crowd}"
 
-    def speak(self, number: int) -> None:
+    def begin_admission(self, number: int) -> None:
         """Record that a stranger has sent HELLO.
 
         Raises:
             RefusedError: too many callers are being admitted.
         """
-        self.go(number)
+        self.remove_stranger(number)
         if self._speakers >= SPEAKERS_MAX:
             raise RefusedError(Code.REFUSED, f"{SPEAKERS_MAX} connections are being admitted already; try again")
         self._speakers += 1
 
-    def answered(self) -> None:
+    def end_admission(self) -> None:
         """Record that the admission of a caller has ended, whether it was admitted or refused."""
         self._speakers -= 1
 
-    def go(self, number: int) -> None:
+    def remove_stranger(self, number: int) -> None:
         """Remove a stranger, which has sent HELLO or has gone; a second call has no effect."""
         found = self._strangers.pop(number, None)
         if found is not None:
@@ -90,7 +90,7 @@ class Doors:
         """
         return number >= self._files_max + self._strangers_max
 
-    def enter(self, address: str, number: int = 0) -> None:
+    def add_client(self, address: str, number: int = 0) -> None:
         """Add an admitted client with the descriptor ``number``.
 
         Raises:
@@ -115,7 +115,7 @@ class Doors:
             )
         self._clients[address] += 1
 
-    def leave(self, address: str) -> None:
+    def remove_client(self, address: str) -> None:
         """Remove a client that has gone."""
         self._clients[address] -= 1
         if not self._clients[address]:

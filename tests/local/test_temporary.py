@@ -137,6 +137,37 @@ def test_deferred_key_stays_broken_when_the_first_temporary_object_is_made(db: C
     assert db.execute(f"SELECT of FROM {table}_of").value() == 9
 
 
+def test_deferred_keys_of_temporary_tables_are_checked_at_commit(db: Connection, table: str) -> None:
+    """COMMIT succeeded without its TEMP rows, and the session lost its TEMP objects."""
+    db.execute("CREATE TEMP TABLE parent(id INTEGER PRIMARY KEY)")
+    db.execute("CREATE TEMP TABLE child(p REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+        db.execute("INSERT INTO child VALUES (5)")
+    opened = db.begin()
+    opened.execute("INSERT INTO child VALUES (6)")
+    opened.execute(f"INSERT INTO {table} VALUES (6, 60)")
+    with pytest.raises(ConstraintError, match="deferred"):
+        opened.commit()
+    opened.execute("INSERT INTO parent VALUES (6)")
+    opened.commit()
+    assert db.execute(f"SELECT p FROM child JOIN {table} ON id = p").rows == [(6,)]
+
+
+def test_conflict_clause_fail_keeps_the_rows_of_a_temporary_table(db: Connection) -> None:
+    db.execute("CREATE TEMP TABLE mine(id INTEGER PRIMARY KEY, a CHECK (a > 0), p REFERENCES mine(id))")
+    opened = db.begin()
+    for sql, left in (
+        ("INSERT OR FAIL INTO mine VALUES (1, 1, 1), (2, 0, 1)", "1"),
+        ("INSERT OR ABORT INTO mine VALUES (3, 1, 1), (4, 0, 1)", "1"),
+        ("INSERT OR FAIL INTO mine VALUES (5, 1, 1), (6, 1, 9)", "1"),
+    ):
+        with pytest.raises(ConstraintError):
+            opened.execute(sql)
+        assert opened.execute("SELECT group_concat(id) FROM mine").value() == left
+    opened.commit()
+    assert db.execute("SELECT count(*) FROM mine").value() == 1
+
+
 def test_functions_and_attached_files_work_beside_temporary_objects(node: LocalNode, table: str, tmp_path: Any) -> None:
     import sqlite3
 

@@ -650,7 +650,10 @@ class Interactive:
                     work.lastrowid, work.wrote = lastrowid, True
                 db.set_last_insert_rowid(work.lastrowid)
                 return
-        db.execute("ROLLBACK TO statement")
+        is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
+        # SQLite has undone what it undoes of a TEMP table, for a broken key not always.
+        if not isinstance(error, ConstraintError) or not capture.changed_temporary or is_of_keys:
+            db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
         # SQLite keeps the id of a row that was inserted and taken back, but not where the transaction runs again.
         db.set_last_insert_rowid(work.lastrowid)
@@ -685,8 +688,13 @@ class Interactive:
             self.enter(work)
             broken = bool(violations(self._db, tables) - before)
         if broken:
-            why = "FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT"
-            raise ConstraintError(why, sqlite=apsw.SQLITE_CONSTRAINT_FOREIGNKEY)
+            raise broken_at_commit()
+
+
+def broken_at_commit() -> ConstraintError:
+    """Return the error of a COMMIT for which a deferred foreign key is broken."""
+    why = "FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT"
+    return ConstraintError(why, sqlite=apsw.SQLITE_CONSTRAINT_FOREIGNKEY)
 
 
 @remembered

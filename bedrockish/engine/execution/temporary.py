@@ -18,6 +18,8 @@ from typing import Any
 import apsw
 
 from bedrockish.api.requests import Result
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.interactive import broken_at_commit
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
@@ -26,6 +28,7 @@ from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, Control
+from bedrockish_journal.storage.schema_steps import deferred_broken
 
 OF_SCHEMA = (
     "a transaction of a session with TEMP objects cannot change the schema of the database; change it outside of a "
@@ -165,6 +168,16 @@ class TemporaryTransaction(OverlayTransaction):
         super().control(control)
         if control.kind == ROLLBACK_TO:
             self.executor.texts.forget()
+
+    def finish(self) -> Prepared:
+        """Return the prepared transaction, as ``OverlayTransaction.finish`` does.
+
+        Raises:
+            ConstraintError: also if a deferred foreign key of a TEMP table is broken, with which ``keep`` would fail.
+        """
+        if self._end is None and deferred_broken(self.db):
+            raise broken_at_commit()
+        return super().finish()
 
     def keep(self) -> None:
         """Keep the changes of TEMP tables, because the transaction is committed."""

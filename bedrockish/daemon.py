@@ -36,12 +36,12 @@ from bedrockish.node.cluster.donor import Donor
 from bedrockish.node.cluster.identity import find_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.departure import Departure, drain, say_last
-from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.waiting import wait_in_the_open
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.levels import LEVEL

@@ -31,7 +31,7 @@ from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.http.streamed import streamed
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Gate
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner, caller_of
 from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish_net.limits import Limits

@@ -26,8 +26,8 @@ from bedrockish.errors import (
     pack_error,
 )
 from bedrockish.http.messages import Reply, Request, lines_reply
-from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_upkeep
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import (
     Committed,

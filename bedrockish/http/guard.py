@@ -20,7 +20,7 @@ from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.purse import Purse
 from bedrockish.node.cluster.authentication import Gate
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish_net.handshake import BROKEN
 
 OPEN = ("/livez", "/")  # paths without a login: they contain no data

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from bedrockish.common.histogram import BOUNDS_S, Histogram
 from bedrockish.node.admin.troubles import KINDS, not_ready
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECTED = "rejected_"

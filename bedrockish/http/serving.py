@@ -13,7 +13,7 @@ from bedrockish.errors import ConfigError
 from bedrockish.http.app import make_app
 from bedrockish.http.connections import Connection, serve_connections
 from bedrockish.node.cluster.authentication import Credentials, Gate
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.cluster.donor import Copy, Donor
-from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_call, check_call_by_token
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.steps import Rest
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.handshake import is_local

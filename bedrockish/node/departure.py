@@ -14,7 +14,7 @@ import trio
 
 from bedrockish.api.wire import LINK_ID, UNTAKEN, Failed, encode_reply
 from bedrockish.errors import UnavailableError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish_net.errors import Code, LinkClosedError
 from bedrockish_net.stream import Link
 

@@ -15,7 +15,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.storage.wal import FRAME_BYTES
 from bedrockish.errors import BedrockishError, DamagedError, SqlError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling import direct_reads
 from tests.node.test_durability import Disk, open_runtime, request, settled
 

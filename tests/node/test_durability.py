@@ -20,7 +20,7 @@ from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError, UnavailableError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling import durability
 from bedrockish.node.scheduling.durability import FsyncThread
 from bedrockish_journal.model.clock import pack

@@ -14,7 +14,7 @@ import trio
 
 from bedrockish import daemon, open_client
 from bedrockish.config.config import NUMBER_MAX, SECTIONS, Config, build, check_security, keys
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from tools.cluster import free_ports
 
 ROOT = Path(__file__).parents[2] / "bedrockish"

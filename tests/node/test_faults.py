@@ -42,8 +42,8 @@ from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.messages import Request as HttpRequest
 from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.node.admin.watching import Room, watch_disk
-from bedrockish.node.event_loop import Runtime
 from bedrockish.node.repair.healer import RestartError, note_damage
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import STUCK_S, Job
 from bedrockish_journal.model.membership import Member, Membership

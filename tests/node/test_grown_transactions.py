@@ -16,7 +16,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, UnsupportedError, UsageError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import grown
 from bedrockish.node.transactions.callers import Owner
 from tests.node.test_durability import open_runtime, request

@@ -26,7 +26,7 @@ from bedrockish.node.cluster.identity import (
 )
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, disbelieve
 from bedrockish.node.cluster.starts import STARTS, read_starts
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_net.errors import Code, RemoteProtocolError

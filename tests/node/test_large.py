@@ -23,7 +23,7 @@ from bedrockish.engine.entry_applier import EntryApplier
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.errors import EntryMismatchError, UnavailableError
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.writer_thread import WriterThread

@@ -11,7 +11,7 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UsageError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import manager, steps
 from tests.node.test_durability import Disk, open_runtime, request, settled
 

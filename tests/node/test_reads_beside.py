@@ -17,7 +17,7 @@ from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import BedrockishError, DamagedError, ForbiddenError, SqlError
 from bedrockish.node import executions
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.storage import schema_history
 from tests.node.test_durability import Disk, open_runtime, request, settled

@@ -12,7 +12,7 @@ from bedrockish.api.wire import BEGIN, STATEMENTS
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import ConflictError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from tests.node.test_durability import request
 from tests.node.test_open_transactions import OWNER, finished, running
 

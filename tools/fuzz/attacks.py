@@ -28,7 +28,7 @@ from bedrockish.api.url import Address, parse_url
 from bedrockish.config.config import Config, build
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, ConfigError, InternalError, UnavailableError
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish_net.frame import HEADER, Kind, encode_frame
 from bedrockish_net.mesh import Received
 from tools.cluster import unwrap

@@ -20,7 +20,7 @@ from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, lines_reply
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_room
 
 IDLE_S = 10.0

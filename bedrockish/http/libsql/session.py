@@ -31,7 +31,7 @@ from bedrockish.http.libsql.structures import (
     write_value,
 )
 from bedrockish.http.purse import Purse
-from bedrockish.node.event_loop import Runtime
+from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control

@@ -71,7 +71,7 @@ from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.grown import GrownTransaction, GrownTransactions
 from bedrockish.node.transactions.lending import Lending
-from bedrockish.node.transactions.open import Open, checked, over_share
+from bedrockish.node.transactions.open import OpenTransaction, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
@@ -127,7 +127,7 @@ class Transactions:
         lease = lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
         self.programs = Programs(engine, core, submit, submission, durable, lease)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, OpenTransaction] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._is_closed = False
         self.is_leaving = False  # new transactions and streams are refused
@@ -151,11 +151,13 @@ class Transactions:
             self.streams.end_late()
             self._temporary.end_late()
             now = time.monotonic()
-            for one in list(self._open.values()):
-                if not one.busy and now - one.touched > idle_s:
-                    self._end(one, DeadlineError(f"the transaction was idle for {idle_s:g} s; it did not happen"))
-                elif not one.busy and now - one.since > life_s:
-                    self._end(one, DeadlineError(f"the transaction was open for {life_s:g} s; it did not happen"))
+            for tx in list(self._open.values()):
+                if not tx.busy and now - tx.touched > idle_s:
+                    why = f"the transaction was idle for {idle_s:g} s; it did not happen"
+                    self._end(tx, DeadlineError(why))
+                elif not tx.busy and now - tx.since > life_s:
+                    why = f"the transaction was open for {life_s:g} s; it did not happen"
+                    self._end(tx, DeadlineError(why))
 
     def _times(self) -> tuple[float, float]:
         window_ms = self._core.state.settings.conflict_window_ms
@@ -169,17 +171,17 @@ class Transactions:
     def end_owner(self, owner: object) -> None:
         """End the transactions and streams of a client whose link has ended."""
         self.streams.end_owner(owner)
-        for one in [one for one in self._open.values() if one.owner is owner]:
-            self._end(one, UnavailableError("the client has gone; the transaction did not happen"))
+        for tx in [one for one in self._open.values() if one.owner is owner]:
+            self._end(tx, UnavailableError("the client has gone; the transaction did not happen"))
         self._temporary.end_owner(owner)
 
     def close(self) -> None:
         """End all transactions and streams, because the node stops."""
         self._is_closed = self.programs.is_closed = True
         self.streams.close()
-        for one in list(self._open.values()):
+        for tx in list(self._open.values()):
             self._end(
-                one, UnavailableError("the node is stopping; the transaction did not happen: run it at another node")
+                tx, UnavailableError("the node is stopping; the transaction did not happen: run it at another node")
             )
         self._temporary.close()
         self._interactive.close()
@@ -198,12 +200,12 @@ class Transactions:
         Raises:
             UsageError: no transaction with this id is open, or its COMMIT is under way.
         """
-        one = next((one for one in self._open.values() if one.id == asked.get("command")), None)
-        if one is None:
+        tx = next((one for one in self._open.values() if one.id == asked.get("command")), None)
+        if tx is None:
             raise UsageError("this node has no such open transaction; it has ended, or is being committed")
-        logger.warning("an operator has ended transaction %r", one.name)
-        self._end(one, UnavailableError("an operator has ended the transaction; it did not happen"))
-        return {"ended": one.id}
+        logger.warning("an operator has ended transaction %r", tx.name)
+        self._end(tx, UnavailableError("an operator has ended the transaction; it did not happen"))
+        return {"ended": tx.id}
 
     # -- the interface for clients -----------------------------------------------------------------------------------
 
@@ -244,38 +246,38 @@ class Transactions:
                 return begun
         elif op not in (STATEMENTS, COMMIT):
             return (yield from self._do_without_turn(owner, op, request))
-        one = self._find(owner, request.command)
-        one.busy += 1
+        tx = self._find(owner, request.command)
+        tx.busy += 1
         try:
-            if one.turn.value and not self._engine.batch.is_away:
-                one.turn.acquire_nowait()
+            if tx.turn.value and not self._engine.batch.is_away:
+                tx.turn.acquire_nowait()
             else:
-                yield from self._take_turn(one)
+                yield from self._take_turn(tx)
             try:
-                return (yield from (self._commit if op == COMMIT else self._statements)(one, request))
+                return (yield from (self._commit if op == COMMIT else self._statements)(tx, request))
             finally:
-                one.turn.release()
+                tx.turn.release()
         except DamagedError as error:
             self.boundary.fail(error)
             yield self._durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
-            if one.work.over:
+            if tx.work.over:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
-                self._end(one, ended)
+                self._end(tx, ended)
                 raise ended from error
             if not isinstance(error, UsageError):
-                self._end(one, error)
+                self._end(tx, error)
             elif op == BEGIN:
                 error.details = {**error.details, BEGUN: True}
             raise
         except Exception as error:  # a statement was executed in part, so the transaction must not be committed
             fault = self._faults.caught(f"a step of transaction {request.command}", error)
-            self._end(one, fault)
+            self._end(tx, fault)
             raise fault from error
         finally:
-            one.busy -= 1
-            one.touched = time.monotonic()
+            tx.busy -= 1
+            tx.touched = time.monotonic()
 
     def _do_without_turn(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         """Do an operation that waits for no other step of its transaction: its end, or a step of a streamed result."""
@@ -284,9 +286,9 @@ class Transactions:
         if op == SETTLE:
             return (yield from steps.wait(partial(self._settle, request)))
         assert op == ROLLBACK
-        one = self._open.get(request.command)
-        if one is not None and one.owner is owner:
-            self._end(one, UsageError("the transaction was rolled back"))
+        tx = self._open.get(request.command)
+        if tx is not None and tx.owner is owner:
+            self._end(tx, UsageError("the transaction was rolled back"))
         return Answer(NOTHING, Token())
 
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
@@ -298,33 +300,33 @@ class Transactions:
         return await steps.run(self._columns(owner, command, statement))
 
     def _columns(self, owner: object, command: str, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
-        one = self._find(owner, command)
-        one.busy += 1
+        tx = self._find(owner, command)
+        tx.busy += 1
         try:
-            yield from self._take_turn(one)
+            yield from self._take_turn(tx)
             try:
-                if one.work.workspace is not None:
-                    run = partial(self._lending.columns, one.work, statement)
+                if tx.work.workspace is not None:
+                    run = partial(self._lending.columns, tx.work, statement)
                     return (yield from steps.wait(run))
-                return self._engine.explain(statement, one.work.user, columns=True)
+                return self._engine.explain(statement, tx.work.user, columns=True)
             finally:
-                one.turn.release()
+                tx.turn.release()
         finally:
-            one.busy -= 1
-            one.touched = time.monotonic()
+            tx.busy -= 1
+            tx.touched = time.monotonic()
 
-    def _take_turn(self, one: Open) -> steps.Steps[None]:
+    def _take_turn(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Wait for the transaction's earlier steps, and until no other thread uses the writer."""
         try:
-            one.turn.acquire_nowait()
+            tx.turn.acquire_nowait()
         except trio.WouldBlock:
-            yield one.turn.acquire
+            yield tx.turn.acquire
         try:
             if self._engine.batch.is_away:
                 yield self._durable  # otherwise its statement would block the loop until the other thread has finished
-            self._find(one.owner, one.name)
+            self._find(tx.owner, tx.name)
         except BaseException:
-            one.turn.release()
+            tx.turn.release()
             raise
 
     def _begin(self, owner: object, request: Request) -> steps.Steps[Answer]:
@@ -345,29 +347,29 @@ class Transactions:
         work = TransactionWork(request.isolation == SERIALIZABLE, request.command, request.user)
         access = self._engine.access
         begun = replace(request, statements=())
-        one = Open(begun, owner, caller, work, now, now, access.of(request.user), access.config)
-        self._open[request.command] = one
+        tx = OpenTransaction(begun, owner, caller, work, now, now, access.of(request.user), access.config)
+        self._open[request.command] = tx
         if self._is_new(request):
             return Answer(NOTHING, request.token)
-        one.busy += 1
-        one.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
+        tx.busy += 1
+        tx.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
         try:
             empty = replace(request, read=SESSION, statements=(), digest=OPEN)
             answer = yield from steps.wait(self._submission(empty, self._nothing))
         except CommandIdError as taken:
-            self._end(one, taken)
+            self._end(tx, taken)
             raise
         except BaseException:
-            self._close(one)
+            self._close(tx)
             raise
         finally:
-            one.busy -= 1
-            one.touched = time.monotonic()
-            one.turn.release()
+            tx.busy -= 1
+            tx.touched = time.monotonic()
+            tx.turn.release()
         self._find(owner, request.command)
         if answer.place is not None:
             error = UsageError(f"command {request.command} has happened before; give each transaction its own id")
-            self._end(one, error)
+            self._end(tx, error)
             raise error
         return answer
 
@@ -386,12 +388,12 @@ class Transactions:
     def _nothing(self) -> Prepared:
         return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, AccessSet(), b"", NOTHING)
 
-    def _find(self, owner: object, name: str) -> Open:
-        one = self._open.get(name)
-        if one is not None and one.owner is owner:
-            if one.config != self._engine.access.config:
-                self._check_kept(one)
-            return one
+    def _find(self, owner: object, name: str) -> OpenTransaction:
+        tx = self._open.get(name)
+        if tx is not None and tx.owner is owner:
+            if tx.config != self._engine.access.config:
+                self._check_kept(tx)
+            return tx
         error = self._ended.get(name)
         if error is not None:
             raise type(error)(error.message, **{**error.details, "ended": True})
@@ -399,72 +401,72 @@ class Transactions:
             f"node {self._core.state.me} has no open transaction {name}; it did not happen: run it again"
         )
 
-    def _check_kept(self, one: Open) -> None:
+    def _check_kept(self, tx: OpenTransaction) -> None:
         """End a transaction if rights of its user were taken away, before the next step that needs them."""
         try:
-            one.check_kept(self._engine.access)
+            tx.check_kept(self._engine.access)
         except ForbiddenError as error:
-            self._end(one, error)
+            self._end(tx, error)
             raise
 
-    def _end(self, one: Open, why: BedrockishError) -> None:
+    def _end(self, tx: OpenTransaction, why: BedrockishError) -> None:
         """End a transaction without a commit, and keep the error for its client's next step."""
-        if self._close(one):
-            self._ended[one.name] = why
+        if self._close(tx):
+            self._ended[tx.name] = why
             while len(self._ended) > ENDED_MAX:
                 self._ended.popitem(last=False)
 
-    def _close(self, one: Open) -> bool:
-        if self._open.get(one.name) is not one:
+    def _close(self, tx: OpenTransaction) -> bool:
+        if self._open.get(tx.name) is not tx:
             return False
-        del self._open[one.name]
-        self._interactive.end(one.work)
+        del self._open[tx.name]
+        self._interactive.end(tx.work)
         return True
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def _statements(self, one: Open, request: Request) -> steps.Steps[Answer]:
+    def _statements(self, tx: OpenTransaction, request: Request) -> steps.Steps[Answer]:
         results: list[Result] = []
         began = time.monotonic()
         failed: BedrockishError | None = None
         room = self._bounds.result_bytes_max
         last = len(request.statements) - 1
-        until = began + _turn_s(one.work) if last > 0 else 0.0
+        until = began + _turn_s(tx.work) if last > 0 else 0.0
         try:
-            if request.temporary and (one.work.workspace is None or isinstance(one.work.workspace, GrownTransaction)):
-                yield from self._reach_level(one)
-                lend = partial(self._temporary.lend, one.owner, one.work, request.temporary)
-                one.told = yield from steps.wait(lend)
-                self._find(one.owner, one.name)
+            if request.temporary and (tx.work.workspace is None or isinstance(tx.work.workspace, GrownTransaction)):
+                yield from self._reach_level(tx)
+                lend = partial(self._temporary.lend, tx.owner, tx.work, request.temporary)
+                tx.told = yield from steps.wait(lend)
+                self._find(tx.owner, tx.name)
             place = alone = 0
             while place <= last:
                 statement = request.statements[place]
-                one.last = statement.sql[:SHOWN_MAX]
-                if self._grown.is_due(one.work):
-                    yield from self._move(one)
+                tx.last = statement.sql[:SHOWN_MAX]
+                if self._grown.is_due(tx.work):
+                    yield from self._move(tx)
                 done = 0
                 if alone <= place < last:
-                    done, alone = self._alike(one, request.statements, place, results)
+                    done, alone = self._alike(tx, request.statements, place, results)
                 try:
-                    if isinstance(one.work.workspace, GrownTransaction):
-                        room -= yield from self._run_moved(one, request.statements, room, results)
+                    if isinstance(tx.work.workspace, GrownTransaction):
+                        room -= yield from self._run_moved(tx, request.statements, room, results)
                         done = len(results) - place
                     if not done:
-                        room -= yield from self._statement(one, statement, room, results)
+                        room -= yield from self._statement(tx, statement, room, results)
                 except UsageError as error:
                     error.details = {**error.details, "statement": len(results)}
                     raise
                 place = len(results)
-                self._check_share(one)
+                self._check_share(tx)
                 if place <= last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
-                    self._find(one.owner, one.name)
-                    until = time.monotonic() + _turn_s(one.work)
+                    self._find(tx.owner, tx.name)
+                    until = time.monotonic() + _turn_s(tx.work)
         except BedrockishError as error:
             failed = error
-        if failed is not None and self._open.get(one.name) is one:
-            self._check_share(one)  # the log of the transaction keeps a failed statement, too
-        yield from self._visibility.wait_for_disk(one)
+        if failed is not None and self._open.get(tx.name) is tx:
+            self._check_share(tx)  # the log of the transaction keeps a failed statement, too
+        yield from self._visibility.wait_for_disk(tx)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
             is_failed = failed is not None
@@ -473,17 +475,17 @@ class Transactions:
         if failed is not None:
             raise failed
         encoded = encode_in_steps(results, self._bounds.result_bytes_max - room, by_column=request.by_column)
-        return Answer(encoded, self._visibility.token(one))
+        return Answer(encoded, self._visibility.token(tx))
 
-    def _move(self, one: Open) -> steps.Steps[None]:
+    def _move(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""
-        yield from self._reach_level(one)
-        base = yield from steps.wait(partial(self._grown.move, one.work, one.caller))
-        self._find(one.owner, one.name)
-        one.told = one.told if base is None else base
+        yield from self._reach_level(tx)
+        base = yield from steps.wait(partial(self._grown.move, tx.work, tx.caller))
+        self._find(tx.owner, tx.name)
+        tx.told = tx.told if base is None else base
 
     def _run_moved(
-        self, one: Open, statements: Sequence[Statement], room: int, results: list[Result]
+        self, tx: OpenTransaction, statements: Sequence[Statement], room: int, results: list[Result]
     ) -> steps.Steps[int]:
         """Run the texts that have no result yet in the transaction's workspace, up to one that changes the schema.
 
@@ -492,20 +494,22 @@ class Transactions:
         while True:
             rest = statements[len(results) :]
             try:
-                size = yield from steps.wait(partial(self._grown.run, one.work, rest, results, room))
+                size = yield from steps.wait(partial(self._grown.run, tx.work, rest, results, room))
             except ClockNeededError:
-                yield partial(self._take_clock, one)
+                yield partial(self._take_clock, tx)
                 continue
-            self._find(one.owner, one.name)
-            self._check_writes(one.work)
+            self._find(tx.owner, tx.name)
+            self._check_writes(tx.work)
             return size
 
-    def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
+    def _alike(
+        self, tx: OpenTransaction, statements: Sequence[Statement], first: int, results: list[Result]
+    ) -> tuple[int, int]:
         """Run consecutive statements with the same text together, and add their results.
 
         Return the number of statements that were run, and the place before which statements are to be run one by one.
         """
-        work = one.work
+        work = tx.work
         found, alone = self._runner.run_alike(work, statements, first)
         for statement, result in zip(statements[first:], found, strict=False):
             if work.log is None:
@@ -516,11 +520,11 @@ class Transactions:
             self._check_writes(work)
         return len(found), alone
 
-    def _check_share(self, one: Open) -> None:
+    def _check_share(self, tx: OpenTransaction) -> None:
         """Raise the error of a transaction that has grown beyond its caller's share of the memory."""
-        error = over_share(one, self._open.values(), self._engine.memory, self._bounds.open_transactions_max)
+        error = over_share(tx, self._open.values(), self._engine.memory, self._bounds.open_transactions_max)
         if error is not None:
-            self._end(one, error)  # other refusals for size leave a transaction open, and its memory in use
+            self._end(tx, error)  # other refusals for size leave a transaction open, and its memory in use
             raise error
 
     def _check_writes(self, work: TransactionWork) -> None:
@@ -529,9 +533,11 @@ class Transactions:
         if (work.wrote or has_schema) and not state.roster.is_voter(state.me):
             raise write_elsewhere(state)
 
-    def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
+    def _statement(
+        self, tx: OpenTransaction, statement: Statement, room: int, results: list[Result]
+    ) -> steps.Steps[int]:
         """Run one text; add its results, and return about how many bytes they take."""
-        work, interactive = one.work, self._interactive
+        work, interactive = tx.work, self._interactive
         control = control_of(statement.sql, statement.params)
         size = 0
         if control is not None:
@@ -543,14 +549,14 @@ class Transactions:
             results.append(Result((), [], -1, work.lastrowid or None))
         elif work.workspace is not None or interactive.is_schema(statement):
             if work.workspace is None:
-                yield from self._reach_level(one)
+                yield from self._reach_level(tx)
             run = partial(self._schema_transactions.run, work, statement, room)
             last, size = yield from steps.wait(run)
-            self._find(one.owner, one.name)
+            self._find(tx.owner, tx.name)
             results.append(last)
         else:
             try:
-                last, size = yield from self._ordinary(one, statement, room)
+                last, size = yield from self._ordinary(tx, statement, room)
             except (ConstraintError, SqlError) as error:
                 work.note(Logged(statement, failure=error.message))
                 raise
@@ -559,73 +565,73 @@ class Transactions:
         self._check_writes(work)
         return size
 
-    def _ordinary(self, one: Open, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
+    def _ordinary(self, tx: OpenTransaction, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
         """Run one text of a transaction that does not change the schema, or not yet."""
-        work, interactive = one.work, self._interactive
+        work, interactive = tx.work, self._interactive
         taken = 0
         last: Result | None = None
         if self._runner.is_long(statement):
-            yield from self._reach_level(one)
+            yield from self._reach_level(tx)
             try:
-                last, taken = yield from self._runner.run_long(work, one.request, statement)
+                last, taken = yield from self._runner.run_long(work, tx.request, statement)
             except ClockNeededError:
-                yield partial(self._take_clock, one)
-                last, taken = yield from self._runner.run_long(work, one.request, statement)
-            self._find(one.owner, one.name)
+                yield partial(self._take_clock, tx)
+                last, taken = yield from self._runner.run_long(work, tx.request, statement)
+            self._find(tx.owner, tx.name)
             return last, taken
         for piece, params in interactive.pieces(work, statement):
             if piece.reads_system:
-                yield from self._reach_level(one)
+                yield from self._reach_level(tx)
             if interactive.needs_snapshot(work, piece):
-                yield from self._snapshot(one)
+                yield from self._snapshot(tx)
             began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(work)
             before = dict(self._engine.applied) if was_current else {}
             try:
-                last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
+                last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
             except ClockNeededError:
-                yield partial(self._take_clock, one)
-                last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
-            self._find(one.owner, one.name)
+                yield partial(self._take_clock, tx)
+                last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
+            self._find(tx.owner, tx.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(work):
                 # Others have written these rows since the snapshot: this transaction would lose as soon as it writes.
                 if self._engine.batch.is_dirty:
                     yield self._durable
-                    self._find(one.owner, one.name)
+                    self._find(tx.owner, tx.name)
                 if self._visibility.move_up(work, before):
-                    last, size = yield from self._runner.run(work, one.request, piece, params, room - taken)
-                    self._find(one.owner, one.name)
+                    last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
+                    self._find(tx.owner, tx.name)
             taken += size
         assert last is not None
         return last, taken
 
-    def _reach_level(self, one: Open) -> steps.Steps[None]:
-        if one.request.read == STRICT and one.level is None:
-            yield from self._visibility.reach_level(one, partial(self._find, one.owner, one.name))
+    def _reach_level(self, tx: OpenTransaction) -> steps.Steps[None]:
+        if tx.request.read == STRICT and tx.level is None:
+            yield from self._visibility.reach_level(tx, partial(self._find, tx.owner, tx.name))
 
-    async def _take_clock(self, one: Open) -> None:
+    async def _take_clock(self, tx: OpenTransaction) -> None:
         """Give a transaction its clock: later than all commits that were acknowledged anywhere before this call."""
         asks = (Statement("SELECT transaction_clock()"),)
-        await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
-        self._find(one.owner, one.name)
+        await self._submit(replace(tx.request, command=f"{tx.name}+clock"[-200:], statements=asks, read=STALE))
+        self._find(tx.owner, tx.name)
         # This value is above the clock that a majority has reached, and above all commits that the statement will see.
-        one.work.clock = self._engine.scope.take()
+        tx.work.clock = self._engine.scope.take()
 
-    def _snapshot(self, one: Open) -> steps.Steps[None]:
+    def _snapshot(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
-        has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
-        has_seen = has_seen and covers(flushed.applied, one.level or {})
-        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and one.work.base is None)):
-            self._interactive.take_snapshot(one.work)
+        has_seen = covers(flushed.applied, tx.request.token.vector) and flushed.schema == engine.schema_version
+        has_seen = has_seen and covers(flushed.applied, tx.level or {})
+        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and tx.work.base is None)):
+            self._interactive.take_snapshot(tx.work)
             return
         taken = trio.Event()
-        self.boundary.call(partial(self._take_snapshot, one.work, taken))
+        self.boundary.call(partial(self._take_snapshot, tx.work, taken))
         yield self._durable
         yield taken.wait
-        if self._open.get(one.name) is not one:
-            self._interactive.end(one.work)  # the transaction has ended, and nothing else refers to its snapshot
-            self._find(one.owner, one.name)
-        if one.work.snapshot is None:
+        if self._open.get(tx.name) is not tx:
+            self._interactive.end(tx.work)  # the transaction has ended, and nothing else refers to its snapshot
+            self._find(tx.owner, tx.name)
+        if tx.work.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, work: TransactionWork, taken: trio.Event) -> None:
@@ -642,18 +648,18 @@ class Transactions:
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
-        begun, work = one.request, one.work
+    def _commit(self, tx: OpenTransaction, request: Request) -> steps.Steps[Answer]:
+        begun, work = tx.request, tx.work
         last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
         running = self._temporary.of(work)
         if running is not None:
-            return (yield from self._commit_temporary(one, running, last))
+            return (yield from self._commit_temporary(tx, running, last))
         if begun.read_only and isinstance(work.workspace, Draft):
             raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
         if isinstance(work.workspace, Draft):
             drafted = yield from steps.wait(partial(self._lending.finish, work))
-            self._find(one.owner, one.name)
-            self._close(one)
+            self._find(tx.owner, tx.name)
+            self._close(tx)
             engine = self._engine
             prepare = checked(engine.access, begun.user, lambda: replace(drafted, base=dict(engine.applied)))
             try:
@@ -662,36 +668,38 @@ class Transactions:
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         if isinstance(work.workspace, GrownTransaction):
             prepared = yield from steps.wait(partial(self._lending.finish, work))
-            self._find(one.owner, one.name)
+            self._find(tx.owner, tx.name)
         else:
             prepared = self._interactive.finish(work)
-        prepared = checked_read(one, prepared)
-        token = self._visibility.token(one)
-        self._close(one)
+        prepared = checked_read(tx, prepared)
+        token = self._visibility.token(tx)
+        self._close(tx)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         prepare = checked(self._engine.access, begun.user, lambda: prepared)
         return (yield from steps.wait(self._submission(last, prepare, shares=may_share(prepared))))
 
-    def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
+    def _commit_temporary(
+        self, tx: OpenTransaction, running: TemporaryTransaction, last: Request
+    ) -> steps.Steps[Answer]:
         """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
-        prepared = yield from steps.wait(partial(self._lending.finish, one.work))
-        self._find(one.owner, one.name)
-        prepared = checked_read(one, prepared)
-        answer = Answer(prepared.result, self._visibility.token(one))
-        one.work.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
-        self._close(one)
-        is_led = not prepared.readonly or one.request.read == STRICT
+        prepared = yield from steps.wait(partial(self._lending.finish, tx.work))
+        self._find(tx.owner, tx.name)
+        prepared = checked_read(tx, prepared)
+        answer = Answer(prepared.result, self._visibility.token(tx))
+        tx.work.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
+        self._close(tx)
+        is_led = not prepared.readonly or tx.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)
         submit = partial(self._submit, last, prepare, once=True) if is_led else None
         return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:
         """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will."""
-        one = self._open.get(request.command)
-        if one is not None:
-            check_owner(self._engine.access, one.request.user or None, request.command, request.user, "open")
-            self._end(one, UnavailableError("its client has given the transaction up; it did not happen"))
+        tx = self._open.get(request.command)
+        if tx is not None:
+            check_owner(self._engine.access, tx.request.user or None, request.command, request.user, "open")
+            self._end(tx, UnavailableError("its client has given the transaction up; it did not happen"))
         settled = await self.programs.settle(request)
         if settled is not None:
             return settled

@@ -19,7 +19,7 @@ OPEN_PARTS = 2  # all open transactions may take memory_max divided by this numb
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class OpenTransaction:
     """An open transaction."""
 
     request: Request  # its BEGIN
@@ -73,26 +73,28 @@ class Open:
         }
 
 
-def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactions_max: int) -> MemoryFullError | None:
+def over_share(
+    tx: OpenTransaction, everyone: Collection[OpenTransaction], memory: Memory, transactions_max: int
+) -> MemoryFullError | None:
     """Return the error of a transaction that takes more than its caller's share of the memory, else None.
 
     If a caller has more than its share, only its growing transactions above the average size are ended, so that the
     others can still commit. Before that, the log of statements, kept for a later schema change, is dropped.
 
     Args:
-        one: the transaction, which has just run a statement.
+        tx: the transaction, which has just run a statement.
         everyone: all open transactions, this one among them.
         transactions_max: how many may be open.
     """
     most = memory.max_bytes // OPEN_PARTS
     average = most // transactions_max
-    if one.work.kept <= average:
+    if tx.work.kept <= average:
         return None
-    own, taken = _kept_of(one.caller, everyone)
+    own, taken = _kept_of(tx.caller, everyone)
     if not fits(most, taken, own, 0):
-        one.work.drop_log()
-        own, taken = _kept_of(one.caller, everyone)
-    if one.work.kept <= average or fits(most, taken, own, 0):
+        tx.work.drop_log()
+        own, taken = _kept_of(tx.caller, everyone)
+    if tx.work.kept <= average or fits(most, taken, own, 0):
         return None
     memory.note_refusal()
     return MemoryFullError(
@@ -103,9 +105,9 @@ def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactio
     )
 
 
-def _kept_of(caller: str, everyone: Collection[Open]) -> tuple[int, int]:
+def _kept_of(caller: str, everyone: Collection[OpenTransaction]) -> tuple[int, int]:
     """Return how many bytes are kept for a caller's transactions, and for all."""
-    kept = [(one.caller, one.work.kept) for one in everyone]
+    kept = [(tx.caller, tx.work.kept) for tx in everyone]
     return sum(size for name, size in kept if name == caller), sum(size for _, size in kept)
 
 

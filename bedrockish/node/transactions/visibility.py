@@ -24,7 +24,7 @@ from bedrockish.errors import ConflictError, UsageError
 from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
-from bedrockish.node.transactions.open import Open
+from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector, covers
@@ -47,15 +47,15 @@ async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
     await submit(replace(request, command=command, statements=(), read=STRICT, digest=OPEN), empty)
 
 
-def checked_read(one: Open, prepared: Prepared) -> Prepared:
+def checked_read(tx: OpenTransaction, prepared: Prepared) -> Prepared:
     """Return a transaction for its commit; its reads of the cluster's own tables need no further question.
 
     Raises:
         UsageError: the transaction writes, and was begun as read-only.
     """
-    if one.request.read_only and not prepared.readonly:
+    if tx.request.read_only and not prepared.readonly:
         raise UsageError("the transaction was begun as read-only, and has written; roll it back")
-    assert not prepared.reads_system or one.level is not None or one.request.read != STRICT, "it asked before it read"
+    assert not prepared.reads_system or tx.level is not None or tx.request.read != STRICT, "it asked before it read"
     return replace(prepared, reads_system=False)
 
 
@@ -84,7 +84,7 @@ class Visibility:
         if work.base != applied:
             newer = self._state.commit_window.newer_than(work.base)
             work.behind = newer is None or any(
-                one.is_in(applied) and sets.conflicts_with(one.access_set) is not None for one in newer
+                tx.is_in(applied) and sets.conflicts_with(tx.access_set) is not None for tx in newer
             )
         return not work.behind
 
@@ -109,16 +109,16 @@ class Visibility:
         window = self._state.commit_window
         newer = window.newer_than(before)
         if newer is not None:
-            return any(sets.conflicts_with(one.access_set) is not None for one in newer)
+            return any(sets.conflicts_with(tx.access_set) is not None for tx in newer)
         # Hundreds of commits later, the first of them are packed, and found by their keys only.
         return window.has_dropped(before) or next(window.conflicts(sets.access_set(), before), None) is not None
 
-    def wait_for_disk(self, one: Open) -> steps.Steps[None]:
+    def wait_for_disk(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Wait until the client's answer depends on durable commits only.
 
         The answer needs no wait if it would be the same without the commits here that are not durable yet.
         """
-        work, state, durable = one.work, self._state, self._engine.durable
+        work, state, durable = tx.work, self._state, self._engine.durable
         base = work.base
         if base is None:
             return
@@ -129,11 +129,11 @@ class Visibility:
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
             yield self._durable
         elif covers(durable, seen):
-            one.told = base
+            tx.told = base
         elif self._is_the_same(work, seen, durable):
-            one.told = durable
+            tx.told = durable
         else:
-            one.told = base
+            tx.told = base
             yield self._durable
 
     def _is_the_same(self, work: TransactionWork, seen: Vector, durable: Vector) -> bool:
@@ -141,13 +141,13 @@ class Visibility:
         newer = self._state.commit_window.newer_than(durable)
         if newer is None or work.sets is None or work.workspace is not None or work.looked_behind:
             return False
-        return all(work.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
+        return all(work.sets.conflicts_with(tx.access_set, reads=True) is None for tx in newer if tx.is_in(seen))
 
-    def token(self, one: Open) -> Token:
+    def token(self, tx: OpenTransaction) -> Token:
         """Return the token of the commits that a transaction's answers depend on."""
-        return Token() if one.told is None else Token(one.told, self._state.read_clock())
+        return Token() if tx.told is None else Token(tx.told, self._state.read_clock())
 
-    def reach_level(self, one: Open, find: Callable[[], object]) -> steps.Steps[None]:
+    def reach_level(self, tx: OpenTransaction, find: Callable[[], object]) -> steps.Steps[None]:
         """Have a transaction see every commit that was acknowledged before this call.
 
         The manager calls this before the first read of the cluster's own tables. It cannot tell which tables a
@@ -160,18 +160,18 @@ class Visibility:
             ConflictError: the snapshot cannot move up, because rows that the transaction has read were changed.
             UnavailableError: as ``reach_level``.
         """
-        work = one.work
-        yield partial(reach_level, self._submit, self._engine, one.request)
+        work = tx.work
+        yield partial(reach_level, self._submit, self._engine, tx.request)
         find()
-        one.level = dict(self._engine.applied)
-        if work.snapshot is None or covers(work.base or {}, one.level):
+        tx.level = dict(self._engine.applied)
+        if work.snapshot is None or covers(work.base or {}, tx.level):
             return  # its next statement runs on a newer snapshot, or on the newest commits
         moved = trio.Event()
         self._boundary.call(partial(self._move_up_strictly, work, moved))
         yield self._durable
         yield moved.wait
         find()
-        if not covers(work.base or {}, one.level):
+        if not covers(work.base or {}, tx.level):
             raise ConflictError(
                 "the transaction read rows before it read a table of the cluster itself, and its snapshot lacks "
                 "commits that the level strict needs; the transaction did not happen: run it again, or read that "

@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -339,26 +340,27 @@ async def _serve(
     )
     runtime.output.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.output.on_members()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
-        await trio.to_thread.run_sync(runtime.engine.sync)  # writes of a killed process may not be durable yet
-        bound = await nursery.start(mesh.run)
-        runtime.publisher.begin()  # before the first answer, so that a program that gets one can open the file
-        runtime.output.mesh = mesh
-        if mesh.read_loop is not None:
-            runtime.read_by(mesh.read_loop)
-        _tell_where(config, state.roster.membership.nodes, bound)
-        if local_socket is not None:
-            nursery.start_soon(runtime.publisher.keep_socket, mesh.listen_here)
-        if config.http is not None:
-            await nursery.start(load_http(), runtime, config, gate, credentials)
-        up.set()
-        for what, task in _repairs(runtime, config, credentials, plugins).items():
-            nursery.start_soon(runtime.faults.keep_running, what, task)
-        try:
-            await runtime.run()
-        finally:
-            runtime.leave()
+    with local_socket or nullcontext():  # closed also if the node ends before it listens
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
+            await trio.to_thread.run_sync(runtime.engine.sync)  # writes of a killed process may not be durable yet
+            bound = await nursery.start(mesh.run)
+            runtime.publisher.begin()  # before the first answer, so that a program that gets one can open the file
+            runtime.output.mesh = mesh
+            if mesh.read_loop is not None:
+                runtime.read_by(mesh.read_loop)
+            _tell_where(config, state.roster.membership.nodes, bound)
+            if local_socket is not None:
+                nursery.start_soon(runtime.publisher.keep_socket, mesh.listen_here)
+            if config.http is not None:
+                await nursery.start(load_http(), runtime, config, gate, credentials)
+            up.set()
+            for what, task in _repairs(runtime, config, credentials, plugins).items():
+                nursery.start_soon(runtime.faults.keep_running, what, task)
+            try:
+                await runtime.run()
+            finally:
+                runtime.leave()
 
 
 def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[str, int]]) -> None:

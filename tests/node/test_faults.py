@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.messages import Request as HttpRequest
 from bedrockish.http.purse import Purse, Unfinished
+from bedrockish.node import published
 from bedrockish.node.admin.watching import Room, watch_disk
 from bedrockish.node.repair.healer import RestartError, note_damage
 from bedrockish.node.runtime import Runtime
@@ -492,7 +494,13 @@ async def test_node_waits_for_an_address_in_use(
     served = Served(tmp_path, monkeypatch, Address("127.0.0.1", 0))
     monkeypatch.setattr(daemon, "PAUSE_S_MIN", 0.01)
     monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)
-    tries = 0
+    tries, sockets = 0, []
+
+    def open_socket(database: str) -> socket.socket | None:
+        sockets.append(published.open_socket(database))
+        return sockets[-1]
+
+    monkeypatch.setattr(daemon, "open_socket", open_socket)
 
     async def taken(*_arguments: object) -> Any:
         nonlocal tries
@@ -513,6 +521,8 @@ async def test_node_waits_for_an_address_in_use(
             await until(lambda: served.runs[-1].output.mesh is not None and served.runs[-1]._nursery is not None)
             nursery.cancel_scope.cancel()
     assert caplog.text.count("the node cannot restart yet: ") == 3
+    assert len(sockets) == 5
+    assert all(one is not None and one.fileno() == -1 for one in sockets), "a socket is still open"
 
 
 async def test_node_stopped_at_its_restart_ends_without_an_error(

@@ -153,7 +153,7 @@ class NodeComparison:
             try:
                 end = await self._nodes[maker](asked, None)
             except BedrockishError as error:
-                self._lose(maker, error)
+                self._drop_node(maker, error)
                 maker = next(iter(self._nodes))
             else:
                 if end.unreadable:  # it sets no end, and without one the other nodes would read the whole rest
@@ -175,10 +175,10 @@ class NodeComparison:
                 if node != but:
                     nursery.start_soon(ask, node, call)
         for node, error in failed.items():
-            self._lose(node, error)
+            self._drop_node(node, error)
         return {node: answers[node] for node in self._nodes if node in answers}
 
-    def _lose(self, node: str, error: BedrockishError) -> None:
+    def _drop_node(self, node: str, error: BedrockishError) -> None:
         del self._nodes[node]
         self.report.gone[node] = error.message
         if len(self._nodes) < 2:

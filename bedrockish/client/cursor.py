@@ -58,9 +58,9 @@ class RowStream:
         self.columns = shown_names(rows_of(reply.answer, 1)[0].columns)
         self._request = replace(request, statements=())
         self._is_over = not reply.answer.more
-        self._ask()
+        self._request_batch()
 
-    def _ask(self) -> None:
+    def _request_batch(self) -> None:
         if not self._is_over:
             self._fetch = self._calls._begin(Step(0, self._request, FETCH), self._request.timeout_s)
 
@@ -87,7 +87,7 @@ class RowStream:
             if self._fetch is None:
                 if self._is_over:
                     return []
-                self._ask()
+                self._request_batch()
                 assert self._fetch is not None
             number, self._fetch = self._fetch, None
             try:
@@ -95,18 +95,18 @@ class RowStream:
             except BedrockishError as error:
                 self._is_over = True
                 self._error = _lost(error, self.count)
-                self._give_up()
+                self._close_at_node()
                 raise self._error from error
             except BaseException:
                 self._is_over = True
                 self._error = ClientClosedError("the reading of this result was cancelled; begin again")
-                self._give_up()
+                self._close_at_node()
                 raise
             if not isinstance(reply, Answered):
                 raise ProtocolMismatchError("the node's answer is not rows")
             rows = rows_of(reply.answer, 1)[0].rows
             self._is_over = not reply.answer.more
-            self._ask()
+            self._request_batch()
             if rows:
                 return rows
 
@@ -132,11 +132,11 @@ class RowStream:
             self._fetch = None
         if not self._is_over:
             self._is_over = True
-            self._give_up()
+            self._close_at_node()
         self._rows.clear()
         self._error = self._error or ClientClosedError("this stream is closed; begin another")
 
-    def _give_up(self) -> None:
+    def _close_at_node(self) -> None:
         with suppress(BedrockishError):
             self._calls._tell(Step(0, self._request, CLOSE), CLOSE_S)
 

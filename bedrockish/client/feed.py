@@ -40,7 +40,7 @@ def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
         raise UsageError(str(error)) from error
 
 
-def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
+def _transactions_in(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
     try:
         return feed.take(rows)
     except FeedPrunedError as error:
@@ -165,12 +165,12 @@ class Changes:
             if self._wait:
                 self._wait = not self._follow
                 if self._follow:
-                    await self._look()
+                    await self._check_progress()
                 return None
-            await self._ask()
+            await self._fetch_page()
         return self._page.popleft()
 
-    async def _look(self) -> None:
+    async def _check_progress(self) -> None:
         """Leave a node at which safe time stands still; raise an error if it stands still at all nodes."""
         if self._progress.is_node_silent():
             self._client.leave_node()
@@ -180,7 +180,7 @@ class Changes:
                 status = await self._client.status(timeout=STATUS_TIMEOUT_S)
             self._progress.judge(status)
 
-    async def _ask(self) -> None:
+    async def _fetch_page(self) -> None:
         await self._keep_journal()
         try:
             rows = await self._rows()
@@ -191,7 +191,7 @@ class Changes:
             self._wait = True
             return
         self._feed.belong(self._client.cluster_id)
-        self._page.extend(_take(self._feed, rows))
+        self._page.extend(_transactions_in(self._feed, rows))
         self._progress.page(self._feed)
         self._wait = self._feed.is_last
 
@@ -199,7 +199,7 @@ class Changes:
         """Return the rows of the next page, or of the next transaction alone if the page would be too large."""
         try:
             return (await self._client.execute(*self._feed.question(PAGE_ROWS), read=STALE)).rows
-        except MemoryFullError:  # the node lacks memory at this moment, for any page: ``_ask`` tries again later
+        except MemoryFullError:  # the node lacks memory at this moment, for any page: ``_fetch_page`` tries again later
             raise
         except TooLargeError:
             place = await self._streamed(self._feed.question_of_one(), STALE)

@@ -42,11 +42,11 @@ from bedrockish.errors import (
 )
 from bedrockish.local.leased_ids import LEASE, LEASE_MAX, IdsNeededError
 from bedrockish.local.page import socket_path
-from bedrockish.local.places import NodeNeededError
 from bedrockish.local.prepared import encode_prepared
 from bedrockish.local.reads import closed
 from bedrockish.local.transaction import LocalTransaction, Logged
 from bedrockish.local.transactions import LocalTransactions
+from bedrockish.local.workspace_pool import NodeNeededError
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
@@ -333,7 +333,7 @@ class LocalSteps:
         ids = told.get("ids") if isinstance(told, dict) else None
         if not isinstance(ids, list) or not ids or any(type(one) is not int or one <= above for one in ids):
             raise NodeNeededError(f"the node leases no ids of {table}")
-        self.transactions.places.ids.note_lease(table, ids)
+        self.transactions.pool.ids.note_lease(table, ids)
         return int(ids[-1])
 
     async def _commit(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered | Told:

@@ -31,7 +31,7 @@ ALIVE_S = 2.0  # timeout of that ping
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class PooledSession:
     """A session of the pool."""
 
     client: Client
@@ -50,8 +50,8 @@ class Pool:
         self.size = size
         self._target = target_of(url)
         self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
-        self._places = trio.Semaphore(size)
-        self._free: list[Kept] = []  # the last used is at the end, and is lent first
+        self._slots = trio.Semaphore(size)
+        self._free: list[PooledSession] = []  # the last used is at the end, and is lent first
         self.is_closed = False
 
     @asynccontextmanager
@@ -71,29 +71,29 @@ class Pool:
         finally:
             self.give(kept)
 
-    async def take(self, timeout: float | None = None) -> Kept:
+    async def take(self, timeout: float | None = None) -> PooledSession:
         """Lend a session, which the caller must ``give`` back. The errors are those of ``client``."""
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         if self.is_closed:
             raise ClientClosedError("this pool is closed; open another")
         with trio.move_on_after(seconds) as scope:
-            await self._places.acquire()
+            await self._slots.acquire()
         if scope.cancelled_caught:
             raise _all_in_use(self.size, seconds)
         try:
-            kept = await self._alive() or await self._nursery.start(self._keep)
+            kept = await self._alive() or await self._nursery.start(self._hold_open)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
-        assert isinstance(kept, Kept)
+        assert isinstance(kept, PooledSession)
         kept.client.values.reset()
         if self._token is not None:
             kept.client.token = self._token
         return kept
 
-    def give(self, kept: Kept, *, usable: bool = True) -> None:
+    def give(self, kept: PooledSession, *, usable: bool = True) -> None:
         """Take a session back; close it if it is broken or has a transaction or result open."""
-        self._places.release()
+        self._slots.release()
         with suppress(BedrockishError):
             self._token = self._merged(kept.client)
         if usable and not kept.client.is_closed and not kept.client.has_open_transactions and not self.is_closed:
@@ -107,7 +107,7 @@ class Pool:
             client.token = self._token
         return client.token
 
-    async def _alive(self) -> Kept | None:
+    async def _alive(self) -> PooledSession | None:
         """Return an idle session that answers, or None."""
         while self._free:
             kept = self._free.pop()
@@ -124,9 +124,9 @@ class Pool:
                 return kept
         return None
 
-    async def _keep(self, task_status: trio.TaskStatus[Kept]) -> None:
+    async def _hold_open(self, task_status: trio.TaskStatus[PooledSession]) -> None:
         async with open_client(self._url, token=self._token, entry=self._entry) as client:
-            kept = Kept(client, trio.Event())
+            kept = PooledSession(client, trio.Event())
             task_status.started(kept)
             await kept.over.wait()
 
@@ -175,7 +175,7 @@ class ConnectionPool:
     def __init__(self, target: Target, entry: Entry, size: int, token: bytes | None) -> None:
         self.size = size
         self._target, self._entry, self._token = target, entry, token
-        self._places = threading.Semaphore(size)
+        self._slots = threading.Semaphore(size)
         self._lock = threading.Lock()  # guards the fields below
         self._free: list[tuple[SocketClient, float]] = []  # with the time of its return; the last one is lent first
         self._clients: set[SocketClient] = set()  # all clients, lent or idle
@@ -187,7 +187,7 @@ class ConnectionPool:
         """Leave all clients to the parent process, and continue without any."""
         self._free.clear()
         self._clients.clear()
-        self._places, self._lock = threading.Semaphore(self.size), threading.Lock()
+        self._slots, self._lock = threading.Semaphore(self.size), threading.Lock()
         if self._finalizer.detach() is not None:
             self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
 
@@ -223,7 +223,7 @@ class ConnectionPool:
     def _take(self, timeout: float | None) -> SocketClient:
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         self._check_open()
-        if not self._places.acquire(timeout=seconds):
+        if not self._slots.acquire(timeout=seconds):
             raise _all_in_use(self.size, seconds)
         try:
             self._check_open()
@@ -234,7 +234,7 @@ class ConnectionPool:
             if token is not None:
                 client.token = token
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
         return client
 
@@ -279,7 +279,7 @@ class ConnectionPool:
         if client not in self._clients:  # the client was lent before a fork, or the pool is closed
             client._close()
             if self._is_closed:
-                self._places.release()
+                self._slots.release()
             return
         with self._lock:
             if self._token is not None:
@@ -290,7 +290,7 @@ class ConnectionPool:
                 self._free.append((client, time.monotonic()))
         else:
             self._drop(client)
-        self._places.release()
+        self._slots.release()
 
 
 def _close_all(clients: set[SocketClient], lock: threading.Lock) -> None:

@@ -128,7 +128,7 @@ def _rewritten(statements: tuple[Statement, ...], texts: Sequence[str]) -> tuple
     return tuple(replace(one, sql=sql) for one, sql in zip(statements, texts, strict=True))
 
 
-def seen(results: list[Rows], values: SessionValues) -> list[Rows]:
+def note_results(results: list[Rows], values: SessionValues) -> list[Rows]:
     """Note the results in a session's values; return them with column names as in the statements before rewriting."""
     values.see(results)
     return [

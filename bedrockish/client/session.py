@@ -33,7 +33,7 @@ from bedrockish.client.request_builder import (
     make_request,
     map_of,
     new_command,
-    seen,
+    note_results,
     texts_of,
     with_settings_of,
     with_values,
@@ -202,7 +202,8 @@ class Session(Calls):
             written = write(request.statements, values)
             request = request if written is request.statements else replace(request, statements=written)
         try:
-            return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
+            done = await self._command(request, timeout_s, resend=resend, named=command is not None)
+            return note_results(done, values)
         except SqlError as error:
             if command is not None or self.local_steps is None or not self.local_steps.has_function_for(error):
                 raise
@@ -283,7 +284,7 @@ class Session(Calls):
         request = make_request(new_command(), statements, level, SERIALIZABLE, self._seconds(timeout_s))
         request = replace(request, statements=with_values(request.statements, self._core.values))
         found = await self.local_steps.read_strictly(request)
-        return None if found is None else seen(found, self._core.values)
+        return None if found is None else note_results(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and the file is new enough; return None otherwise."""
@@ -306,7 +307,7 @@ class Session(Calls):
         core = self._core
         if told is not core.token:
             core.see(told)
-        return seen(rows, core.values)
+        return note_results(rows, core.values)
 
     async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
         if resend and not named:

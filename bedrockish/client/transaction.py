@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
-from bedrockish.client.request_builder import columns_of, is_plain, new_command, seen, with_values
+from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, with_values
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
@@ -133,7 +133,7 @@ class Transaction:
         if found is None:
             reply = await self._step(STATEMENTS if self._is_begun else BEGIN, made, timeout)
             found = rows_of(reply.answer, len(made))
-        return seen(found, options.values)
+        return note_results(found, options.values)
 
     def run_plain(self, sql: str, params: Params, timeout_s: float | None, *, again: bool = False) -> Rows | None:
         """Run a statement in this thread, in less time than ``run`` takes, and return its result.
@@ -166,7 +166,7 @@ class Transaction:
         if result is None:
             return None
         rows = Rows(result.columns, result.rows, result.rowcount, result.lastrowid)
-        return seen([rows], options.values)[0]
+        return note_results([rows], options.values)[0]
 
     @property
     def here(self) -> "LocalTransaction | None":
@@ -183,7 +183,7 @@ class Transaction:
         """Update the state after a statement of ``one`` has failed; raise the error for the caller."""
         assert self._local is not None
         told = self._local.explained(one, error) if isinstance(error, BedrockishError) else error
-        self._note(STATEMENTS, told)
+        self._note_error(STATEMENTS, told)
         if told is error:
             raise error
         raise told from error
@@ -198,7 +198,7 @@ class Transaction:
                 self.command, statements, lambda: Step(0, self._request(statements, seconds, ""), STATEMENTS), seconds
             )
         except BaseException as error:
-            self._note(STATEMENTS, error)
+            self._note_error(STATEMENTS, error)
             raise
 
     async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
@@ -287,7 +287,7 @@ class Transaction:
         try:
             reply = await self._call(Step(0, self._request(statements, seconds, temporary), op), seconds)
         except BaseException as error:
-            self._note(op, error)
+            self._note_error(op, error)
             raise
         assert isinstance(reply, Answered)
         self._is_begun = True
@@ -304,7 +304,7 @@ class Transaction:
             self.command, statements, options.read, options.isolation, timeout_s=timeout_s, temporary=temporary
         )
 
-    def _note(self, op: str, error: BaseException) -> None:
+    def _note_error(self, op: str, error: BaseException) -> None:
         """Update the state of the transaction after a step that failed or was cancelled."""
         if isinstance(error, BedrockishError):
             self._options.temporary.note(error)

@@ -238,8 +238,8 @@ class Cursor:
     def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
         """Return the declared types of a statement's columns, [] if they are not needed, None to ask again afterwards.
 
-        They are asked for before the statement runs, so that a failure cannot lose its result. If the node does not
-        know a table yet, they are asked for afterwards, because the node waits for the table to run the statement.
+        The types are requested before the statement runs, so that a failed request cannot lose the result. If the node
+        does not know a table yet, they are requested afterwards: to run the statement, the node waits for the table.
         """
         wanted = self._connection.detect_types & PARSE_DECLTYPES
         if not wanted or not (kind == READ or "RETURNING" in sql.upper()):

@@ -310,7 +310,7 @@ class Session:
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(implicit=True)
             try:
-                return self._do(opened, statements)
+                return self._run_opened(opened, statements)
             except BedrockishError as error:
                 if opened.is_open:
                     is_first = len(statements) == 1 or error.details.get("statement") == 0
@@ -330,7 +330,7 @@ class Session:
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")
 
-    def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
+    def _run_opened(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
         stays_here = self._here is not None
         for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
@@ -445,7 +445,7 @@ class Session:
             (self.commit if kind == COMMIT else self.rollback)(by_text=True)
         elif kind == SAVEPOINT:
             fresh = self._open is None
-            self._do(self._open or self._begin(implicit=False), [(sql, None)])
+            self._run_opened(self._open or self._begin(implicit=False), [(sql, None)])
             self._marks.append(control.name.lower())
             self._began_by_mark = self._began_by_mark or fresh
         else:
@@ -461,7 +461,7 @@ class Session:
         if control.kind == RELEASE and place == 0 and self._began_by_mark:
             self.commit()
             return
-        self._do(self._open, [(sql, None)])
+        self._run_opened(self._open, [(sql, None)])
         del self._marks[place + (control.kind == ROLLBACK_TO) :]
 
 

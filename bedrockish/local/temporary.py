@@ -11,10 +11,10 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
-from bedrockish.local.places import Place, raise_node_needed
 from bedrockish.local.program_functions import Give
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.transactions import LocalTransactions
+from bedrockish.local.workspace_pool import FileWorkspace, raise_node_needed
 
 
 class WithTemporary(LocalTransaction):
@@ -22,7 +22,7 @@ class WithTemporary(LocalTransaction):
 
     Raises:
         TemporaryLostError: the database now has an object with the name of a TEMP object.
-        ConflictError: a statement of ``before`` has another result on this snapshot.
+        ConflictError: a statement of ``before`` has a different result on this snapshot.
     """
 
     keeps_rows = True
@@ -32,13 +32,13 @@ class WithTemporary(LocalTransaction):
     def __init__(
         self,
         owner: LocalTransactions,  # the session's transactions
-        place: Place,  # the session's workspace
+        file_workspace: FileWorkspace,  # the session's workspace
         request: Request,  # its BEGIN
         moment: FileMoment,  # the moment of the snapshot that the workspace holds
         before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
     ) -> None:
         self._like = None if before is None else before.work_at(moment)
-        super().__init__(owner.places, place, request, moment)
+        super().__init__(owner.pool, file_workspace, request, moment)
         self.log = None
         if before is not None and self._like is None:
             try:
@@ -48,7 +48,7 @@ class WithTemporary(LocalTransaction):
                 raise
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:
-        held = self._place.held
+        held = self._file_workspace.held
         assert held is not None
         self._running = running = TemporaryTransaction(held, work, raise_node_needed, self._like)
         self._work = work
@@ -94,14 +94,18 @@ class WithTemporary(LocalTransaction):
         try:
             self._running.close()
         except apsw.Error:
-            self._place.workspace.is_broken = True
+            self._file_workspace.workspace.is_broken = True
 
     def give(self, given: Give) -> None:
         """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""
 
 
 def begin(
-    owner: LocalTransactions, place: Place, request: Request, moment: FileMoment, before: LocalTransaction | None
+    owner: LocalTransactions,
+    file_workspace: FileWorkspace,
+    request: Request,
+    moment: FileMoment,
+    before: LocalTransaction | None,
 ) -> WithTemporary:
     """Begin a transaction in the workspace that has the TEMP objects of its session.
 
@@ -109,7 +113,7 @@ def begin(
         BedrockishError: see ``WithTemporary``; after a ``TemporaryLostError`` the TEMP objects are gone.
     """
     try:
-        return WithTemporary(owner, place, request, moment, before)
+        return WithTemporary(owner, file_workspace, request, moment, before)
     except TemporaryLostError:
         owner.lose_temporary()
         raise

@@ -25,10 +25,10 @@ from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections
 from bedrockish.local.leased_ids import Given, IdsNeededError
-from bedrockish.local.places import NodeNeededError, Place, Places
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import seen_by
+from bedrockish.local.workspace_pool import FileWorkspace, NodeNeededError, WorkspacePool
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
@@ -52,18 +52,20 @@ class LocalTransaction:
 
     keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
 
-    def __init__(self, places: Places, place: Place, request: Request, moment: FileMoment) -> None:
+    def __init__(
+        self, pool: WorkspacePool, file_workspace: FileWorkspace, request: Request, moment: FileMoment
+    ) -> None:
         # ``request``: its BEGIN.
-        self._places, self._place, self.request = places, place, request
+        self._pool, self._file_workspace, self.request = pool, file_workspace, request
         self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
         self.since = time.monotonic()
         self.ids: list[tuple[str, int]] = []  # the leased ids that it has given to rows, with their tables
-        self._ids_version = places.ids.version
+        self._ids_version = pool.ids.version
         self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
         self._logged = 0
         self._ended: BedrockishError | None = None
         self.lock = threading.RLock()  # held by the thread that runs a statement
-        self._statement = _Statement(self, places.reads, places.ids.given)
+        self._statement = _Statement(self, pool.reads, pool.ids.given)
         self._moment = moment
         self._work: TransactionWork
         self._running: OverlayTransaction
@@ -74,7 +76,7 @@ class LocalTransaction:
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         """Open the overlay on the workspace's snapshot."""
-        self._work, self._running = work, OverlayTransaction(self._place.workspace, work)
+        self._work, self._running = work, OverlayTransaction(self._file_workspace.workspace, work)
         self._running.start(is_small=True)
 
     def work_at(self, moment: FileMoment) -> TransactionWork | None:
@@ -85,7 +87,7 @@ class LocalTransaction:
     @property
     def _why_not_movable(self) -> str:
         """Why the transaction cannot move to the node, as the end of an error's text; empty if it can."""
-        if self._places.attached.has_any:
+        if self._pool.attached.has_any:
             return "which has none of the attached files; detach them before the transaction begins"
         return ""
 
@@ -112,7 +114,7 @@ class LocalTransaction:
                     result = self._run(statement)
                     self._check_level()
                 except IdsNeededError:
-                    self._places.ids.take_again()
+                    self._pool.ids.take_again()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
             if self._why_not_movable:
@@ -153,7 +155,7 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
-        if self.keeps_rows or self._places.has_own:
+        if self.keeps_rows or self._pool.has_own:
             return None
         try:
             with self.lock:
@@ -161,7 +163,7 @@ class LocalTransaction:
                     stand_still()
                 if self._ended is not None:
                     return None
-                ids = self._places.ids
+                ids = self._pool.ids
                 ids.given.ids.clear()
                 result = self._running.run_again(sql, values, RESULT_BYTES)
                 if ids.given.ids:
@@ -187,12 +189,12 @@ class LocalTransaction:
         """
         if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
             return [], len(statements)
-        given = self._places.ids.given
+        given = self._pool.ids.given
         with self.lock, self._statement:
             self._check_open()
             found, alone = self._running.run_alike(statements, first)
             if not found:
-                self._places.ids.take_again()
+                self._pool.ids.take_again()
                 alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
         for statement, result in zip(statements[first:], found, strict=False):
             self._note(Logged(statement, result))
@@ -254,13 +256,13 @@ class LocalTransaction:
         """
         with self.lock, self._statement:
             self._check_open()
-            self._places.check_generation(self._place.facts)
+            self._pool.check_generation(self._file_workspace.facts)
             return self._running.finish()
 
     def give_ids_back(self) -> None:
         """Return the transaction's ids to the leases, because it is rolled back."""
-        if self._ids_version == self._places.ids.version:
-            self._places.ids.give_back(self.ids)
+        if self._ids_version == self._pool.ids.version:
+            self._pool.ids.give_back(self.ids)
 
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll the transaction back and return its workspace; do nothing if it has ended already.
@@ -283,7 +285,7 @@ class LocalTransaction:
             self._leave()
 
     def _leave(self) -> None:
-        self._places.give_back(self._place)
+        self._pool.give_back(self._file_workspace)
 
     def abandon(self) -> None:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
@@ -307,7 +309,7 @@ class LocalTransaction:
         """Register a function or collation of the program on the connections of the transaction."""
         with self.lock:
             if self._ended is None:
-                given(self._place.reader)
+                given(self._file_workspace.reader)
                 given(self._running.db)
 
     def interrupt(self) -> None:
@@ -317,7 +319,7 @@ class LocalTransaction:
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement that another thread runs; it raises ``error``."""
         self._statement.stopped = error
-        self._place.workspace.stop(error)
+        self._file_workspace.workspace.stop(error)
 
 
 class _Statement:
@@ -327,10 +329,10 @@ class _Statement:
     An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
     """
 
-    __slots__ = ("_given", "_ids", "_leave", "_place", "_reads", "_stop", "is_running", "stopped")
+    __slots__ = ("_file_workspace", "_given", "_ids", "_leave", "_reads", "_stop", "is_running", "stopped")
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
-        self._reads, self._given, self._ids, self._place = reads, given, one.ids, one._place
+        self._reads, self._given, self._ids, self._file_workspace = reads, given, one.ids, one._file_workspace
         self.stopped: BedrockishError | None = None  # the error of the transaction's last ``stop``
         self._stop, self._leave = one.interrupt, one.leave_ended
         self.is_running = False  # whether a statement runs; its thread holds the lock of the transaction
@@ -356,7 +358,7 @@ class _Statement:
         """Return the error for SQL that is not the client's, such as the EXPLAIN that derives a read set."""
         if self.stopped is not None and isinstance(error, apsw.InterruptError):
             return self.stopped
-        self._place.workspace.is_broken = True
+        self._file_workspace.workspace.is_broken = True
         return UnavailableError(
             f"the private copy of the database failed: {error}; the transaction did not happen: run it again"
         )

@@ -24,14 +24,16 @@ from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError, UnavailableError, UnsupportedError
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
-from bedrockish.local.places import Place, Places
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed
 from bedrockish.local.transaction import LocalTransaction
+from bedrockish.local.workspace_pool import FileWorkspace, WorkspacePool
 
 OPEN_S = 60.0  # a transaction is rolled back after so long, because its snapshot blocks the node's checkpoints
 
-BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]
+BeginWith = Callable[
+    ["LocalTransactions", FileWorkspace, Request, FileMoment, LocalTransaction | None], LocalTransaction
+]
 
 
 class LocalTransactions:
@@ -44,9 +46,9 @@ class LocalTransactions:
 
     def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
         self._reads, self._begin_with = reads, begin_with
-        self.places = Places(reads)
+        self.pool = WorkspacePool(reads)
         self._beginning = threading.RLock()  # held by the thread that opens a connection or takes a snapshot
-        self._temporary: Place | None = None
+        self._temporary: FileWorkspace | None = None
         self._temporary_name = ""
         self.is_closed = False  # whether the session is closed
         self._open: dict[str, LocalTransaction] = {}
@@ -62,7 +64,7 @@ class LocalTransactions:
 
     def _give(self, given: Give) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
-        self.places.close_idle()
+        self.pool.close_idle()
         if self._temporary is not None:
             self._temporary.workspace.tell(given)
         for one in list(self._open.values()):
@@ -83,21 +85,21 @@ class LocalTransactions:
     def _begin(self, request: Request) -> LocalTransaction | None:
         if FORKING:
             stand_still()
-        place = None
+        file_workspace = None
         try:
-            published, facts = self.places.serving()
+            published, facts = self.pool.serving()
             if published is None or facts is None:
                 return None
-            place = self.places.take(published, facts)
-            place.attach()
-            moment = self.places.snapshot(place, published, facts.durable, request)
+            file_workspace = self.pool.take(published, facts)
+            file_workspace.attach()
+            moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
             if moment is None:
-                self.places.give_back(place)
+                self.pool.give_back(file_workspace)
                 return None
-            made = LocalTransaction(self.places, place, request, moment)
+            made = LocalTransaction(self.pool, file_workspace, request, moment)
         except (BedrockishError, apsw.Error, OSError):
-            if place is not None:
-                self.places.close(place)
+            if file_workspace is not None:
+                self.pool.close(file_workspace)
             return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
         if self.is_closed:  # by another thread, which has not seen this transaction among the open ones
@@ -129,16 +131,16 @@ class LocalTransactions:
 
     def is_served(self) -> bool:
         """Return whether the node of the file leads transactions now, according to its page."""
-        return self.places.serving()[0] is not None
+        return self.pool.serving()[0] is not None
 
     def is_at_learner(self) -> bool:
         """Return whether the node of the file is a learner, by the membership that the last transaction has read."""
-        if self.places.known_schema is None:
+        if self.pool.known_schema is None:
             one = self.begin(Request("", ()))
             if one is None:
                 return False
             self.forget("")
-        schema = self.places.known_schema
+        schema = self.pool.known_schema
         assert schema is not None
         return schema.is_learner
 
@@ -150,7 +152,7 @@ class LocalTransactions:
     @property
     def has_own(self) -> bool:
         """Whether the session has functions or attached files, which the node does not have."""
-        return self.places.has_own
+        return self.pool.has_own
 
     def has_temporary(self, name: str) -> bool:
         """Return whether this process holds the TEMP objects of this name."""
@@ -176,9 +178,11 @@ class LocalTransactions:
                 self._lose_at_close()
 
     def _begin_with_temporary(self, request: Request, before: LocalTransaction | None) -> bool:
-        published, facts = (None, None) if self.is_closed else self.places.serving()
-        place = self._temporary if self.has_temporary(request.temporary) else None
-        if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
+        published, facts = (None, None) if self.is_closed else self.pool.serving()
+        file_workspace = self._temporary if self.has_temporary(request.temporary) else None
+        if file_workspace is not None and (
+            published is None or facts is None or not file_workspace.is_of(facts) or file_workspace.is_broken
+        ):
             self.lose_temporary()
             raise TemporaryLostError(
                 "the TEMP objects of the session are gone: the node has stopped, or has exchanged its file, or their "
@@ -186,19 +190,19 @@ class LocalTransactions:
             )
         if published is None or facts is None:
             return False
-        if place is None:
+        if file_workspace is None:
             self.lose_temporary()
-            place = self._temporary = Place(self.places, published, facts, has_temporary=True)
+            file_workspace = self._temporary = FileWorkspace(self.pool, published, facts, has_temporary=True)
             self._temporary_name = request.temporary.removeprefix(FRESH)
-        assert place.held is not None
-        if place.held.transaction is not None:
+        assert file_workspace.held is not None
+        if file_workspace.held.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
-        place.attach()
-        moment = self.places.snapshot(place, published, facts.durable, request)
+        file_workspace.attach()
+        moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
         if moment is None:
-            place.workspace.end()
+            file_workspace.workspace.end()
             raise UnavailableError(f"{published.database} does not have the session's commits; try again")
-        made = self._begin_with(self, place, request, moment, before)
+        made = self._begin_with(self, file_workspace, request, moment, before)
         if before is not None:
             before.end()
         self._open[request.command] = made
@@ -208,9 +212,9 @@ class LocalTransactions:
 
     def lose_temporary(self) -> None:
         """Drop the TEMP objects of the session."""
-        place, self._temporary = self._temporary, None
-        if place is not None:
-            self.places.close(place)
+        file_workspace, self._temporary = self._temporary, None
+        if file_workspace is not None:
+            self.pool.close(file_workspace)
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command; None if none exists."""
@@ -254,7 +258,7 @@ class LocalTransactions:
         for one in list(self._open.values()):
             one.end(closed())
         self._open.clear()
-        self.places.close_all()
+        self.pool.close_all()
         self._lose_at_close()
 
     def _lose_at_close(self) -> None:
@@ -274,7 +278,7 @@ class LocalTransactions:
 
     def after_fork(self) -> None:
         """Leave the transactions to the parent, without closing its connections."""
-        self.places.after_fork()
+        self.pool.after_fork()
         connections.abandon((self._open, self._temporary))
         self._inherited |= self._open.keys()
         for one in self._open.values():

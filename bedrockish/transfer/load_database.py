@@ -137,7 +137,7 @@ def _or_dump(path: Path) -> str:
 
 
 def _by_content(virtual: VirtualTable) -> bool:
-    """Return the sort key of a virtual table: a table that shows another one is made after it."""
+    """Return the sort key of a virtual table: a table that shows the rows of another one is made after that one."""
     return bool(virtual.shows)
 
 

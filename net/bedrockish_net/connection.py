@@ -95,7 +95,7 @@ class Connection:
     def receive_messages(self, data: bytes) -> list[bytes]:
         """Store bytes from the other end, and return the messages with which the stored bytes begin.
 
-        Messages are the most frequent events, and change no state, so they have a way of their own. If ``has_more``,
+        Messages are the most frequent events, and change no state, so they skip the table of states. If ``has_more``,
         the caller gets the events after these messages from ``next_event``. The errors are those of ``receive_data``.
         """
         if self.is_open and data and not self._ended:

@@ -432,11 +432,11 @@ class Mesh:
             return
         number = stream.socket.fileno()
         try:
-            await self._take_in(stream, caller, number)
+            await self._admit_and_serve(stream, caller, number)
         except Exception as error:
             self._on_fault(f"serving {caller}", error)
 
-    async def _take_in(self, stream: trio.SocketStream, caller: str, file: int) -> None:
+    async def _admit_and_serve(self, stream: trio.SocketStream, caller: str, file: int) -> None:
         """Do the handshake with a caller, and serve it. A stranger costs one task and the memory of a HELLO."""
         link = None
         address = caller.rpartition(":")[0]
@@ -459,7 +459,7 @@ class Mesh:
                 shaken = await handshake.accept(
                     stream,
                     self.hello,
-                    self._judge,
+                    self._answer_to,
                     self._limits,
                     None if handshake.is_local(stream) else self._listen_context,
                     self._trust,
@@ -502,7 +502,8 @@ class Mesh:
             self._connection_limits.remove_client(address)
             await link.aclose()
 
-    def _judge(self, remote: Hello) -> Hello:
+    def _answer_to(self, remote: Hello) -> Hello:
+        """Return our answer to a caller's HELLO; raise RefusedError to refuse the caller."""
         if remote.role == "peer" and remote.node not in self._peers:
             known = ", ".join(sorted([*self._peers, self.hello.node]))
             raise RefusedError(

@@ -9,7 +9,7 @@ import pytest
 
 from bedrockish.api.requests import Answer, Result, Token, encode_results
 from bedrockish.cli.changes import as_text
-from bedrockish.client.feed import _take
+from bedrockish.client.feed import _transactions_in
 from bedrockish.errors import DamagedError
 from bedrockish_journal.feed.change_feed import (
     Cursor,
@@ -246,7 +246,7 @@ async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
             read(journal, feed)
     page = journal.execute(*feed.question(100)).fetchall()
     with pytest.raises(DamagedError, match=r"20\.B"):
-        _take(feed, page)
+        _transactions_in(feed, page)
 
     class Node:
         async def submit(self, _request: object) -> Answer:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 def known(db: Connection) -> object:
     """Return the schema that the session's last transaction has read."""
-    schema = here(db).places.known_schema
+    schema = here(db).pool.known_schema
     assert schema is not None
     return schema.known
 

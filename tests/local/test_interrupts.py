@@ -14,7 +14,7 @@ from bedrockish.client.blocking import Connection
 from bedrockish.client.in_thread import run
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import DeadlineError, UnavailableError
-from bedrockish.local.places import Places
+from bedrockish.local.workspace_pool import WorkspacePool
 from tests.local.conftest import here
 from tools.cluster import LocalNode
 
@@ -109,17 +109,17 @@ def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Conn
         thread.start()
         time.sleep(0.2)
         one.end(DeadlineError("too late"))
-        one._place.close()
+        one._file_workspace.close()
     thread.join()
     assert [type(error) for error in failures] == [DeadlineError]
-    here(db).places._idle.clear()
+    here(db).pool._idle.clear()
     opened.rollback()
 
 
 def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
     """Close a session while another thread has the snapshot of a new transaction; return that thread's errors."""
     is_begun, is_closed, failures = threading.Event(), threading.Event(), list[type[BaseException]]()
-    snapshot = Places.snapshot
+    snapshot = WorkspacePool.snapshot
 
     def wait(*arguments: Any) -> Any:
         moment = snapshot(*arguments)
@@ -133,7 +133,7 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
         except BaseException as error:
             failures.append(type(error))
 
-    monkeypatch.setattr(Places, "snapshot", wait)
+    monkeypatch.setattr(WorkspacePool, "snapshot", wait)
     thread = threading.Thread(target=begin)
     thread.start()
     assert is_begun.wait(20)
@@ -172,14 +172,14 @@ def test_begin_on_a_closed_page_raises_client_closed_error(
     closing = bedrockish.connect(node.database)
     if is_temporary:
         closing.execute("CREATE TEMP TABLE t(a)")
-    serving = Places.serving
+    serving = WorkspacePool.serving
 
-    def close_first(places: Places) -> Any:
-        found = serving(places)
+    def close_first(pool: WorkspacePool) -> Any:
+        found = serving(pool)
         closing.close()
         return found
 
-    monkeypatch.setattr(Places, "serving", close_first)
+    monkeypatch.setattr(WorkspacePool, "serving", close_first)
     with pytest.raises(bedrockish.ClientClosedError):
         closing.begin().execute("SELECT 1")
 
@@ -189,6 +189,6 @@ def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connectio
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]
-    one._place.close()
+    one._file_workspace.close()
     one.interrupt()
     here(db)._open.clear()

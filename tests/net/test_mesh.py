@@ -282,9 +282,9 @@ async def test_peer_that_repeats_malformed_messages_is_refused_for_a_doubling_ti
         waits.append(round(mesh.left_alone.get("B", 0.0)))
         if waits[-1]:
             with pytest.raises(RefusedError, match="malformed messages"):
-                mesh._judge(Hello("B", "shop"))
+                mesh._answer_to(Hello("B", "shop"))
         await trio.sleep(waits[-1] + 0.1)
-        assert mesh._judge(Hello("B", "shop")).to == "B"
+        assert mesh._answer_to(Hello("B", "shop")).to == "B"
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     await trio.sleep(601)  # earlier failures no longer count
     mesh._peers["B"].incoming = cast(Any, StubLink())

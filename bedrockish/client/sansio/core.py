@@ -147,7 +147,7 @@ class ClientCore:
 
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
-        number, call = self._number(), _Call(what, now, now + timeout_s)
+        number, call = self._next_number(), _Call(what, now, now + timeout_s)
         # A command is settled because the answer of an earlier attempt was lost.
         call.lost = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
         link = self._free_link(call, now)
@@ -326,7 +326,7 @@ class ClientCore:
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
         """Process the failure to open a link, or the end of an open link; return the effects."""
         effects: list[Effect] = []
-        self._drop(link, error, now, effects)
+        self._end_link(link, error, now, effects)
         return effects + self._pump(now)
 
     def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
@@ -341,7 +341,7 @@ class ClientCore:
             reason = reply.error if isinstance(reply, wire.Failed) else ProtocolMismatchError("a reply without a call")
             return [HangUp(link), *self.closed(link, reason, now)]
         effects: list[Effect] = []
-        self._take(link, reply, now, effects)
+        self._process_reply(link, reply, now, effects)
         return self._pump(now, effects)
 
     def woken(self, now: float) -> list[Effect]:
@@ -350,7 +350,8 @@ class ClientCore:
 
     # --- replies ---
 
-    def _take(self, link: int, reply: wire.Reply, now: float, effects: list[Effect]) -> None:
+    def _process_reply(self, link: int, reply: wire.Reply, now: float, effects: list[Effect]) -> None:
+        """End the call of a reply, or have it sent again."""
         if isinstance(reply, wire.Answered) and reply.answer.token is not self.token:
             # Also for a cancelled call, because the node assumes that the session has seen its answer.
             self.see(reply.answer.token)
@@ -426,6 +427,7 @@ class ClientCore:
                 self._only_read.popitem(last=False)
 
     def _retry(self, number: int, call: _Call, now: float) -> None:
+        """Have a call sent again after a pause; have the outcome of a COMMIT requested instead."""
         if isinstance(call.what, wire.Step) and call.what.op == wire.COMMIT and not call.harmless:
             self._homes.pop(call.what.request.command, None)
             call.what = settle_commit(call.what)
@@ -448,7 +450,7 @@ class ClientCore:
         end = closing_step(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
-            self._add(self._number(), _Call(end, now, now + DIAL_TIMEOUT_S))
+            self._add(self._next_number(), _Call(end, now, now + DIAL_TIMEOUT_S))
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
@@ -458,7 +460,8 @@ class ClientCore:
 
     # --- links ---
 
-    def _drop(self, number: int, error: BedrockishError, now: float, effects: list[Effect]) -> None:
+    def _end_link(self, number: int, error: BedrockishError, now: float, effects: list[Effect]) -> None:
+        """Forget a link; have its calls sent again, or end them."""
         link = self._links.pop(number, None)
         if link is None:
             return
@@ -490,7 +493,7 @@ class ClientCore:
         """Return the given effects, followed by all that are due now."""
         effects = [] if effects is None else effects
         if self._unsent or now >= self._due:
-            self._move_calls(now, effects)
+            self._send_calls(now, effects)
         if len(self._links) > (self._current is not None):
             homes = {home.link for home in self._homes.values()}
             for number, idle in list(self._links.items()):
@@ -499,7 +502,8 @@ class ClientCore:
                     effects.append(HangUp(number))
         return effects
 
-    def _move_calls(self, now: float, effects: list[Effect]) -> None:
+    def _send_calls(self, now: float, effects: list[Effect]) -> None:
+        """End late calls, send those that can be sent now, and dial a node if no link is open for them."""
         self._expire(now, effects)
         ready = self._ready(now, effects)
         for number in ready:
@@ -536,7 +540,7 @@ class ClientCore:
         if now < self.route.redial_at:
             return
         address = self.route.next(now)
-        self._current = self._number()
+        self._current = self._next_number()
         self._links[self._current] = _Link(address)
         effects.append(Dial(self._current, address, min(DIAL_TIMEOUT_S, self._target.connect_timeout_s)))
 
@@ -605,6 +609,7 @@ class ClientCore:
         return Token(merge(mine.vector, token.vector), max(mine.clock, token.clock))
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
+        """End the calls whose time is over, or for which no node can be reached."""
         is_due = now >= self._due
         for number in sorted(self._calls if is_due else self._unsent):
             call = self._calls[number]
@@ -628,7 +633,7 @@ class ClientCore:
         if is_due:
             self._due = min((call.deadline for call in self._calls.values()), default=math.inf)
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 

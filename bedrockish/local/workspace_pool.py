@@ -37,24 +37,26 @@ class NodeNeededError(UsageError):
     code = "node_needed"
 
 
-class Place:
-    """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
+class FileWorkspace:
+    """A workspace, and the files that were opened for it under one generation of the node's page."""
 
-    def __init__(self, places: "Places", published: Published, facts: Facts, *, has_temporary: bool = False) -> None:
+    def __init__(
+        self, pool: "WorkspacePool", published: Published, facts: Facts, *, has_temporary: bool = False
+    ) -> None:
         self.held: TemporaryWorkspace | None = None
-        self._published, self.facts, self._places = published, facts, places
+        self._published, self.facts, self._pool = published, facts, pool
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
-        self._attached = places.attached.version
+        self._attached = pool.attached.version
         reader = self._connect()
         try:
             reader.execute("ROLLBACK")
             self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-            self.schema = places.schema(reader, facts, -1)
+            self.schema = pool.schema(reader, facts, -1)
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
-            beside = Beside(self._reader, places.prepare, self._wal, places.ids, Limits(), locks, schema, places.access)
+            beside = Beside(self._reader, pool.prepare, self._wal, pool.ids, Limits(), locks, schema, pool.access)
             if has_temporary:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
@@ -67,7 +69,7 @@ class Place:
     def _connect(self) -> apsw.Connection:
         db = connections.connect(self._published, self.facts)
         self._dbs.append(db)
-        self._places.prepare(db)
+        self._pool.prepare(db)
         return db
 
     def _reader(self) -> apsw.Connection:
@@ -83,7 +85,7 @@ class Place:
 
     def attach(self) -> None:
         """Attach the session's files to the workspace's connections, before a transaction begins."""
-        attached = self._places.attached
+        attached = self._pool.attached
         if self._attached != attached.version:
             self.workspace.tell(attached.apply_to)
             self._attached = attached.version
@@ -119,8 +121,8 @@ def raise_node_needed() -> int:
     raise NodeNeededError("only the node gives values of the cluster's clock")
 
 
-class Places:
-    """The workspaces of one session.
+class WorkspacePool:
+    """The workspaces of one session; idle ones are kept for its next transactions.
 
     Args:
         reads: the session's reads, which hold the file and its page.
@@ -132,7 +134,7 @@ class Places:
         self.ids = LeasedIds()  # the row ids leased by the node
         self.known_schema: FileSchema | None = None  # as last read
         self._lock = threading.Lock()
-        self._idle: list[Place] = []
+        self._idle: list[FileWorkspace] = []
         self._is_closed = False
 
     @property
@@ -160,24 +162,26 @@ class Places:
             return None, None
         return published, facts
 
-    def take(self, published: Published, facts: Facts) -> Place:
+    def take(self, published: Published, facts: Facts) -> FileWorkspace:
         """Return an idle workspace on the page's present file, or open one."""
         while True:
             with self._lock:
-                place = self._idle.pop() if self._idle else None
-            if place is None:
-                return Place(self, published, facts)
-            if place.is_of(facts):
-                return place
-            self.close(place)
+                file_workspace = self._idle.pop() if self._idle else None
+            if file_workspace is None:
+                return FileWorkspace(self, published, facts)
+            if file_workspace.is_of(facts):
+                return file_workspace
+            self.close(file_workspace)
 
-    def snapshot(self, place: Place, published: Published, durable: int, request: Request) -> FileMoment | None:
+    def snapshot(
+        self, file_workspace: FileWorkspace, published: Published, durable: int, request: Request
+    ) -> FileMoment | None:
         """Take the newest snapshot and wait until it is durable; return its moment.
 
         Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
         number of a batch that is known to be durable.
         """
-        workspace, until, pause = place.workspace, time.monotonic() + DURABLE_S, PAUSE_S
+        workspace, until, pause = file_workspace.workspace, time.monotonic() + DURABLE_S, PAUSE_S
         while True:
             moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
             if moment is None:
@@ -196,7 +200,9 @@ class Places:
                     return None
                 time.sleep(PAUSE_S)
                 continue
-            place.schema = self.schema(place.reader, place.facts, moment.schema, moment.members)
+            file_workspace.schema = self.schema(
+                file_workspace.reader, file_workspace.facts, moment.schema, moment.members
+            )
             workspace.move_to(
                 moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
             )
@@ -235,24 +241,24 @@ class Places:
                 "it again"
             )
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, file_workspace: FileWorkspace) -> None:
         """Take a workspace back, and keep it for the next transaction or close it."""
         try:
-            place.workspace.leave_work()
-            place.workspace.end()
+            file_workspace.workspace.leave_work()
+            file_workspace.workspace.end()
         except (BedrockishError, apsw.Error):
-            place.workspace.is_broken = True
+            file_workspace.workspace.is_broken = True
         with self._lock:
-            if not (self._is_closed or place.workspace.is_broken or len(self._idle) >= IDLE_MAX):
-                self._idle.append(place)
+            if not (self._is_closed or file_workspace.workspace.is_broken or len(self._idle) >= IDLE_MAX):
+                self._idle.append(file_workspace)
                 return
-        self.close(place)
+        self.close(file_workspace)
 
     @staticmethod
-    def close(place: Place) -> None:
+    def close(file_workspace: FileWorkspace) -> None:
         """Close a workspace, whatever has failed on it."""
         try:
-            place.close()
+            file_workspace.close()
         except (BedrockishError, apsw.Error, OSError):
             return
 
@@ -260,8 +266,8 @@ class Places:
         """Close the workspaces that no transaction uses."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for place in idle:
-            self.close(place)
+        for file_workspace in idle:
+            self.close(file_workspace)
 
     def close_all(self) -> None:
         """Close the workspaces that no transaction uses, and every other one when it is given back."""

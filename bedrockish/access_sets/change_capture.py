@@ -69,7 +69,7 @@ class Capture:
         Each call would wait for the interpreter's lock. The statements must not delete all rows of a table, and must
         not be kept compiled.
         """
-        assert self._log is None, "nobody listens"
+        assert self._log is None, "changes are being captured"
         self._db.preupdate_hook(None)
         try:
             yield

@@ -136,7 +136,7 @@ def export_database(url: str, file: Path) -> None:
 
     done = trio.run(export, url, file)
     vector = format_vector(done.vector, sorted(done.vector)) if done.vector else "[]"
-    nodes = ", ".join(sorted(done.vector)) or "nobody"
+    nodes = ", ".join(sorted(done.vector)) or "no node"
     at = datetime.fromtimestamp(milliseconds(done.clock) / 1000, UTC).isoformat(timespec="milliseconds")
     click.echo(f"{file}: {done.size} bytes, as of {vector} ({nodes}), clock {done.clock} ({at})")
     click.echo(f"the change feed goes on after the cursor {done.cursor}")

@@ -68,7 +68,7 @@ def the_step_has_told_all_ends(state: State) -> None:
     """A request that waits for an outcome gets it in the step that learns it: nothing else would wake the request."""
     left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
     assert not left, f"after the step there is left {left}"
-    assert not state.progress, "something was applied, and nobody was told"
+    assert not state.progress, "an entry was applied, and no request was told"
 
 
 def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
@@ -79,7 +79,7 @@ def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -
         assert ticks == list(range(applied + 1, taken + 1)), f"{leader}: {applied} applied, {taken} taken, {ticks} wait"
 
 
-def counted_attempts_are_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
+def counted_attempts_have_no_promise(state: State, coordinator: Coordinator) -> None:
     """Ballot 0 may commit only until its leader rolls the transaction back or promises it to a recovery."""
     for txid, attempt in coordinator.attempts.open.items():
         if attempt.counting:
@@ -128,6 +128,6 @@ def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
     for invariant in OF_STATE:
         invariant(state)
     waiting_entries_are_taken_and_not_applied(state, queue)
-    counted_attempts_are_promised_to_nobody(state, coordinator)
+    counted_attempts_have_no_promise(state, coordinator)
     waiting_requests_stand_in_one_queue(coordinator)
     requests_in_flight_have_an_attempt(coordinator)

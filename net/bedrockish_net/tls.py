@@ -86,7 +86,7 @@ def why_refused(dial: ssl.SSLContext, listen: ssl.SSLContext, node: str, revoked
     certificate: Mapping[str, Any] = server.getpeercert() or {}
     names = certificate_names(certificate)
     if node.lower() not in {name.lower() for name in names}:
-        return f"it names {', '.join(sorted(names)) or 'nobody'}, and not {node}"
+        return f"it names {', '.join(sorted(names)) or 'no node'}, and not {node}"
     return "it is revoked" if int(certificate["serialNumber"], 16) in revoked else ""
 
 
@@ -130,7 +130,7 @@ def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
     """
     certificate = _shown(stream)
     if certificate and int(certificate["serialNumber"], 16) in revoked:
-        names, serial = ", ".join(sorted(certificate_names(certificate))) or "nobody", certificate["serialNumber"]
+        names, serial = ", ".join(sorted(certificate_names(certificate))) or "no node", certificate["serialNumber"]
         raise RefusedError(
             Code.REVOKED, f"the certificate of {names} with the serial number {serial} is revoked; get a new one"
         )
@@ -215,4 +215,6 @@ def check_certificate(stream: "trio.abc.Stream", node: str) -> None:
     names = certificate_names(shown)
     # Certificate authorities may change the case of DNS names.
     if node.lower() not in {name.lower() for name in names}:
-        raise RefusedError(Code.CERTIFICATE, f"{node!r} showed a certificate of {', '.join(sorted(names)) or 'nobody'}")
+        raise RefusedError(
+            Code.CERTIFICATE, f"{node!r} showed a certificate of {', '.join(sorted(names)) or 'no node'}"
+        )

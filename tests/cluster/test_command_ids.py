@@ -20,7 +20,7 @@ from bedrockish.client.request_builder import make_request
 from bedrockish.client.sansio.transaction_steps import settle_request
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import BedrockishError, ForgottenError, UnavailableError, UsageError
-from tests.cluster.doors import Caller, RefusedAtTheDoorError
+from tests.cluster.interfaces import Caller, RefusedError
 from tests.cluster.story import ready
 from tools.cluster import LocalCluster
 
@@ -79,7 +79,7 @@ def post(cluster: LocalCluster, name: str, path: str, sql: list[Any], command: s
     """Send statements by HTTP; return the JSON of the answer or of the error."""
     try:
         return Caller(cluster, node, name, f"{name}!").post(f"{path}?command={command}", sql)
-    except RefusedAtTheDoorError as error:
+    except RefusedError as error:
         return json.loads(str(error))
 
 
@@ -193,7 +193,7 @@ def test_command_ids_bind_admins_and_every_interface(cluster: LocalCluster) -> N
         will.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")
     with pytest.raises(CommandIdError), connect(caller.url) as db:
         db.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")
-    with pytest.raises(RefusedAtTheDoorError, match="command_id"):
+    with pytest.raises(RefusedError, match="command_id"):
         caller.post("/db/execute?command=wills", ["INSERT INTO pub(x) VALUES ('will')"])
 
 

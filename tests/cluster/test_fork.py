@@ -104,19 +104,23 @@ def alchemy(url: str) -> Iterator[Ask]:
     engine.dispose()
 
 
-@pytest.mark.parametrize("door", [native, pooled, dbapi, alchemy])
-def test_forked_children_and_their_parent_get_their_own_answers(url: str, door: Callable[[str], Iterator[Ask]]) -> None:
-    doors = door(url)
-    ask = next(doors)
+@pytest.mark.parametrize("interface", [native, pooled, dbapi, alchemy])
+def test_forked_children_and_their_parent_get_their_own_answers(
+    url: str, interface: Callable[[str], Iterator[Ask]]
+) -> None:
+    interfaces = interface(url)
+    ask = next(interfaces)
     assert ask("SELECT ?", ("before",)) == "before"
-    children = [in_child(partial(asks_itself, ask, f"{door.__name__} child {n}")) for n in range(CHILDREN)]
-    assert asks_itself(ask, f"{door.__name__} parent") == 0
+    children = [in_child(partial(asks_itself, ask, f"{interface.__name__} child {n}")) for n in range(CHILDREN)]
+    assert asks_itself(ask, f"{interface.__name__} parent") == 0
     assert [child() for child in children] == [0] * CHILDREN
     assert ask("SELECT ?", ("after",)) == "after"
     with connect(url) as db:
-        count = db.execute("SELECT count(*) FROM w WHERE who LIKE ?", (f"{door.__name__} %",), read="strict").value()
+        count = db.execute(
+            "SELECT count(*) FROM w WHERE who LIKE ?", (f"{interface.__name__} %",), read="strict"
+        ).value()
     assert count == CALLS * (CHILDREN + 1)
-    assert next(doors, None) is None
+    assert next(interfaces, None) is None
 
 
 def test_child_neither_continues_nor_ends_a_transaction_of_the_parent(url: str) -> None:

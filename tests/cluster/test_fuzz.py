@@ -1,4 +1,4 @@
-"""Broken input at every door of real nodes for a while: no node ends, all tables stay equal, and no error is
+"""Broken input at every interface of real nodes for a while: no node ends, all tables stay equal, and no error is
 internal.
 """
 

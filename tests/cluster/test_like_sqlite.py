@@ -148,11 +148,11 @@ def plain() -> apsw.Connection:
     return db
 
 
-@pytest.mark.parametrize("door", ["url", "path"])
+@pytest.mark.parametrize("interface", ["url", "path"])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
-def test_open_transactions_have_the_results_of_sqlite(cluster: LocalCluster, door: str, seed: int) -> None:
+def test_open_transactions_have_the_results_of_sqlite(cluster: LocalCluster, interface: str, seed: int) -> None:
     luck = random.Random(1_000 * seed)
-    where = cluster.url() if door == "url" else str(cluster.nodes[0].database)
+    where = cluster.url() if interface == "url" else str(cluster.nodes[0].database)
     with closing(dbapi.connect(where, isolation_level=None)) as ours:
         for _ in range(25):
             with closing(plain()) as sqlite:

@@ -121,8 +121,8 @@ async def test_incomplete_messages_of_all_clients_have_bounded_memory(cluster: L
     assert resident(node.process.pid, "VmHWM") < MEMORY_MAX + BESIDE
 
 
-@pytest.mark.parametrize("door", ["link", "http"])
-async def test_clients_that_never_read_have_bounded_memory(cluster: LocalCluster, door: str) -> None:
+@pytest.mark.parametrize("interface", ["link", "http"])
+async def test_clients_that_never_read_have_bounded_memory(cluster: LocalCluster, interface: str) -> None:
     node = cluster.nodes[0]
     await ready(cluster)
     assert node.process is not None
@@ -134,7 +134,7 @@ async def test_clients_that_never_read_have_bounded_memory(cluster: LocalCluster
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
         await client.execute("INSERT INTO t VALUES (1, 0)")
         for number in range(CLIENTS):
-            if door == "link":
+            if interface == "link":
                 ends.append(await trio.to_thread.run_sync(ask_on_a_link, node.port, number))
             else:
                 assert node.http_port is not None

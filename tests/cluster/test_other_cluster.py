@@ -1,4 +1,4 @@
-"""Tokens and cursors of another cluster, and forged ones, are refused at every door with a typed error."""
+"""Tokens and cursors of another cluster, and forged ones, are refused at every interface with a typed error."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from bedrockish.client.feed import Changes, blocking_changes
 from bedrockish.client.in_thread import run
 from bedrockish.errors import ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.feed.change_feed import parse_cursor
-from tests.cluster.doors import Caller, RefusedAtTheDoorError
+from tests.cluster.interfaces import Caller, RefusedError
 from tests.cluster.story import ready
 from tools.cluster import LocalCluster
 
@@ -50,7 +50,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LocalCluster]
 def post(cluster: LocalCluster, path: str, body: object) -> Any:
     try:
         return Caller(cluster, 0, "", "").post(path, body)
-    except RefusedAtTheDoorError as error:
+    except RefusedError as error:
         return json.loads(str(error))
 
 

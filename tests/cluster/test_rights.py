@@ -1,4 +1,4 @@
-"""Three real nodes whose cluster has users of its own: what each may do, at every door and at every node."""
+"""Three real nodes whose cluster has users of its own: what each may do, at every interface and at every node."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from bedrockish.client.feed import Changes
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError, CommandIdError, ForbiddenError, MembershipError
 from bedrockish_journal.model.transaction import decode_transaction
-from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
+from tests.cluster.interfaces import INTERFACES, Caller, RefusedError
 from tests.cluster.story import ready
 from tests.forked import program
 from tools.cluster import LocalCluster, local_cluster
@@ -86,25 +86,23 @@ def test_users_are_a_table_without_hashes(cluster: LocalCluster) -> None:
     assert listed == [{"user_name": name, "role": role, "tables": None} for name, role in expected]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_interface_requires_the_role_that_a_statement_needs(cluster: LocalCluster, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_every_interface_requires_the_role_that_a_statement_needs(cluster: LocalCluster, interface: str) -> None:
     """A permitted user runs the same text first, so a cached plan does not bypass the check."""
-    come = DOORS[door]
+    come = INTERFACES[interface]
     for number, (role, (without, enough, sql)) in enumerate(KINDS.items()):
         here = number % 3
-        text = sql.format(door)
+        text = sql.format(interface)
         come(caller(cluster, enough, here), text)
-        with pytest.raises(RefusedAtTheDoorError, match=f"{without} needs the role {role}"):
+        with pytest.raises(RefusedError, match=f"{without} needs the role {role}"):
             come(caller(cluster, without, here), text)
-        with pytest.raises(RefusedAtTheDoorError, match=r"wrong user or password|send the h"):
-            come(Caller(cluster, here, f"eve-{role}-{door}", "wrong"), text)
+        with pytest.raises(RefusedError, match=r"wrong user or password|send the h"):
+            come(Caller(cluster, here, f"eve-{role}-{interface}", "wrong"), text)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
-    """Una has a role for the table "item" alone: every door refuses other tables, also for texts compiled for other
-    users.
-    """
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster, interface: str) -> None:
+    """Una has a role for the table "item" alone. Other tables are refused, also by texts compiled for other users."""
     with connect(cluster.url()) as db:
         if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
             done(user(cluster.url(), "add", "una", password="una!"))
@@ -115,10 +113,10 @@ def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster,
             done(odd)
             assert odd.stderr == "there is no table itme now: the role is for the next one of that name\n"
             done(user(cluster.url(), "revoke", "una", "reader", "--table", "itme"))
-    come = DOORS[door]
-    for node in range(1 if door == "shell" else 2):  # each time a program of its own
+    come = INTERFACES[interface]
+    for node in range(1 if interface == "shell" else 2):  # each time a program of its own
         una = caller(cluster, "una", node)
-        for mine in ("SELECT count(*) FROM item", f"INSERT INTO item(note) VALUES ('una {door}')"):
+        for mine in ("SELECT count(*) FROM item", f"INSERT INTO item(note) VALUES ('una {interface}')"):
             come(una, mine)
         for sql, table, role in (
             ("SELECT count(*) FROM account", "account", "reader"),
@@ -127,17 +125,17 @@ def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster,
             ("INSERT INTO item(note) SELECT balance FROM account", "account", "reader"),
         ):
             come(caller(cluster, "will", node), sql)
-            with pytest.raises(RefusedAtTheDoorError, match=f"una needs the role {role}.*--table {table}"):
+            with pytest.raises(RefusedError, match=f"una needs the role {role}.*--table {table}"):
                 come(una, sql)
-        with pytest.raises(RefusedAtTheDoorError, match="una needs the role owner"):
-            come(una, f"CREATE TABLE IF NOT EXISTS made_{door}(x)")
+        with pytest.raises(RefusedError, match="una needs the role owner"):
+            come(una, f"CREATE TABLE IF NOT EXISTS made_{interface}(x)")
 
 
 def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
     """They contain all tables. A user may learn the outcomes of its own commands, and finish open transactions."""
     una = caller(cluster, "una")
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "open transactions"):
-        with pytest.raises(RefusedAtTheDoorError, match="una needs the role reader"):
+        with pytest.raises(RefusedError, match="una needs the role reader"):
             CALLS[name][2](una)
     CALLS["explain"][2](una)
     with connect(una.url) as db:
@@ -167,7 +165,7 @@ def test_client_without_a_known_user_is_refused(cluster: LocalCluster) -> None:
 def _backup(who: Caller, folder: Path) -> None:
     found = program("backup", who.url, str(folder / f"{who.user}.db"))
     if found.returncode:
-        raise RefusedAtTheDoorError(found.stderr)
+        raise RefusedError(found.stderr)
 
 
 def _typed(action: Callable[[Any], object], who: Caller) -> None:
@@ -187,9 +185,9 @@ def _typed(action: Callable[[Any], object], who: Caller) -> None:
     try:
         trio.run(run)
     except BedrockishError as error:
-        raise RefusedAtTheDoorError(f"{error.code} {error.message}") from None
+        raise RefusedError(f"{error.code} {error.message}") from None
     except BaseExceptionGroup as group:
-        raise RefusedAtTheDoorError(repr(group.exceptions)) from None
+        raise RefusedError(repr(group.exceptions)) from None
 
 
 CALLS: dict[str, tuple[str, str, Callable[[Caller], None]]] = {
@@ -221,13 +219,13 @@ def test_every_call_asks_for_its_role(cluster: LocalCluster, name: str) -> None:
     without, enough, call = CALLS[name]
     for node in range(2):
         call(caller(cluster, enough, node))
-        with pytest.raises(RefusedAtTheDoorError, match=f"{without} needs the role {ROLES[enough]}"):
+        with pytest.raises(RefusedError, match=f"{without} needs the role {ROLES[enough]}"):
             call(caller(cluster, without, node))
 
 
 def test_members_users_and_copies_are_an_admins(cluster: LocalCluster, tmp_path: Path) -> None:
     otto = caller(cluster, "otto").url
-    with pytest.raises(RefusedAtTheDoorError, match="otto needs the role admin"):
+    with pytest.raises(RefusedError, match="otto needs the role admin"):
         _backup(caller(cluster, "otto"), tmp_path)
     _backup(caller(cluster, "adam"), tmp_path)
     for found in (
@@ -330,11 +328,11 @@ def test_passwords_change_at_every_node(cluster: LocalCluster) -> None:
     """Each user may change their own password, and the old one is refused everywhere."""
     done(user(cluster.url(), "add", "pat", "--role", "reader", password="old"))
     for node in range(3):
-        DOORS["http_execute"](Caller(cluster, node, "pat", "old"), "SELECT 1")
+        INTERFACES["http_execute"](Caller(cluster, node, "pat", "old"), "SELECT 1")
     done(user(Caller(cluster, 0, "pat", "old").url, "passwd", "pat", password="new"))
     for node in range(3):
         _until_refused("http_execute", Caller(cluster, node, "pat", "old"))
-        DOORS["http_execute"](Caller(cluster, node, "pat", "new"), "SELECT 1")
+        INTERFACES["http_execute"](Caller(cluster, node, "pat", "new"), "SELECT 1")
     weak = str(hash_password("x", bytes(16))).replace("scrypt:14", "scrypt:20")
     with pytest.raises(MembershipError, match="not the hash"):
         trio.run(_change, Caller(cluster, 0, "pat", "new").url, MemberChange("user passwd", "pat", secret=weak))
@@ -348,12 +346,12 @@ async def _change(url: str, change: MemberChange) -> None:
         await client.change_members(change)
 
 
-def _until_refused(door: str, who: Caller) -> None:
+def _until_refused(interface: str, who: Caller) -> None:
     """Wait until another node has applied the commits of one."""
     for _ in range(200):
         try:
-            DOORS[door](who, "SELECT 1")
-        except (RefusedAtTheDoorError, AuthenticationError):
+            INTERFACES[interface](who, "SELECT 1")
+        except (RefusedError, AuthenticationError):
             return
     pytest.fail("it is still let in")
 

@@ -74,15 +74,15 @@ def test_each_session_has_its_own_settings_at_any_node(cluster: LocalCluster, se
     places = [cluster.url(one) for one in range(3)] + [str(cluster.nodes[0].database)]
     with ExitStack() as stack:
         plain = stack.enter_context(closing(sqlite3.connect(":memory:", isolation_level=None)))
-        doors = [bedrockish.dbapi.connect(place, isolation_level=None, read="strict") for place in places]
-        for one in doors:
+        interfaces = [bedrockish.dbapi.connect(place, isolation_level=None, read="strict") for place in places]
+        for one in interfaces:
             stack.callback(one.close)
         for sql in ("DROP VIEW IF EXISTS few", "DROP TABLE IF EXISTS t", "DROP TABLE IF EXISTS said", *SCHEMA):
-            doors[0].execute(sql)
+            interfaces[0].execute(sql)
             plain.execute(sql)
-        settings = [{"case_sensitive_like": 0, "recursive_triggers": 0} for _ in doors]
+        settings = [{"case_sensitive_like": 0, "recursive_triggers": 0} for _ in interfaces]
         for _ in range(120):
-            place = luck.randrange(len(doors))
+            place = luck.randrange(len(interfaces))
             sql, params = statement(luck)
             name, equals, value = sql.removeprefix("PRAGMA ").partition(" = ")
             if sql.startswith("PRAGMA") and equals:
@@ -90,7 +90,7 @@ def test_each_session_has_its_own_settings_at_any_node(cluster: LocalCluster, se
             for name, is_on in settings[place].items():
                 plain.execute(f"PRAGMA {name} = {is_on}")
             wanted = rows(plain.execute, sql, params)
-            assert rows(doors[place].execute, sql, params) == wanted, (places[place], sql, params, settings[place])
+            assert rows(interfaces[place].execute, sql, params) == wanted, (places[place], sql, params, settings[place])
         expected = [plain.execute(sql).fetchall() for sql in TABLES]
-        for one in doors:
+        for one in interfaces:
             assert [one.execute(sql).fetchall() for sql in TABLES] == expected

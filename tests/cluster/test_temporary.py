@@ -1,4 +1,4 @@
-"""TEMP objects of sessions on three real nodes: at every door, through conflicts, bounds and the loss of the node."""
+"""TEMP objects of sessions on three real nodes: by each interface, through conflicts, at bounds, after a lost node."""
 
 import json
 import signal
@@ -163,32 +163,32 @@ def test_every_interface_keeps_temporary_tables_for_its_session(tmp_path: Path) 
         url = cluster.url()
         with connect(url) as db:
             db.execute(TABLE)
-            db.execute("CREATE TEMP TABLE x AS SELECT 'native' AS door")
+            db.execute("CREATE TEMP TABLE x AS SELECT 'native' AS way")
             with bedrockish.dbapi.connect(url) as connection:
-                connection.execute("CREATE TEMP TABLE x(door)")
+                connection.execute("CREATE TEMP TABLE x(way)")
                 connection.execute("INSERT INTO x VALUES ('dbapi')")
                 connection.rollback()
                 connection.execute("INSERT INTO x VALUES ('DB-API')")
-                connection.execute("INSERT INTO t(a) SELECT door FROM x")
+                connection.execute("INSERT INTO t(a) SELECT way FROM x")
                 connection.commit()
-                found = connection.execute("SELECT x.door, t.a FROM x JOIN t ON t.a = x.door")
+                found = connection.execute("SELECT x.way, t.a FROM x JOIN t ON t.a = x.way")
                 assert found.fetchall() == [("DB-API", "DB-API")]
-                assert [name for name, *_ in found.description or ()] == ["door", "a"]
+                assert [name for name, *_ in found.description or ()] == ["way", "a"]
             engine = sqlalchemy.create_engine(url)
             with engine.begin() as session:
-                session.execute(sqlalchemy.text("CREATE TEMP TABLE x(door)"))
+                session.execute(sqlalchemy.text("CREATE TEMP TABLE x(way)"))
                 session.execute(sqlalchemy.text("INSERT INTO x VALUES ('SQLAlchemy')"))
-                assert session.execute(sqlalchemy.text("SELECT door FROM x")).scalar() == "SQLAlchemy"
+                assert session.execute(sqlalchemy.text("SELECT way FROM x")).scalar() == "SQLAlchemy"
             engine.dispose()
             with connect(cluster.nodes[0].database) as by_path:
-                by_path.execute("CREATE TEMP TABLE x AS SELECT 'path' AS door")
-                assert by_path.execute("SELECT door FROM x").value() == "path"
-            assert db.execute("SELECT door FROM x").value() == "native"
+                by_path.execute("CREATE TEMP TABLE x AS SELECT 'path' AS way")
+                assert by_path.execute("SELECT way FROM x").value() == "path"
+            assert db.execute("SELECT way FROM x").value() == "native"
         http = f"http://127.0.0.1:{cluster.nodes[0].http_port}"
-        first = pipeline(http, "CREATE TEMP TABLE x(door)", "INSERT INTO x VALUES ('libsql')", "SELECT door FROM x")
+        first = pipeline(http, "CREATE TEMP TABLE x(way)", "INSERT INTO x VALUES ('libsql')", "SELECT way FROM x")
         kinds = [one["type"] for one in first["results"]]
         assert kinds == ["ok"] * 3, first
-        second = pipeline(http, "BEGIN", "DELETE FROM x", "ROLLBACK", "SELECT door FROM x", baton=first["baton"])
+        second = pipeline(http, "BEGIN", "DELETE FROM x", "ROLLBACK", "SELECT way FROM x", baton=first["baton"])
         assert second["results"][3]["response"]["result"]["rows"] == [[{"type": "text", "value": "libsql"}]]
 
 

@@ -17,7 +17,7 @@ import trio
 from bedrockish import Client, connect, open_client
 from bedrockish.common.access_token import PREFIX, AccessToken, make_token
 from bedrockish.errors import AuthenticationError, ConfigError, ForbiddenError, OutcomeUnknownError, UnavailableError
-from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
+from tests.cluster.interfaces import INTERFACES, Caller, RefusedError
 from tests.cluster.story import ready
 from tests.cluster.test_rights import done, user
 from tests.forked import program
@@ -133,21 +133,21 @@ def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
         return elsewhere.submit(trio.run, ask).result()
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_token_replaces_the_password_at_every_interface(cluster: LocalCluster, mara: str, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_token_replaces_the_password_at_every_interface(cluster: LocalCluster, mara: str, interface: str) -> None:
     """The token gives only the rights of its user, and a forged one counts as a wrong password."""
-    come, here, token = DOORS[door], list(DOORS).index(door) % 3, _token_of(cluster, "mara")
+    come, here, token = INTERFACES[interface], list(INTERFACES).index(interface) % 3, _token_of(cluster, "mara")
     forged = token[:-6] + ("AAAAAA" if token[-6:] != "AAAAAA" else "BBBBBB")
-    come(Caller(cluster, here, "mara", token), f"INSERT INTO item(note) VALUES ('token {door} ')")
-    with pytest.raises(RefusedAtTheDoorError, match="mara needs the role owner"):
+    come(Caller(cluster, here, "mara", token), f"INSERT INTO item(note) VALUES ('token {interface} ')")
+    with pytest.raises(RefusedError, match="mara needs the role owner"):
         come(Caller(cluster, here, "mara", token), "CREATE TABLE maras(x)")
-    with pytest.raises(RefusedAtTheDoorError, match=r"this token is mara's, and not of the user 'adam'|send the h"):
+    with pytest.raises(RefusedError, match=r"this token is mara's, and not of the user 'adam'|send the h"):
         come(Caller(cluster, here, "adam", token), "SELECT 1")
-    with pytest.raises(RefusedAtTheDoorError, match=r"this token is not good here|send the h"):
+    with pytest.raises(RefusedError, match=r"this token is not good here|send the h"):
         come(Caller(cluster, here, "mara", forged), "SELECT 1")
     with connect(cluster.url()) as db:
         asked = "SELECT count(*) FROM bedrockish_changes WHERE user_name = 'mara' AND row_after LIKE ?"
-        assert db.execute(asked, [f"%token {door} %"], read="strict").value() == 1
+        assert db.execute(asked, [f"%token {interface} %"], read="strict").value() == 1
 
 
 def test_token_can_change_no_users_or_tokens(cluster: LocalCluster, mara: str) -> None:

@@ -18,7 +18,7 @@ from bedrockish.client.feed import Changes
 from bedrockish.common.password_hash import hash_password
 from bedrockish_journal.model.transaction import decode_transaction
 from bedrockish_net.events import Hello
-from tests.cluster.doors import DOORS, Caller
+from tests.cluster.interfaces import INTERFACES, Caller
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import ready
 from tests.forked import program
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
             node.start()
         trio.run(ready, cluster)
         with connect(cluster.url()) as db:
-            db.execute("CREATE TABLE came(door TEXT PRIMARY KEY, n INTEGER DEFAULT 0)")
+            db.execute("CREATE TABLE came(interface TEXT PRIMARY KEY, n INTEGER DEFAULT 0)")
         yield cluster
     finally:
         cluster.stop()
@@ -64,10 +64,10 @@ def whose(cluster: LocalCluster, table: str = "came") -> dict[str, str | None]:
 
 
 def test_every_interface_records_the_author_of_a_change(cluster: LocalCluster) -> None:
-    for number, (name, door) in enumerate(DOORS.items()):
+    for number, (name, interface) in enumerate(INTERFACES.items()):
         for user in PASSWORDS:
-            door(caller(cluster, user, number % 3), f"INSERT INTO came(door) VALUES ('{name} {user}')")
-    expected = {f"{name} {user}": user for name in DOORS for user in PASSWORDS}
+            interface(caller(cluster, user, number % 3), f"INSERT INTO came(interface) VALUES ('{name} {user}')")
+    expected = {f"{name} {user}": user for name in INTERFACES for user in PASSWORDS}
     assert {key: user for key, user in whose(cluster).items() if key in expected} == expected
 
 
@@ -77,7 +77,7 @@ def test_schema_changes_and_requests_with_the_token_have_an_author(cluster: Loca
         db.execute("CREATE TABLE bobs(x)")
     request = urllib.request.Request(
         f"http://127.0.0.1:{cluster.nodes[1].http_port}/db/execute",
-        b"[\"INSERT INTO came(door) VALUES ('token')\"]",
+        b"[\"INSERT INTO came(interface) VALUES ('token')\"]",
         {"Content-Type": "application/json", "Authorization": "Bearer t"},
     )
     with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
@@ -89,8 +89,8 @@ def test_schema_changes_and_requests_with_the_token_have_an_author(cluster: Loca
 
 
 def test_user_name_in_a_call_is_ignored(cluster: LocalCluster) -> None:
-    """A user name in a call is ignored: the door's login counts."""
-    call = encode_call(Execute(1, Request("forged", (Statement("INSERT INTO came(door) VALUES ('forged')"),))))
+    """A user name in a call is ignored: the interface's login counts."""
+    call = encode_call(Execute(1, Request("forged", (Statement("INSERT INTO came(interface) VALUES ('forged')"),))))
     forged = cbor2.dumps({**cbor2.loads(call), "user": "ann"})
 
     async def send() -> None:
@@ -117,7 +117,7 @@ async def test_each_command_of_a_shared_transaction_has_its_own_user(cluster: Lo
                     for count in range(5):
                         key = f"{user} {attempt} {number} {count}"
                         made[key] = user
-                        await client.execute("INSERT INTO came(door) VALUES (?)", (key,))
+                        await client.execute("INSERT INTO came(interface) VALUES (?)", (key,))
 
             async with trio.open_nursery() as nursery:
                 for number in range(6):
@@ -144,7 +144,7 @@ async def test_each_command_of_a_shared_transaction_has_its_own_user(cluster: Lo
 
 def test_command_line_and_http_print_the_user(cluster: LocalCluster) -> None:
     with connect(caller(cluster, "bob").url) as db:
-        db.execute("INSERT INTO came(door) VALUES ('printed')", command="printed-1")
+        db.execute("INSERT INTO came(interface) VALUES ('printed')", command="printed-1")
     done = program("changes", cluster.url(), "--table", "came", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     while "printed-1" not in [line["command"] for line in lines]:

@@ -141,7 +141,7 @@ def test_packed_entries_are_readable_only_through_the_journal_view(old: TestNode
     pack(old.engine)
     with pytest.raises(UnsupportedError, match=f"{FUNCTION} belongs to the database itself"):
         old.run(sql)
-    with pytest.raises(UnsupportedError, match="nobody else's to read"):
+    with pytest.raises(UnsupportedError, match="no client may read it"):
         old.run("SELECT * FROM bedrockish_packed")
 
 

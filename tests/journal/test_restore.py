@@ -220,7 +220,7 @@ def test_reason_why_the_target_cannot_be_written_is_printed(
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and Path(path) != folder)
     error = apsw.CantOpenError("unable to open database file")
-    assert NewFile(folder / "x.db").why_not(error) == f"nobody gave us the right to write in {folder}"
+    assert NewFile(folder / "x.db").why_not(error) == f"this user has no right to write in {folder}"
     assert NewFile(tmp_path / "x.db").why_not(error) == "unable to open database file"
 
 

@@ -66,7 +66,9 @@ class Evidence:
         """Judge whether a read value was ever written, by a transaction that may be committed."""
         writer = self.writer(key, value)
         if writer is None:
-            self.find("value from nowhere", f"T{reader.id} read {value} in {key}, and nobody wrote it", reader.id)
+            self.find(
+                "value from nowhere", f"T{reader.id} read {value} in {key}, which no transaction wrote", reader.id
+            )
             return False
         if self.operations[writer].outcome != "fail":
             return True

@@ -1,1 +1,1 @@
-"""Nonsense and malice at every door of real nodes; ``python -m tools.fuzz --seconds 60``."""
+"""Malformed and hostile input at every interface of real nodes; ``python -m tools.fuzz --seconds 60``."""

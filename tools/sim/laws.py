@@ -170,7 +170,7 @@ class Laws:
             case Reject(txid, Reason.FOR, other) if other is not None:
                 # A reservation alone does not make a node hold the transaction.
                 if not (other in self.held or other in self.beginnings or other in self.committed):
-                    what = f"{source} rejects {txid} for {other}, which nobody has begun"
+                    what = f"{source} rejects {txid} for {other}, which no leader has begun"
                     self.broken("what is rejected has a rival", what)
             case Gossip():
                 # A node that has just started says what its file says, until a peer tells it of a newer membership.

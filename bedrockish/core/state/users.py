@@ -71,7 +71,9 @@ def _tables(old: Mapping[str, int], change: MemberChange) -> Mapping[str, int]:
         )
     # System tables contain rows of all tables, so a role for a system table would be a role for everything.
     if table.lower().startswith(_NO_TABLES):
-        raise _refused("name", f"{table} belongs to the database itself; whoever is a reader of all tables may read it")
+        raise _refused(
+            "name", f"{table} belongs to the database itself; grant reader without a table, which includes it"
+        )
     now = old.get(table, 0)
     role = max(now, role) if change.action == USER_GRANT else min(now, role - 1)
     tables = {name: kept for name, kept in {**old, table: role}.items() if kept}

@@ -456,7 +456,7 @@ class Guard:
             if (name, (second or "").lower()) in SECRETS and inside not in (OPEN_JOURNAL, OPEN_META):
                 seen.secret = True
             if not seen.ours and not may_be_asked(name) and name != ROWS:
-                return f"{first} belongs to the database itself and is nobody else's to read"
+                return f"{first} belongs to the database itself; no client may read it"
             if name == JOURNAL and second in UNPACKED and database == "main" and inside not in (JOURNAL, OPEN_JOURNAL):
                 return _PAST_PACKS.format(inside or f"main.{first}", second)
             if name in _CATALOGUE or name.startswith("pragma_"):

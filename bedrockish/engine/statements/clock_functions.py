@@ -42,12 +42,12 @@ class Scope:
 
     def take(self) -> int:
         """Return a new value of the node's clock."""
-        assert self.tick is not None, "whoever drives the engine has given it a clock"
+        assert self.tick is not None, "the engine's caller sets the clock before a statement"
         return self.tick()
 
     def take_many(self, count: int) -> int:
         """Return the last of ``count`` consecutive new values of the node's clock."""
-        assert self.skip is not None, "whoever drives the engine has given it a clock"
+        assert self.skip is not None, "the engine's caller sets the clock before a statement"
         self.take()
         return self.skip(count - 1)
 

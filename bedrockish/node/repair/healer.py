@@ -334,7 +334,7 @@ class Healer:
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))
             return
-        self._note(f"there is no source to fill it from: {'; '.join(why) or 'nobody answers'}")
+        self._note(f"there is no source to fill it from: {'; '.join(why) or 'no node answers'}")
 
     def _sources(self, report: Report | None) -> list[str]:
         if self._ordered:

@@ -75,7 +75,7 @@ def judge(
     if silent:
         return Verdict(Ruling.WAIT, f"{entry} does not fit here; {_unknown(silent, agree_why)}")
     if agrees is None:
-        return Verdict(Ruling.WAIT, f"{entry} does not fit here, and nobody has applied it; {agree_why}")
+        return Verdict(Ruling.WAIT, f"{entry} does not fit here, and no node has applied it; {agree_why}")
     if leads and not any(word.blocked for word in words.values()):
         return Verdict(Ruling.WAIT, f"{entry}, which was led here, does not fit, and is not decided yet")
     return Verdict(Ruling.NOWHERE, f"{entry} fits at no node, and {agree_why}")

@@ -18,7 +18,7 @@ class BatchStage(Enum):
     """The stage of the batches."""
 
     GATHERING = "the open batch takes writes, and no sync runs"
-    LINGERING = "the open batch has writes that nobody waits for: a vote or an answer may come and share its sync"
+    LINGERING = "the open batch has writes on which no answer waits: a vote or an answer may come and share its sync"
     FLUSHING = "the batch is committed to the file, in the loop or in a thread"
     SYNCING = "a sync runs; the open batch gathers what shares the next one"
 

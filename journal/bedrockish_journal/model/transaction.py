@@ -110,7 +110,9 @@ def _shares(value: object, commands: int) -> tuple[int, ...]:
 def _users(value: object, commands: int) -> tuple[str, ...]:
     found = tuple(_list(value))
     if len(found) != commands or not all(isinstance(user, str) for user in found) or not any(found):
-        raise EntryMalformedError(f"a transaction of {commands} commands should name a user of each, not only nobody")
+        raise EntryMalformedError(
+            f"a transaction of {commands} commands should name a user of each, and at least one that is not empty"
+        )
     return found  # type: ignore[return-value]
 
 

@@ -316,7 +316,7 @@ class Audit:
         need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
         if len(approved) < need:
             verb = "approved" if entry.adopted_from is None else "held"
-            names = ", ".join(sorted(approved)) or "nobody"
+            names = ", ".join(sorted(approved)) or "no voter"
             yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
 
     def _membership(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:

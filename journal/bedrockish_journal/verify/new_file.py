@@ -141,7 +141,7 @@ class NewFile:
         if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and not os.access(
             self._folder, os.W_OK | os.X_OK
         ):
-            return f"nobody gave us the right to write in {self._folder}"
+            return f"this user has no right to write in {self._folder}"
         return str(error)
 
     def drop(self) -> None:

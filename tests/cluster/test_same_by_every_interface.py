@@ -1,7 +1,7 @@
-"""The same statements at every door: the same rows and errors, or a refusal that names the door's limit.
+"""The same statements at every interface: the same rows and errors, or a refusal that names the interface's limit.
 
-Each sequence is run on tables of its own at each door: statement by statement, or as one script or batch where the door
-has no other way. The test compares the answers, and the rows that are left in the tables.
+Each sequence is run on tables of its own by each interface: statement by statement, or as one script or batch where
+the interface has no other way. The test compares the answers, and the rows that are left in the tables.
 """
 
 import json
@@ -28,12 +28,12 @@ from tools.cluster import LocalCluster
 pytestmark = pytest.mark.cluster
 
 Outcome = list[Any]  # the rows or "error" of each statement; some interfaces return only the last ones
-LIMITED = "limit"  # the door refuses the sequence, and says so
+LIMITED = "limit"  # the interface refuses the sequence, and says so
 
 
 @dataclass(frozen=True)
 class World:
-    """Reaches one node through each of its doors."""
+    """Reaches one node through each of its interfaces."""
 
     cluster: LocalCluster
 
@@ -62,7 +62,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("doors") / "one", ("A",))
+    cluster = LocalCluster(tmp_path_factory.mktemp("interfaces") / "one", ("A",))
     cluster.add_http()
     cluster.write_files()
     try:
@@ -77,7 +77,7 @@ def plain(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [list(row) for row in rows]
 
 
-# -- doors -------------------------------------------------------------------------------------------------------------
+# -- interfaces --------------------------------------------------------------------------------------------------------
 
 
 def native(world: World, texts: list[str]) -> Outcome:
@@ -124,7 +124,7 @@ def alchemy(world: World, texts: list[str]) -> Outcome:
 
 
 def http(world: World, texts: list[str]) -> Outcome:
-    """Stop at the first statement that fails, as the door does."""
+    """Stop at the first statement that fails, as the interface does."""
     answer = world.post("/db/execute", texts)
     if "results" in answer:
         return [one["rows"] for one in answer["results"]]
@@ -160,7 +160,7 @@ def libsql_batch(world: World, texts: list[str]) -> Outcome:
 
 
 def libsql_sequence(world: World, texts: list[str]) -> Outcome:
-    """The door reports only the success of all statements; a script stops at its first error."""
+    """The interface reports only the success of all statements; a script stops at its first error."""
     (answer, _) = world.hrana({"type": "sequence", "sql": "\n;\n".join(texts)})
     return [] if answer["type"] == "ok" else ["error"]
 
@@ -307,13 +307,15 @@ SEQUENCES = {**FIXED, **{f"seed {seed}": rolled(seed) for seed in range(25)}}
 _number = iter(range(1_000_000))
 
 
-def outcome(world: World, door: Callable[[World, list[str]], Outcome], texts: list[str]) -> tuple[Outcome, Outcome]:
-    """Return the answers of a door, and the rows that are left in the tables."""
+def outcome(
+    world: World, interface: Callable[[World, list[str]], Outcome], texts: list[str]
+) -> tuple[Outcome, Outcome]:
+    """Return the answers of an interface, and the rows that are left in the tables."""
     n = next(_number)
     with connect(world.url) as db:
         for sql in BEFORE:
             db.execute(sql.format(n=n))
-        told = door(world, [sql.format(n=n) for sql in texts])
+        told = interface(world, [sql.format(n=n) for sql in texts])
         left: Outcome = []
         for sql in LEFT:
             try:
@@ -331,11 +333,11 @@ def up_to_error(texts: list[str], told: Outcome) -> list[str] | None:
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_interfaces_that_continue_after_an_error_have_the_same_outcome(world: World, name: str) -> None:
     texts = SEQUENCES[name]
-    found = {door: outcome(world, run, texts) for door, run in STEPWISE.items()}
+    found = {interface: outcome(world, run, texts) for interface, run in STEPWISE.items()}
     expected = found["dbapi"]
-    for door, (told, left) in found.items():
+    for interface, (told, left) in found.items():
         if told != [LIMITED]:
-            assert (told, left) == expected, (door, texts, found)
+            assert (told, left) == expected, (interface, texts, found)
 
 
 @pytest.mark.parametrize("name", [name for name in SEQUENCES if name.startswith("settings")])
@@ -344,8 +346,8 @@ def test_settings_of_a_session_have_the_effect_of_sqlite(world: World, name: str
         found: list[Outcome] = []
         for texts in (["PRAGMA foreign_keys = ON", *BEFORE], SEQUENCES[name], LEFT):
             found.append([plain(db.execute(sql.format(n=0)).fetchall()) for sql in texts])
-    for door in (native, dbapi, alchemy, libsql_execute, libsql_batch):
-        assert outcome(world, door, SEQUENCES[name]) == tuple(found[1:]), door
+    for interface in (native, dbapi, alchemy, libsql_execute, libsql_batch):
+        assert outcome(world, interface, SEQUENCES[name]) == tuple(found[1:]), interface
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -355,12 +357,12 @@ def test_interfaces_that_stop_at_an_error_leave_the_same_rows(world: World, name
     failed = "error" in told
     if failed:  # a script that stops also rolls back its open transaction
         _, left = outcome(world, dbapi, texts[: told.index("error")])
-    for door, run in SCRIPTED.items():
+    for interface, run in SCRIPTED.items():
         said, there = outcome(world, run, texts)
         if said == [LIMITED]:
             continue
         is_section = texts[0] == OFF and "BEGIN" not in texts and any(kind_of(sql) == SCHEMA for sql in texts)
-        assert ("error" in said) == (failed and not is_section), (door, texts, told, said)
-        if door == "shell" and failed:
+        assert ("error" in said) == (failed and not is_section), (interface, texts, told, said)
+        if interface == "shell" and failed:
             continue  # the shell reads a whole script, and sends a transaction as one
-        assert is_section or there == left, (door, texts, left, there)
+        assert is_section or there == left, (interface, texts, left, there)

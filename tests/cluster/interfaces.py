@@ -19,8 +19,8 @@ from tools.cluster import LocalCluster
 WAIT_S = 60
 
 
-class RefusedAtTheDoorError(Exception):
-    """Raised when a door answers with an error, whose code and text it has."""
+class RefusedError(Exception):
+    """Raised when an interface answers with an error, whose code and text it has."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Caller:
                 said = reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:
-                raise RefusedAtTheDoorError(error.read().decode()) from None
+                raise RefusedError(error.read().decode()) from None
         return json.loads(said) if said.startswith(("{", "[")) and said.count("\n") < 2 else said
 
 
@@ -90,14 +90,14 @@ def dbapi(caller: Caller, sql: str) -> None:
         finally:
             connection.close()
     except bedrockish.dbapi.Error as error:
-        raise RefusedAtTheDoorError(f"{getattr(error, 'code', '')} {error}") from None
+        raise RefusedError(f"{getattr(error, 'code', '')} {error}") from None
 
 
 def shell(caller: Caller, sql: str) -> None:
     done = program("sql", caller.url, sql, timeout=WAIT_S)
     assert "Traceback" not in done.stderr
     if done.returncode:
-        raise RefusedAtTheDoorError(done.stderr)
+        raise RefusedError(done.stderr)
 
 
 def http_execute(caller: Caller, sql: str) -> None:
@@ -126,13 +126,13 @@ def libsql_batch(caller: Caller, sql: str) -> None:
     _libsql(answer)
     for error in answer["results"][0]["response"]["result"]["step_errors"]:
         if error:
-            raise RefusedAtTheDoorError(str(error))
+            raise RefusedError(str(error))
 
 
 def _libsql(answer: Mapping[str, Any]) -> None:
     for one in answer["results"]:
         if one["type"] == "error":
-            raise RefusedAtTheDoorError(str(one["error"]))
+            raise RefusedError(str(one["error"]))
 
 
 @contextmanager
@@ -140,10 +140,10 @@ def _typed() -> Iterator[None]:
     try:
         yield
     except BedrockishError as error:
-        raise RefusedAtTheDoorError(f"{error.code} {error.message}") from None
+        raise RefusedError(f"{error.code} {error.message}") from None
 
 
-DOORS: Mapping[str, Callable[[Caller, str], None]] = {
+INTERFACES: Mapping[str, Callable[[Caller, str], None]] = {
     one.__name__: one
     for one in (
         client,

@@ -27,7 +27,7 @@ from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
-from bedrockish.http.purse import Purse, Unfinished
+from bedrockish.http.request_memory import RequestMemory, UnfinishedBodies
 from bedrockish.http.streamed import streamed
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Gate
@@ -72,14 +72,14 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tu
     admission = Admission(token, gate)
     declared = DeclaredTypes(node, lambda: node.engine.schema_version)
 
-    unfinished = Unfinished(node.engine.memory)
+    unfinished = UnfinishedBodies(node.engine.memory)
 
-    def purse() -> Purse:
-        return Purse(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
+    def request_memory() -> RequestMemory:
+        return RequestMemory(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
 
     pipelines = Pipelines(node, declared, read_body)
     handlers = Handlers(node, pipelines.routes())
-    return Guard(handlers.answer, admission, hosts, node.faults.caught, purse, node), pipelines
+    return Guard(handlers.answer, admission, hosts, node.faults.caught, request_memory, node), pipelines
 
 
 class Handlers:
@@ -147,7 +147,7 @@ class Handlers:
 
     async def _one(self, request: Request, command: Command, objects: bool) -> Reply:
         answer = await self._node.submit(command)
-        request.purse.add_answer(len(answer.results))
+        request.memory.add_answer(len(answer.results))
         return await _in_time(
             len(answer.results), lambda: _answered(command.command, answer, self._cluster_id, objects=objects)
         )
@@ -158,13 +158,13 @@ class Handlers:
         many, token = len(whole.statements) > 1, whole.token
         deadline = trio.current_time() + whole.timeout_s
         answers: list[Answer] = []
-        purse, values = request.purse, SessionValues()
+        memory, values = request.memory, SessionValues()
         asks = any(map(asks_values, whole.texts))
         for number, statement in enumerate(whole.statements, 1):
             left_s = max(0.001, deadline - trio.current_time())
             name = f"{whole.command}.{number}" if many else whole.command
             try:
-                purse.check()
+                memory.check()
                 part = replace(whole, command=name, statements=(statement,), token=token, timeout_s=left_s)
                 if many:
                     part = replace(part, digest=part_digest(whole, number))
@@ -176,12 +176,12 @@ class Handlers:
                 error.details = {**error.details, "statement": number, "done": number - 1}
                 raise
             answers.append(answer)
-            purse.add_answer(len(answer.results))
+            memory.add_answer(len(answer.results))
             if asks:
                 values.see(decode_results(answer.results))
             token = answer.token
         return await _in_time(
-            purse.answered, lambda: _executed(whole.command, answers, self._cluster_id, objects=objects)
+            memory.answered, lambda: _executed(whole.command, answers, self._cluster_id, objects=objects)
         )
 
     async def status(self, _request: Request) -> Reply:
@@ -270,15 +270,15 @@ async def read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
         raise _too_large()
-    body, purse, caller = bytearray(), request.purse, caller_of(Owner(request.address), request.user)
+    body, memory, caller = bytearray(), request.memory, caller_of(Owner(request.address), request.user)
     try:
         while chunk := await request.piece():
             body += chunk
-            purse.add_body(len(chunk), caller)
+            memory.add_body(len(chunk), caller)
             if len(body) > BODY_BYTES_MAX:
                 raise _too_large()
     finally:
-        purse.end_body(caller)
+        memory.end_body(caller)
     return bytes(body)
 
 

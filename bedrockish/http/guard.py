@@ -18,7 +18,7 @@ from bedrockish.common.trace_context import came_with, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
-from bedrockish.http.purse import Purse
+from bedrockish.http.request_memory import RequestMemory
 from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.runtime import Runtime
 from bedrockish_net.handshake import BROKEN
@@ -92,16 +92,16 @@ class Guard:
         admission: Admission,  # the logins
         hosts: frozenset[str],  # names under which the node may be called if callers need no login
         caught: Callable[..., BedrockishError],  # turns an unexpected exception into an error
-        purse: Callable[[], Purse],  # makes the account of the memory of one request
+        memory: Callable[[], RequestMemory],  # begins the count of the memory of one request
         node: Runtime,  # counts the requests
     ) -> None:
         self._answer, self._admission, self._hosts = answer, admission, hosts
-        self._caught, self._purse, self._node = caught, purse, node
+        self._caught, self._memory, self._node = caught, memory, node
 
     async def serve(self, request: Request, write: Write) -> None:
         """Answer a request."""
         self._node.http_calls += 1
-        request.purse = self._purse()
+        request.memory = self._memory()
         try:
             await self._serve(request, write)
         except (CallerGoneError, *BROKEN):
@@ -110,7 +110,7 @@ class Guard:
             what, is_late = f"{request.method} {request.path}", request.method == "POST"
             await write(error_reply(self._caught(what, unexpected, is_late=is_late), 500))
         finally:
-            request.purse.close()
+            request.memory.close()
             self._node.http_calls -= 1
 
     async def _serve(self, request: Request, write: Write) -> None:

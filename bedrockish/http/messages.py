@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 from bedrockish.api.json_forms import status_of, write_error, write_json
 from bedrockish.errors import BedrockishError
-from bedrockish.http.purse import Purse
+from bedrockish.http.request_memory import RequestMemory
 
 JSON = "application/json"
 NOT_KEPT = {"cache-control": "no-store"}
@@ -41,7 +41,7 @@ class Request:
         path: the path, with its percent signs decoded.
         query: the part of the target behind the question mark, unchanged.
         user: the caller's user; empty at a node without logins.
-        purse: the memory that the node holds for this request.
+        memory: the memory that the node holds for this request.
         stay: raises AuthenticationError when the token with which the caller was admitted has ended; None without one.
         came_bytes: how many bytes of the body have arrived.
         is_whole: whether the whole body has arrived.
@@ -51,7 +51,7 @@ class Request:
         ends_with_caller: whether it is given up when its caller has gone; a write goes on, as it may be half done.
     """
 
-    purse: Purse
+    memory: RequestMemory
     stay: Callable[[], object] | None = None
     user = ""
     came_bytes = 0

@@ -16,7 +16,7 @@ from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, Logged, TransactionWork
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, UnavailableError
-from bedrockish.http.purse import Purse, Unfinished
+from bedrockish.http.request_memory import RequestMemory, UnfinishedBodies
 from bedrockish.node.transactions.callers import Owner, caller_of, fits, has_room
 from tests.http.conftest import Asker, node_with_limits
 from tools.cluster import LocalCluster
@@ -210,12 +210,12 @@ def test_caller_of_a_request_is_its_user_or_else_its_address() -> None:
 
 def test_memory_of_finished_bodies_is_released() -> None:
     memory = Memory(max_bytes=400, used=lambda: 0)
-    unfinished = Unfinished(memory)
-    purses = [Purse(memory, 100, unfinished) for _ in range(2)]
-    purses[0].add_body(75, "a")
+    unfinished = UnfinishedBodies(memory)
+    requests = [RequestMemory(memory, 100, unfinished) for _ in range(2)]
+    requests[0].add_body(75, "a")
     with pytest.raises(MemoryFullError):
-        purses[1].add_body(1, "a")
-    purses[1].add_body(18, "b")
-    purses[0].end_body("a")
-    purses[1].end_body("b")
-    purses[1].add_body(75, "a")
+        requests[1].add_body(1, "a")
+    requests[1].add_body(18, "b")
+    requests[0].end_body("a")
+    requests[1].end_body("b")
+    requests[1].add_body(75, "a")

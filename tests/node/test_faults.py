@@ -41,7 +41,7 @@ from bedrockish.http import serving
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.messages import Request as HttpRequest
-from bedrockish.http.purse import Purse, Unfinished
+from bedrockish.http.request_memory import RequestMemory, UnfinishedBodies
 from bedrockish.node import published
 from bedrockish.node.admin.watching import Room, watch_disk
 from bedrockish.node.repair.healer import RestartError, note_damage
@@ -138,7 +138,7 @@ async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream
 
     async def call(path: str) -> Any:
         request = HttpRequest("POST", path.encode(), {}, "127.0.0.1", no_more)
-        request.purse = Purse(runtime.engine.memory, 1 << 20, Unfinished(runtime.engine.memory))
+        request.memory = RequestMemory(runtime.engine.memory, 1 << 20, UnfinishedBodies(runtime.engine.memory))
         reply = await pipelines.routes()["POST", path](request)
         if isinstance(reply.body, bytes):
             return json.loads(reply.body)

@@ -63,7 +63,7 @@ class Pipelines:
 
         async def alone(request: Request) -> Reply:
             session = self._new(request)
-            session.purse, session.ends = request.purse, True
+            session.memory, session.ends = request.memory, True
             try:
                 response = await _answer(session, {**await self._read(request), "type": kind})
             except BedrockishError as error:
@@ -87,7 +87,7 @@ class Pipelines:
             kept = self._take(request, asked.get("baton"))
         except BedrockishError as error:
             return _failed(error)
-        kept.session.purse = request.purse
+        kept.session.memory = request.memory
         results = []
         try:
             for place, one in enumerate(requests):
@@ -108,7 +108,7 @@ class Pipelines:
         except BedrockishError as error:
             return _failed(error)
         try:
-            kept.session.purse, kept.session.check_stay = request.purse, request.check_stay
+            kept.session.memory, kept.session.check_stay = request.memory, request.check_stay
             entries = await kept.session.open_batch(asked.get("batch") or {})
         except BedrockishError as error:
             kept.session.close()

@@ -30,7 +30,7 @@ from bedrockish.http.libsql.structures import (
     write_result,
     write_value,
 )
-from bedrockish.http.purse import Purse
+from bedrockish.http.request_memory import RequestMemory
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
@@ -84,7 +84,7 @@ class Session:
     TEMP objects.
     """
 
-    purse: Purse | None = None  # the account of the memory of the call that is answered now
+    memory: RequestMemory | None = None  # the memory of the call that is answered now
     # Raises AuthenticationError when the caller may have no further rows of a long answer.
     check_stay: Callable[[], None] | None = None
     user = ""  # the name of the caller; empty at a node without users
@@ -169,8 +169,8 @@ class Session:
 
     async def _run_section(self, texts: Sequence[str]) -> None:
         """Run statements of a script, the first of which is PRAGMA foreign_keys = OFF, as one transaction."""
-        if self.purse is not None:
-            self.purse.check()
+        if self.memory is not None:
+            self.memory.check()
         answer = await self._node.submit(self._request(tuple(map(Statement, texts))))
         self._token, self._keys = answer.token, False
         self._results(answer)
@@ -250,8 +250,8 @@ class Session:
                 "run(), not by all(), and prepare the statement afterwards)",
                 sql=statement.sql,
             )
-        if self.purse is not None:
-            self.purse.check()
+        if self.memory is not None:
+            self.memory.check()
         self._check_readonly(statement.sql)
         await self._check_no_action(statement.sql)
         statement = replace(statement, sql=self._values.write(statement.sql))
@@ -306,8 +306,8 @@ class Session:
             )
 
     def _results(self, answer: Answer) -> list[Result]:
-        if self.purse is not None:
-            self.purse.add_answer(len(answer.results))
+        if self.memory is not None:
+            self.memory.add_answer(len(answer.results))
         results = decode_results(answer.results)
         self._values.see(results)
         return [replace(one, columns=shown_names(one.columns)) for one in results]

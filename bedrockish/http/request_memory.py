@@ -15,7 +15,7 @@ LOOK_BYTES = 1 << 20
 UNFINISHED_PARTS = 4  # all bodies that are not whole may take memory_max divided by this number
 
 
-class Unfinished:
+class UnfinishedBodies:
     """The bytes of bodies that are not whole yet, with a bound for each caller."""
 
     def __init__(self, memory: Memory) -> None:
@@ -44,15 +44,15 @@ class Unfinished:
             del self._held[caller]
 
 
-class Purse:
-    """The account of one request.
+class RequestMemory:
+    """The memory that the node holds for one request.
 
     Args:
         room: the most bytes that all its answers may have together.
         unfinished: counts the bodies that are not whole yet.
     """
 
-    def __init__(self, memory: Memory, room: int, unfinished: Unfinished) -> None:
+    def __init__(self, memory: Memory, room: int, unfinished: UnfinishedBodies) -> None:
         self._memory, self._room, self._unfinished = memory, room, unfinished
         self._held = self._looked = self._begun = 0
         self.answered = 0  # bytes of the answers so far

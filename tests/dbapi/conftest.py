@@ -12,22 +12,22 @@ from tools.cluster import local_cluster
 _numbers = itertools.count(1)
 
 
-BY_URL = pytest.mark.parametrize("door", ["url"], indirect=True)
+BY_URL = pytest.mark.parametrize("interface", ["url"], indirect=True)
 """A test of something that a program on the node's file has, and a client on a socket lacks, or that ends earlier."""
 
 
 @pytest.fixture(scope="session", params=["url", "path"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     """Return the kind of the connection: by URL or by path."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def url(door: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(interface: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the first argument of ``connect``."""
     with local_cluster(tmp_path_factory.mktemp("node") / "node", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)
-        yield cluster.url() if door == "url" else str(cluster.nodes[0].database)
+        yield cluster.url() if interface == "url" else str(cluster.nodes[0].database)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ PLACE = Address("localhost", 1)
 HELLO = Hello("repair-A", "c", "client")
 
 
-class Door:
+class BrokenEntry:
     """An entry whose link ends, with a given reason, as soon as a caller waits for an answer."""
 
     def __init__(self, end: NetError) -> None:
@@ -41,12 +41,12 @@ class Door:
 
 @pytest.mark.parametrize("said", [UsageError("no such thing"), UnavailableError("not two nodes")])
 async def test_error_of_the_body_hides_a_lost_link(said: BedrockishError) -> None:
-    door = Door(LinkClosedError(Code.LOST, "gone"))
+    entry = BrokenEntry(LinkClosedError(Code.LOST, "gone"))
 
     async def fails_as_it_ends() -> None:
-        async with calls(PLACE, HELLO, cast(Entry, door)):
+        async with calls(PLACE, HELLO, cast(Entry, entry)):
             await trio.testing.wait_all_tasks_blocked()
-            door.asked.set()
+            entry.asked.set()
             raise said
 
     with pytest.raises(type(said)) as raised:
@@ -56,14 +56,14 @@ async def test_error_of_the_body_hides_a_lost_link(said: BedrockishError) -> Non
 
 async def test_error_of_several_links_is_raised_as_one() -> None:
     """A comparison of tables has such calls, when one node refuses and another stops."""
-    doors = [Door(LinkClosedError(Code.LOST, "gone")), Door(LinkClosedError(Code.LOST, "gone, too"))]
+    entries = [BrokenEntry(LinkClosedError(Code.LOST, "gone")), BrokenEntry(LinkClosedError(Code.LOST, "gone, too"))]
     said = UnavailableError("there are not two nodes to compare")
 
     async def fails_as_they_end() -> None:
-        async with calls(PLACE, HELLO, cast(Entry, doors[0])), calls(PLACE, HELLO, cast(Entry, doors[1])):
+        async with calls(PLACE, HELLO, cast(Entry, entries[0])), calls(PLACE, HELLO, cast(Entry, entries[1])):
             await trio.testing.wait_all_tasks_blocked()
-            for door in doors:
-                door.asked.set()
+            for entry in entries:
+                entry.asked.set()
             raise said
 
     with pytest.raises(UnavailableError, match="not two nodes"):
@@ -78,7 +78,7 @@ async def test_error_of_several_links_is_raised_as_one() -> None:
     ],
 )
 async def test_ended_link_raises_an_error_of_bedrockish(end: NetError, told: type[BedrockishError]) -> None:
-    door = Door(end)
+    entry = BrokenEntry(end)
     with pytest.raises(told):
-        async with calls(PLACE, HELLO, cast(Entry, door)) as call:
+        async with calls(PLACE, HELLO, cast(Entry, entry)) as call:
             await call(Ask(1, UPKEEP, asked={"do": "scrub"}))

@@ -39,7 +39,7 @@ MANY = 3_000  # rows: three megabytes
 ALL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {MANY}) SELECT i, zeroblob({ROW}) FROM n"
 
 
-class Door:
+class BlockedMethod:
     """Blocks a method of an engine, in the thread that runs it, until the test opens it."""
 
     def __init__(self, engine: Engine | EntryApplier | Versions, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
 ) -> None:
     """Writes, statements of open transactions and questions wait, and are then answered; a read need not wait."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine.entries if method == "apply" else engine, method, monkeypatch)
+    blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
     answers: dict[str, Any] = {}
 
     async def ask(name: str, sql: str) -> None:
@@ -80,7 +80,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
         nursery.start_soon(ask, "large", f"INSERT INTO t {ALL}")
         with trio.fail_after(10):
-            while not door.threads:  # noqa: ASYNC110  a thread sets it
+            while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
         assert engine.batch.is_away
         nursery.start_soon(ask, "small", "INSERT INTO t VALUES (0, 'small')")
@@ -91,7 +91,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         assert answers.keys() == ({"read"} if method == "apply" else set())
         assert engine.batch.is_dirty
         assert runtime.status()["node"] == "A"
-        door.opened.set()
+        blocked.opened.set()
         with trio.fail_after(10):
             while len(answers) < 4:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
@@ -118,18 +118,18 @@ async def test_caller_that_needs_the_writing_connection_waits_for_its_thread(
     reported so, and not with the batch before.
     """
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine.entries if method == "apply" else engine, method, monkeypatch)
+    blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
         runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
         with trio.fail_after(10):
-            while not door.threads:  # noqa: ASYNC110  a thread sets it
+            while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        opener = threading.Timer(0.2, door.opened.set)
+        opener = threading.Timer(0.2, blocked.opened.set)
         opener.start()
         engine.set_meta("told", 1)
-        assert door.opened.is_set()
+        assert blocked.opened.is_set()
         assert engine.journal.find_command("large") is not None
         assert engine.get_meta("told") == {"told": 1}
         await runtime.durable()
@@ -144,19 +144,19 @@ async def test_facts_about_a_peers_file_are_stored_without_blocking_the_loop(
 ) -> None:
     """Tasks of the loop read links, so one that waited for the thread would delay all of them."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine.entries, "apply", monkeypatch)
+    blocked = BlockedMethod(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
         runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
         with trio.fail_after(10):
-            while not door.threads:  # noqa: ASYNC110  a thread sets it
+            while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
         runtime.known.learn("B", "file of B", 500)
         runtime.known.learn("B", "file of B", 900)
         assert engine.batch.is_away
-        assert not door.opened.is_set()
-        door.opened.set()
+        assert not blocked.opened.is_set()
+        blocked.opened.set()
         await runtime.durable()
         assert read_seen(engine.get_meta(PREFIX)[PREFIX + "B"]).batches == 900
         nursery.cancel_scope.cancel()
@@ -198,17 +198,17 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
 async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the file and the core would differ."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine.entries, "apply", monkeypatch)
+    blocked = BlockedMethod(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
         runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
         with trio.fail_after(10):
-            while not door.threads:  # noqa: ASYNC110  a thread sets it
+            while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        threading.Timer(0.2, door.opened.set).start()
+        threading.Timer(0.2, blocked.opened.set).start()
         nursery.cancel_scope.cancel()
-    assert door.opened.is_set()
+    assert blocked.opened.is_set()
     runtime.leave()
     assert engine.applied == {"A": 2}
     engine.close()
@@ -260,17 +260,17 @@ async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
-        door = Door(engine._versions, "activate", monkeypatch)
+        blocked = BlockedMethod(engine._versions, "activate", monkeypatch)
         nursery.start_soon(ask, "CREATE INDEX t_x ON t(x)", "index")
         with trio.fail_after(10):
-            while not door.threads:  # noqa: ASYNC110  a thread sets it
+            while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
         assert engine.batch.is_away
         nursery.start_soon(ask, "INSERT INTO t VALUES (0, 'small')", "small")
         await settled()
         assert answers == []
         assert runtime.status()["node"] == "A"
-        door.opened.set()
+        blocked.opened.set()
         with trio.fail_after(10):
             while len(answers) < 2:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)

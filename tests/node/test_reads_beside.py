@@ -21,7 +21,7 @@ from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.storage import schema_history
 from tests.node.test_durability import Disk, open_runtime, request, settled
-from tests.node.test_large import ALL, MANY, Door
+from tests.node.test_large import ALL, MANY, BlockedMethod
 
 COUNT = "SELECT count(*) FROM t"
 HASH = str(hash_password("x", bytes(16)))
@@ -69,23 +69,23 @@ async def a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     engine.close()
 
 
-async def come(door: Door) -> None:
-    """Wait until a thread stands in a door."""
+async def come(blocked: BlockedMethod) -> None:
+    """Wait until a thread is blocked in the method."""
     with trio.fail_after(10):
-        while not door.threads:  # noqa: ASYNC110  a thread sets it
+        while not blocked.threads:  # noqa: ASYNC110  a thread sets it
             await trio.sleep(0.001)
 
 
 @asynccontextmanager
 async def writing(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """While a thread writes a large transaction; after that the transaction is answered."""
-    door = Door(node.engine.entries, "apply", monkeypatch)
+    blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
     node.ask("large", f"INSERT INTO t {ALL}")
-    await come(door)
+    await come(blocked)
     try:
         yield
     finally:
-        door.opened.set()
+        blocked.opened.set()
     await node.wait("large")
 
 
@@ -177,16 +177,16 @@ async def test_read_beside_a_large_entry_returns_no_commit_that_is_not_durable(
         node.disk.gate.clear()
         node.ask("small", "INSERT INTO t VALUES (-1, 'small')")
         await settled()
-        door = Door(node.engine.entries, "apply", monkeypatch)
+        blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
         node.ask("large", f"INSERT INTO t {ALL}")
-        await come(door)
+        await come(blocked)
         node.ask("read")
         await settled()
         assert node.answers == {}
         node.disk.gate.set()
         await node.wait("small", "read")
         assert node.told("read") == 2
-        door.opened.set()
+        blocked.opened.set()
         await node.wait("large")
 
 
@@ -204,15 +204,15 @@ async def test_read_that_depends_on_the_large_batch_runs_again_after_it(
         while node.runtime.counts["executions"] < executed + 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
         assert {waiter.request.command for waiter in node.runtime.gate.kept.replies} == {"read", "strict"}
-        door = Door(node.engine.entries, "apply", monkeypatch)
+        blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
         node.ask("large", f"INSERT INTO t {ALL}")
-        await come(door)
+        await come(blocked)
         node.disk.gate.set()
         await node.wait("small", "read")
         assert node.told("read") == 2
         await settled()
         assert "strict" not in node.answers
-        door.opened.set()
+        blocked.opened.set()
         await node.wait("large", "strict")
         assert node.told("strict") == 2
         assert not node.runtime.waiters.open
@@ -229,9 +229,9 @@ async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
         in_force, following = schema_history.clocks(node.engine._db)
         assert following is None
         before = node.engine.flushed.applied
-        door = Door(node.engine._versions, "activate", monkeypatch)
+        blocked = BlockedMethod(node.engine._versions, "activate", monkeypatch)
         node.ask("drop", "DROP INDEX t_x; ALTER TABLE t DROP COLUMN x")
-        await come(door)
+        await come(blocked)
         node.ask("old", "SELECT x FROM t")
         node.ask("new", "SELECT * FROM t", token=Token({"A": before["A"] + 1}))
         await node.wait("old")
@@ -239,7 +239,7 @@ async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
         assert node.told("old") == "first"
         assert node.answer("old").token.clock >= in_force  # otherwise another node could show the earlier schema
         assert "new" not in node.answers
-        door.opened.set()
+        blocked.opened.set()
         await node.wait("new", "drop")
         assert decode_results(node.answer("new").results)[0].columns == ("id",)
         # From now on the connection for such reads must know the new schema.
@@ -282,13 +282,13 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
 async def writing_a_bit(node: Node, monkeypatch: pytest.MonkeyPatch, sql: str, user: str = "") -> AsyncIterator[None]:
     """Let a thread write rows inside the block, as for a large transaction."""
     monkeypatch.setattr(node.engine.entries, "is_long", lambda entry: entry.transaction.command == "long")
-    door = Door(node.engine.entries, "apply", monkeypatch)
+    blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
     node.ask("long", sql, user=user)
-    await come(door)
+    await come(blocked)
     try:
         yield
     finally:
-        door.opened.set()
+        blocked.opened.set()
     await node.wait("long")
 
 
@@ -300,15 +300,15 @@ async def test_read_waits_until_its_users_rights_are_durable(tmp_path: Path, mon
         await node.runtime.submit(admin)
         change = MemberChange(USER_ADD, "ann", role="reader", secret=HASH)
         reader = replace(request("", "ann"), statements=(), change=change, user="root")
-        door = Door(node.engine.entries, "apply", monkeypatch)
+        blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
         monkeypatch.setattr(node.engine.entries, "is_long", lambda entry: entry.transaction.command == "ann")
         node.runtime.begin(reader, lambda answer: node.answers.__setitem__("ann", answer))
-        await come(door)
+        await come(blocked)
         assert node.engine.has_new_members
         node.ask("read", user="ann")
         await settled()
         assert node.answers == {}
-        door.opened.set()
+        blocked.opened.set()
         await node.wait("ann", "read")
         assert node.told("read") == 1
         async with writing_a_bit(node, monkeypatch, "INSERT INTO t VALUES (77, '')", "root"):
@@ -327,15 +327,15 @@ async def test_a_file_that_cannot_be_read_ends_the_node(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(CommittedReads, "read", damaged)
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine.entries, "apply", monkeypatch)
+    blocked = BlockedMethod(engine.entries, "apply", monkeypatch)
     with pytest.RaisesGroup(DamagedError, allow_unwrapped=True, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
             runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
-            await come(door)
+            await come(blocked)
             runtime.begin(request(COUNT, "read"), lambda _answer: None)
-            threading.Timer(0.1, door.opened.set).start()
+            threading.Timer(0.1, blocked.opened.set).start()
             await trio.sleep(10)
     engine.close()
 

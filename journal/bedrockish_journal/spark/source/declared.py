@@ -1,8 +1,8 @@
 """The declarations of a table's columns over all schema changes, which determine its typed columns.
 
 A column keeps its first type. The statements of all schema changes for tables and views are run again in a private
-in-memory database without rows. They have limits, because an altered file may have any statements. A definition that
-cannot be run there, such as a table that needs a function of a plugin, is taken from the node's present schema.
+in-memory database without rows. A definition that cannot be run there, such as a table that needs a function of a
+plugin, is taken from the node's present schema.
 """
 
 import re
@@ -18,11 +18,11 @@ from bedrockish_journal.model.plain_names import folded, is_users
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
+from bedrockish_journal.storage.definitions import DefinitionError, Definitions
 
-STEPS_MOST = 1_000_000  # steps of SQLite's virtual machine for one statement
-PAGES_MOST = 10_000
-LENGTH_MOST = 1_000_000
-_OF_TABLES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:TABLE|VIEW)\b", re.I | re.DOTALL)
+_OF_TABLES = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:VIRTUAL\s+)?(?:TABLE|VIEW)\b", re.I | re.DOTALL
+)
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
 _IS_STRICT = "SELECT 1 FROM pragma_table_list(?) WHERE strict"
 _IS_KEPT = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_schema'"
@@ -71,15 +71,11 @@ def declared(feeds: Iterable[Feed], table: str) -> Declared:
 
 def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
     """Yield a table's columns in each version of the schema, as (name, declared type, place in the primary key)."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute(f"PRAGMA max_page_count = {PAGES_MOST}")
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH_MOST)
-        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        db.set_progress_handler(lambda: 1, STEPS_MOST)
+    with closing(Definitions()) as db:
         for statement in _statements(feed):
             if _OF_TABLES.match(statement):
-                with suppress(sqlite3.Error, sqlite3.Warning):
-                    db.execute(statement)
+                with suppress(DefinitionError):
+                    db.run(statement)
                     yield _columns(db.execute, table)
     yield _columns(feed.ask, table)
 

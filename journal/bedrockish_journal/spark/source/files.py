@@ -23,6 +23,7 @@ from bedrockish_journal.model.errors import (
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
+from bedrockish_journal.storage.definitions import columns_asked
 from bedrockish_journal.storage.packing import install
 from bedrockish_journal.storage.row import Stored
 
@@ -97,10 +98,10 @@ class FileFeed:
         self._db, self._path = db, path
         beginning = read_beginning(db.execute, path)
         self.context = Context(node_of(db, path), path, self._primary_key, beginning, cluster=beginning.cluster)
-        self.ask: Ask = db.execute
+        self.ask: Ask = partial(columns_asked, db)
 
     def _primary_key(self, table: str) -> list[str]:
-        return [name for (name,) in self._db.execute(PRIMARY_KEY, (table,))]
+        return [name for (name,) in columns_asked(self._db, PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
         """Yield entries as ``Feed.scan`` does, with one snapshot for each range."""

@@ -188,6 +188,33 @@ def test_vector_functions_work_without_a_virtual_table(pair: Pair) -> None:
     assert pair.query("SELECT id FROM t ORDER BY vec1_cos_distance(e, ?)", (packed(0, 1),)) == [(2,), (1,)]
 
 
+@pytest.mark.parametrize("made", ["v USING vec1(e, place)", "v USING vec1", '"v ""x;" USING vec1(e)'])
+def test_a_batch_may_make_and_drop_a_vec1_table(tmp_path: Path, made: str) -> None:
+    node, name = TestNode(tmp_path / "a.db"), made.split(" USING")[0]
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    for _ in range(2):
+        node.run(f"CREATE VIRTUAL TABLE {made}")
+        node.run(f"DROP TABLE IF EXISTS main.{name} -- it never had a row")
+    node.run("INSERT INTO t VALUES (1)")
+    node.run(f"CREATE VIRTUAL TABLE {made}")
+    node.run(f"INSERT INTO {name}(cmd, arg) VALUES ('rebuild', NULL)")
+    node.run(f"DROP TABLE {name}")
+    node.save()
+    assert node.rows("SELECT id FROM t") == [(1,)]
+    assert node.rows("SELECT name FROM sqlite_schema WHERE name GLOB 'v*'") == []
+    assert replay([node.path], tmp_path / "made.db").digest == digest(node.path)
+    node.engine.close()
+
+
+def test_a_vec1_table_is_renamed_once_it_had_a_row(pair: Pair, tmp_path: Path) -> None:
+    pair.run(0, VEC1)
+    with pytest.raises(UnsupportedError, match="vec1 cannot be renamed before it had a row"):
+        pair.run(0, "ALTER TABLE V RENAME TO w")
+    pair.run(0, "INSERT INTO v(e, place) VALUES (vec_f32('[1,2]'), 'a')")
+    pair.run(0, "ALTER TABLE v RENAME TO w")
+    check(pair, tmp_path)
+
+
 REFUSED = [
     ("DELETE FROM v_vector_chunks00", "storage of a virtual table"),
     ("ALTER TABLE v RENAME TO w", "vec0 cannot be renamed"),

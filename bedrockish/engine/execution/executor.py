@@ -44,6 +44,7 @@ from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
+from bedrockish_journal.storage.vector_drops import prepare_drop, renamed_too_early
 
 ANALYSIS_S = 0.05  # seconds for the analysis of a statement in the loop's thread, where it delays other clients
 
@@ -347,6 +348,15 @@ class Executor:
         with in_force(self._db, piece.settings):
             return self._run_piece(piece, params, room, lengths, blocks)
 
+    def _define(self, piece: Compiled, text: str, params: Row) -> None:
+        early = renamed_too_early(self._db, text, piece.tables)
+        if early:
+            way = "write a row first, or drop the table and make another one"
+            raise UnsupportedError(f"virtual table {early}: vec1 cannot be renamed before it had a row; {way}")
+        prepare_drop(self._db, text)
+        with set_aside(self._db, text):
+            self._db.execute(text, params, can_cache=not piece.settings)
+
     def _run_piece(
         self, piece: Compiled, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
     ) -> tuple[list[Row], int]:
@@ -369,9 +379,10 @@ class Executor:
                 rows, size = [], 0
                 if piece.kind == WRITE and not piece.settings:
                     self._change(text, params)
+                elif piece.kind == SCHEMA:
+                    self._define(piece, text, params)
                 else:
-                    with set_aside(db, text if piece.kind == SCHEMA else ""):
-                        db.execute(text, params, can_cache=not piece.settings)
+                    db.execute(text, params, can_cache=not piece.settings)
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:

@@ -21,6 +21,7 @@ import cbor2
 from bedrockish_journal.model.changes import DO, FAIL, OVERTAKEN, Step
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
 from bedrockish_journal.storage.packing import set_aside
+from bedrockish_journal.storage.vector_drops import prepare_drop
 
 KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
 DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
@@ -100,6 +101,8 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
             db.execute(f"ROLLBACK TO {MARK}")
         return failure
     except DATA as error:
+        if not db.in_transaction:
+            raise  # SQLite has rolled back what was before the change, too
         db.execute(f"ROLLBACK TO {MARK}")
         if is_missing(str(error)):
             raise  # other nodes have the function or collation that is missing here
@@ -119,6 +122,7 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
             set_option(db, step.sql)
         elif step.kind == DO and not step.told:
             with set_aside(db, step.sql):
+                prepare_drop(db, step.sql)
                 db.execute(step.sql).fetchall()
             if drawn is not None:
                 drawn.schema_changed()
@@ -165,6 +169,7 @@ def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
             if sql in SETTINGS:
                 set_option(db, sql)
             else:
+                prepare_drop(db, sql)
                 db.execute(sql).fetchall()
     finally:
         set_option(db, DEFER_OFF)

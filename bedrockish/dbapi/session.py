@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from sqlite3 import SQLITE_ERROR
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bedrockish.api.requests import Result, Rows
 from bedrockish.client.blocking import Connection as Link
@@ -53,6 +53,23 @@ KEYS_OFF = "PRAGMA foreign_keys = OFF"
 BEGIN_ONLY = "SELECT 1 WHERE 0"  # a transaction begins at its node with its first statement
 
 
+class Failure(NamedTuple):
+    """An error that left its transaction open, as a replay compares it."""
+
+    kind: type[BedrockishError]
+    message: str
+    statement: object  # the place of the failed statement; those before it have kept their changes
+
+    @classmethod
+    def of(cls, error: BedrockishError) -> "Failure":
+        """Return the failure of an error."""
+        return cls(type(error), error.message, error.details.get("statement"))
+
+
+Told = list[Rows] | Failure
+"""The results of statements, or the failure of one of them."""
+
+
 class Session:
     """The transactions of one connection, and the statements that it runs inside and outside of them.
 
@@ -81,7 +98,7 @@ class Session:
         self.foreign_keys = True
         self.changes = 0
         self.query_only = self.replay = False
-        self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # the open transaction's statements and results
+        self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
         self._here: LocalTransaction | None = None  # the open transaction, if known statements run in this process
@@ -340,7 +357,12 @@ class Session:
                 self._wrote = True
             if kind == SCHEMA:
                 self._changes_schema = True
-        results = opened.run(statements, timeout=self.timeout_s)
+        try:
+            results = opened.run(statements, timeout=self.timeout_s)
+        except BedrockishError as error:
+            if self.replay and opened.is_open:  # the program knows the error, and rows before it may have stayed
+                self._replayed.append((statements, Failure.of(error)))
+            raise
         if self.replay:
             self._replayed.append((statements, results))
         if not stays_here:
@@ -371,7 +393,7 @@ class Session:
             self._values = values  # the values at the beginning of the first attempt
             self.link.values.restore(values)
             try:
-                if all(_is_same(opened.run(texts, timeout=self.timeout_s), told) for texts, told in log):
+                if all(self._repeats(opened, texts, told) for texts, told in log):
                     return True
             except BedrockishError as again:
                 if again.retry:
@@ -379,6 +401,16 @@ class Session:
             opened.rollback()
             return False
         return False
+
+    def _repeats(self, opened: BlockingTransaction, statements: list[Statement], told: Told) -> bool:
+        """Run statements again; return whether they have the same results, or fail as before."""
+        try:
+            found = opened.run(statements, timeout=self.timeout_s)
+        except BedrockishError as error:
+            if not opened.is_open:
+                raise
+            return told == Failure.of(error)
+        return not isinstance(told, Failure) and _is_same(found, told)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 

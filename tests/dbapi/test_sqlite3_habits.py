@@ -407,21 +407,6 @@ def test_case_sensitive_like_pragma_applies_to_later_statements(url: str) -> Non
     engine.dispose()
 
 
-def test_a_transaction_that_is_run_again_repeats_its_settings(url: str, table: str) -> None:
-    """The PRAGMA is repeated at its place, so that it holds for the statements after it only."""
-    with closing(db.connect(url, isolation_level=None, replay=True)) as one, closing(db.connect(url)) as other:
-        one.execute(f"INSERT INTO {table}(id, name, amount) VALUES (1, 'a', 1), (2, 'B', 1)")
-        one.execute("BEGIN")
-        assert one.execute(f"SELECT count(*) FROM {table} WHERE name LIKE 'b'").fetchone() == (1,)
-        one.execute("PRAGMA case_sensitive_like = ON")
-        one.execute(f"UPDATE {table} SET amount = amount + 1 WHERE name LIKE 'A' OR name LIKE 'B'")
-        other.execute(f"UPDATE {table} SET amount = 10")
-        other.commit()
-        one.execute("COMMIT")
-        assert one.execute(f"SELECT amount FROM {table} ORDER BY id").fetchall() == [(10,), (11,)]
-        assert one.execute(f"SELECT count(*) FROM {table} WHERE name LIKE 'b'").fetchone() == (0,)
-
-
 def test_setting_a_callback_to_none_removes_it(connection: db.Connection) -> None:
     """None means: no callback."""
     seen: list[str] = []
@@ -680,45 +665,3 @@ def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
         for sql in ("ROLLBACK", "COMMIT"):
             with pytest.raises(db.OperationalError, match="no transaction is active"):
                 connection.execute(sql)
-
-
-def test_replay_continues_a_lost_transaction_if_its_results_are_the_same(url: str) -> None:
-    setup = db.connect(url)
-    setup.executescript(
-        "CREATE TABLE replayed(id INTEGER PRIMARY KEY, n INT); INSERT INTO replayed VALUES (1, 0), (2, 0)"
-    )
-    count, read = "UPDATE replayed SET n = n + 1 WHERE id = 1", "SELECT n FROM replayed WHERE id = ?"
-    connection = db.connect(url, replay=True, autocommit=False)
-    with setup, connection:
-        assert connection.execute(read, (2,)).fetchone() == (0,)
-        connection.execute(count)
-        setup.execute(count)
-        setup.commit()
-        connection.commit()
-        assert setup.execute(read, (1,)).fetchone() == (2,)
-        # The replay also works at a statement, and from a savepoint on.
-        assert connection.execute(read, (2,)).fetchone() == (0,)
-        connection.execute("SAVEPOINT a")
-        connection.execute(count)
-        setup.execute(count)
-        setup.commit()
-        connection.execute(count)
-        connection.execute("RELEASE a")
-        connection.commit()
-        assert setup.execute(read, (1,)).fetchone() == (5,)
-        # The program has read a value that has changed since.
-        assert connection.execute(read, (1,)).fetchone() == (5,)
-        setup.execute(count)
-        setup.commit()
-
-        def write() -> None:
-            connection.execute("UPDATE replayed SET n = 5 + 1 WHERE id = 1")
-            connection.commit()
-
-        with pytest.raises(db.OperationalError) as caught:
-            write()
-        assert caught.value.retry
-        connection.rollback()
-        assert setup.execute(read, (1,)).fetchone() == (6,)
-    setup.close()
-    connection.close()

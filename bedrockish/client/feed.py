@@ -30,7 +30,7 @@ POLL_S = 0.1
 HOLD_S = 10.0  # how often a reader reports its cursor
 HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
 SILENT_S = 60.0  # how long safe time may stand still before the feed raises an error
-SILENT_NODES = 6  # nodes that are asked during that time, one after the other
+SILENT_NODES = 6  # number of nodes that are asked in turn during that time
 
 
 def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
@@ -103,7 +103,7 @@ class _Progress:
             return
         why = self._error.message if self._error is not None else "safe time does not advance at any node"
         raise UnavailableError(
-            f"the feed has not advanced for {self._silent_s:g} s: {why}; go on after the last cursor later"
+            f"the feed has not advanced for {self._silent_s:g} s: {why}; continue after the last cursor later"
         )
 
 

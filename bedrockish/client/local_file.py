@@ -1,4 +1,4 @@
-"""A node's file in place of a URL: tells paths from URLs, finds the node's socket, and opens the file.
+"""A node's file in place of a URL: distinguishes paths from URLs, finds the node's socket, and opens the file.
 
 The engine is imported only if a file is opened, so that other programs start faster.
 """

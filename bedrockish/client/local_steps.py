@@ -50,7 +50,7 @@ from bedrockish.local.workspace_pool import NodeNeededError
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
-APART = "the node has those of the session, and not this program's files"
+APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
 LACKS = ("no such function", "no such collation")  # how SQLite's errors about missing ones begin

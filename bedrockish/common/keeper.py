@@ -54,7 +54,7 @@ class Keeper(Generic[T]):
         for one in kept:
             try:
                 self._look(one, elapsed_s)
-            except Exception:  # the thread goes on with the other objects of the program
+            except Exception:  # the thread continues with the other objects of the program
                 logger.exception("%s: %r failed; the keeper drops it", self._name, one)
                 with self._lock:
                     self._kept.discard(one)

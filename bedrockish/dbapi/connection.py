@@ -413,7 +413,7 @@ class Connection:
             given = progress(callbacks.asked(progress_handler), n, lambda: file.ending)
             self._run(lambda _: file.give(given))
         elif progress_handler is not None:
-            raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
+            raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end long calls")
 
     def interrupt(self) -> None:
         """End the calls that other threads are making on this connection, if any.

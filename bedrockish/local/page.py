@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     boot: bytes  # the id of the kernel's boot; a page of an earlier boot is stale
     process: int  # id of the node's process
     generation: int  # a number that changes whenever readers must open the file again
-    since: int  # start of the process, in the kernel's ticks; tells it apart from a later process with the same id
+    since: int  # start of the process, in the kernel's ticks; distinguishes it from a later process with the same id
     device: int  # device number of the file
     inode: int  # inode number of the file
     written: int  # the last batch in the WAL

@@ -196,7 +196,9 @@ class LocalTransactions:
             self._temporary_name = request.temporary.removeprefix(FRESH)
         assert file_workspace.held is not None
         if file_workspace.held.transaction is not None:
-            raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
+            raise UnsupportedError(
+                "another open transaction of the session uses its TEMP objects; end that transaction first"
+            )
         file_workspace.attach()
         moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
         if moment is None:

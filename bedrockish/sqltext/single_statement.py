@@ -20,7 +20,7 @@ def check_statement(sql: object) -> str:
     second = _second(sql)
     if second is not None:
         raise UsageError(
-            "a text should hold one statement, and this goes on after a semicolon; send several as a list of texts",
+            "a text should hold one statement, and this one has more; send several as a list of texts",
             sql=sql,
             offset=second,
         )

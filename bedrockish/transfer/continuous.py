@@ -36,8 +36,8 @@ from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 POLL_S = 1.0
 AGAIN_S = 60.0  # pause before another attempt to make a snapshot
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
-TRANSACTIONS_MAX = 500  # transactions that are taken at a time
-# The clock up to which entries are taken, at most safe time, and the last tick of each timeline up to this clock.
+TRANSACTIONS_MAX = 500  # transactions that are fetched at a time
+# The clock up to which entries are fetched, at most safe time, and the last tick of each timeline up to this clock.
 _NEXT = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   upto(clock) AS (SELECT min(safe.clock, coalesce((SELECT clock FROM bedrockish_journal
@@ -127,7 +127,7 @@ def _held(folder: Path) -> Iterator[Callable[[], None]]:
             yield partial(_check_place, folder, lock)
     except BlockingIOError as error:
         raise ConfigError(
-            f"another process continues the backup in {folder}; end that one, or name another directory"
+            f"another process continues the backup in {folder}; end that process, or name another directory"
         ) from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; check the disk") from error

@@ -415,7 +415,7 @@ class Link:
         while self._over is None:
             while self._is_held_up():
                 await self._reader.park()
-                self._heard = trio.current_time()  # this end did not read
+                self._heard = trio.current_time()  # silence counts from now, because this end did not read before
             try:
                 data = await self._receive(self._most)
             except BROKEN as error:
@@ -428,7 +428,7 @@ class Link:
         if self._read_loop is None:
             self._reader.unpark_all()
         elif self._scope is not None and not (self._is_watched or self._over or self._is_held_up()):
-            self._heard = trio.current_time()  # this end did not read
+            self._heard = trio.current_time()  # silence counts from now, because this end did not read before
             self._is_watched = True
             self._read_loop.add(self._fd, self._read_now)
 

@@ -1,4 +1,4 @@
-"""Client URLs: read strictly."""
+"""The strict parser of client URLs."""
 
 from pathlib import Path
 

@@ -82,7 +82,7 @@ async def follow(nodes: Nodes, seconds: float, **options: Any) -> float:
             await anext(Changes(cast(Client, nodes), **options))
         except UnavailableError as error:
             told.append(error.message)
-    assert all("go on after the last cursor" in text for text in told)
+    assert all("continue after the last cursor" in text for text in told)
     return trio.current_time() - began
 
 

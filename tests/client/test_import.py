@@ -90,7 +90,7 @@ def test_killed_import_of_a_csv_continues_and_has_each_row_once(
     assert found == [(f"{n}", 1, f'row "{n}", é\nof two lines') for n in range(ROWS)]
     db.execute("CREATE TABLE kept AS SELECT * FROM big")
     db.execute("DELETE FROM big")
-    for mode in ("box", "csv"):  # a script, too, is told that it has added no row
+    for mode in ("box", "csv"):  # a script, too, gets the message that no row was added
         again = run("sql", node.url(), "--mode", mode, words[2])
         assert "were not repeated" in again.stdout
     assert db.execute("SELECT count(*) FROM big").value() == 0

@@ -1,4 +1,4 @@
-"""The thread that looks after objects of a program."""
+"""The thread that regularly maintains objects of a program."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from bedrockish.common.keeper import Keeper
 
 
 class Kept:
-    """An object that is looked after."""
+    """An object that the keeper maintains."""
 
 
 def test_keeper_still_calls_others_after_one_object_has_failed(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,7 +39,7 @@ def test_each_command_on_the_operating_page_is_valid(line: str) -> None:
 
 
 def test_status_waits_briefly_for_a_member_that_the_others_do_not_hear() -> None:
-    """The status gives up such a member early, unless the user has set a time."""
+    """``status`` stops waiting for such a member early, unless the user has set a time."""
     away, here = ({"address": "h:1", "up": up} for up in (False, True))
     assert url_of("bedrockish://u@a:1,b:2/?discover=yes&ca=x", here) == "bedrockish://u@h:1/?ca=x"
     assert url_of("bedrockish://u@a:1,b:2/?ca=x", away) == "bedrockish://u@h:1/?ca=x&connect_timeout=1"

@@ -104,7 +104,7 @@ def test_peer_that_accepts_bytes_is_not_silent() -> None:
     with link() as (mine, other):
         mine.send(bytes(20 << 20))
         before = -1.0
-        while mine.heard != before:  # until nothing is taken; the kernel moves bytes to the other end's buffer late
+        while mine.heard != before:  # until the kernel accepts no more bytes; it moves them to the other end late
             before = mine.heard
             mine.flush()
         while mine.heard == before:

@@ -136,7 +136,7 @@ def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db
 
 
 def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> None:
-    """Reads go on; switched off, the connection writes again."""
+    """Reads still run; with the PRAGMA off, the connection writes again."""
     made.execute("PRAGMA query_only = ON")
     assert made.execute("PRAGMA query_only").fetchone() == (1,)
     before = made.execute("SELECT count(*) FROM thing").fetchone()

@@ -18,7 +18,7 @@ def cursor(connection: db.Connection) -> db.Cursor:
 
 
 def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cursor) -> None:
-    """By one, by many, all the rest, and by iteration; more than one batch of each."""
+    """fetchone, fetchmany, fetchall and iteration, each over more than one batch."""
     count = 9000
     expected = [(number, f"{number:0200}") for number in range(1, count + 1)]
     cursor.execute(MANY, (count,))

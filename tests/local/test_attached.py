@@ -123,7 +123,7 @@ def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
         db.execute("ATTACH ? AS other", [str(other)])
         with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
             db.execute("CREATE TEMP TABLE short(a)")
-        db.execute("INSERT INTO t VALUES (1, 'one')")  # the session goes on
+        db.execute("INSERT INTO t VALUES (1, 'one')")  # the session continues
         db.execute("DETACH other")
         db.execute("CREATE TEMP TABLE short(a)")
         with pytest.raises(UnsupportedError, match=r"ATTACH: .*; attach the file on a connection of its own"):

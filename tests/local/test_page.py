@@ -137,7 +137,7 @@ def test_page_generation_changes_when_the_node_withdraws_its_file(database: str,
 def test_node_that_does_not_update_its_page_counts_as_stopped(
     database: str, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds also after the machine slept, because the clock goes on."""
+    """This holds also after the machine slept, because the clock counts the time of the sleep."""
     reader = Published(database)
     now = pages.now_ns()
     monkeypatch.setattr(pages, "now_ns", lambda: now + pages.SILENT_NS + 1_000_000_000)

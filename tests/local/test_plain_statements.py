@@ -1,4 +1,4 @@
-"""Statements that a transaction in the program runs at once, in the calling thread, and those that it cannot run so."""
+"""Statements that a transaction in the program runs at once, in the calling thread, and statements that it does not."""
 
 from typing import Any
 

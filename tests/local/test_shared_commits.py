@@ -15,7 +15,7 @@ from tools.cluster import LocalCluster, LocalNode
 def test_commits_of_several_programs_share_a_transaction(
     alone: LocalCluster, node: LocalNode, table: str, by_url: bool
 ) -> None:
-    """Each with its own place, rows and answer; the journal tells whose changes are whose."""
+    """Each gets its own place, rows and answer; the journal has the changes of each."""
     commands, until, failures = list[str](), time.monotonic() + 60, list[BaseException]()
     over = threading.Event()
 

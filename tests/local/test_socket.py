@@ -220,7 +220,7 @@ def test_node_makes_its_removed_page_and_socket_again() -> None:
             while not os.path.exists(path):
                 assert time.monotonic() < until
                 time.sleep(0.02)
-        before.execute("INSERT INTO t VALUES (1)")  # the link to the removed socket goes on
+        before.execute("INSERT INTO t VALUES (1)")  # the link to the removed socket still works
         with one.connect() as after:
             after.execute("INSERT INTO t VALUES (2)")
             with after.transaction() as transaction:

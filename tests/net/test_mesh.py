@@ -1,4 +1,4 @@
-"""Meshes over real sockets on this machine: port 0, localhost, everything bounded."""
+"""Meshes over real sockets on this machine."""
 
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -90,7 +90,7 @@ async def test_aclose_flushes_and_ends_the_other_ends_loop(autojump_clock: trio.
 
 
 async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
-    """The other end does not read; the send buffer is bounded, and the sender is told of the end."""
+    """The other end does not read; the send buffer is bounded, and the sender gets the reason of the end."""
     limits = Limits(outbox_bytes_max=10_000)
     async with half_link(limits) as (a, _):
         for _ in range(9):
@@ -165,7 +165,7 @@ async def test_full_inbox_stops_reading_without_ending_the_link(autojump_clock: 
         assert a.closed is None
         assert 1 < taken < 5
         for _ in range(taken + 1):
-            await a.receive()  # reading goes on once there is room
+            await a.receive()  # reading resumes once there is room
 
 
 async def test_stream_end_without_goodbye_is_reported(autojump_clock: trio.testing.MockClock) -> None:

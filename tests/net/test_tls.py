@@ -63,7 +63,7 @@ def issue(authority: trustme.CA, path: Path, node: str) -> Files:
 
 @asynccontextmanager
 async def listening(files: Files) -> AsyncIterator[tuple[int, trio.MemoryReceiveChannel[MeshEvent | str]]]:
-    """Run node-b with these files; give its port and everything that it tells or logs."""
+    """Run node-b with these files; yield its port, its events and its log lines."""
     say, told = trio.open_memory_channel[MeshEvent | str](100)
     mesh = Mesh(
         Hello("node-b", "shop"),
@@ -162,7 +162,7 @@ async def test_plain_dialler_at_a_tls_port_gets_a_hint(authority: trustme.CA, tm
 
 
 def test_broken_handshake_does_not_count_as_a_refusal(authority: trustme.CA, tmp_path: Path) -> None:
-    """A node that begins again cuts its links, and takes new ones a moment later: a client dials again."""
+    """A node that restarts breaks its links, and accepts new ones a moment later: a client dials again."""
     b = issue(authority, tmp_path, "node-b")
     with socket.create_server((HOST, 0)) as server:
 
@@ -215,7 +215,7 @@ def serial_of(files: Files) -> int:
 
 
 async def test_a_certificate_is_read_as_openssl_reads_it(authority: trustme.CA, tmp_path: Path) -> None:
-    """Its serial number is the one that the other end of a link sees, and its end that of the certificate."""
+    """The serial number is the one that the other end of a link sees; the expiry is that of the certificate."""
     b = issue(authority, tmp_path, "node-b")
     seen: list[trio.abc.Stream] = []
     a = issue(authority, tmp_path, "node-a")

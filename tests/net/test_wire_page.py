@@ -1,4 +1,4 @@
-"""docs/wire.md says what the code does."""
+"""docs/wire.md agrees with the code."""
 
 import re
 from pathlib import Path

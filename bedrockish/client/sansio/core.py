@@ -309,8 +309,8 @@ class ClientCore:
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:
                 # This node belongs to another cluster, which lacks the data that the session has read or written.
                 error = ProtocolMismatchError(
-                    f"{one.address} is a node of another cluster by now ({found}) than the one that this session has "
-                    f"used ({self.cluster_id}); put the address right, or open a new session if you want that one"
+                    f"{one.address} is now a node of another cluster ({found}) than the one that this session has used "
+                    f"({self.cluster_id}); correct the address, or open a new session to use the other cluster"
                 )
                 return [HangUp(link), *self.closed(link, error, now)]
             self.cluster_id = found or self.cluster_id

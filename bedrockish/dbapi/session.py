@@ -340,9 +340,10 @@ class Session:
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
                     self._forget()
                     raise
-                if not fresh and self._replay_after(error):
+                is_last = tries == FIRST_TRIES - 1
+                if not fresh and not is_last and self._replay_after(error):
                     continue
-                if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
+                if not fresh or not error.retry or isinstance(error, DeadlineError) or is_last:
                     raise
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")

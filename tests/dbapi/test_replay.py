@@ -5,6 +5,8 @@ from contextlib import closing
 import pytest
 
 import bedrockish.dbapi as db
+from bedrockish.client.blocking_transaction import BlockingTransaction
+from bedrockish.errors import ConflictError
 
 pytestmark = pytest.mark.cluster
 
@@ -90,3 +92,24 @@ def test_replay_repeats_statements_that_have_failed(url: str, table: str) -> Non
                 assert one.execute(f"SELECT id, amount FROM {table} ORDER BY id").fetchall()[0] == (1, 3)
                 assert [row[0] for row in one.execute(f"SELECT id FROM {table} ORDER BY id")] == [1, 2, 3, 5]
                 one.execute(f"DELETE FROM {table} WHERE id > 2")
+
+
+def test_statement_that_conflicts_after_each_replay_raises_the_conflict(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replay succeeds, and the statement then meets another commit; it raised an AssertionError."""
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one:
+        session = one._session
+
+        def lose(opened: BlockingTransaction, _statements: object) -> None:
+            opened.rollback()
+            raise ConflictError("another one has changed the row")
+
+        one.execute("BEGIN")
+        one.execute("SELECT 1")
+        monkeypatch.setattr(session, "_run_opened", lose)
+        with pytest.raises(db.OperationalError, match="another one") as caught:
+            one.execute("SELECT 2")
+        assert caught.value.retry
+        assert one.in_transaction
+        one.execute("ROLLBACK")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
+from bedrockish.transfer.load_database import BATCH_ROWS, batches, open_source, read_plan
 from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock, wanted_groups
@@ -176,7 +176,7 @@ def test_unloadable_source_is_named(tmp_path: Path) -> None:
     """A file that is not a database, and a virtual table, are refused before anything is loaded."""
     text = tmp_path / "x.txt"
     text.write_text("no database, but long enough to look at" * 50)
-    with closing(sqlite3.connect(text)) as db, pytest.raises(UsageError, match=r"x\.txt cannot be read"):
+    with closing(open_source(text)) as db, pytest.raises(UsageError, match=r"x\.txt cannot be read"):
         read_plan(db, text)
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE VIRTUAL TABLE words USING fts4(word)")

@@ -6,7 +6,6 @@ sent again without a second effect, and an interrupted load continues at the sam
 
 import hashlib
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish.sqltext.literals import literal
 from bedrockish_journal.model.plain_names import quote
+from bedrockish_journal.storage.vector_modules import VEC0, Connection, SqliteError, open_to_read
 from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
@@ -37,6 +37,8 @@ REST_ORDER = (VIRTUAL, "index", "view", "trigger")
 
 Progress = Callable[[str, int, int], None]
 Statements = list[tuple[str, Params]]
+Source = Any  # a connection of apsw, or of sqlite3
+NO_MARKS: Mapping[str, str] = {}
 SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
 
 
@@ -63,19 +65,19 @@ class Loaded:
     before: int  # the number of transactions that an earlier run had committed
 
 
-def open_source(path: Path) -> sqlite3.Connection:
+def open_source(path: Path) -> Connection:
     """Open the database to be loaded, read-only.
 
     Raises:
         UsageError: the database cannot be opened.
     """
     try:
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    except sqlite3.Error as error:
+        return open_to_read(path)
+    except SqliteError as error:
         raise UsageError(f"{path} cannot be opened: {error}; check the path and its permissions") from error
 
 
-def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
+def read_plan(db: Source, path: Path) -> Plan:
     """Read the schema, and return the plan of the load.
 
     Raises:
@@ -87,7 +89,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
             "WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
         ).fetchall()
         settings = [(name, db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("user_version", "application_id")]
-    except sqlite3.DatabaseError as error:
+    except SqliteError as error:
         raise UsageError(f"{path} cannot be read as a SQLite database: {error}{_or_dump(path)}") from error
     if any(one[:2] == ("table", JOURNAL) for one in rows):  # a node's file, such as a backup: its own tables stay there
         rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
@@ -119,11 +121,11 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
     )
 
 
-def _configuring(db: sqlite3.Connection, index: VirtualTable) -> Iterator[str]:
+def _configuring(db: Source, index: VirtualTable) -> Iterator[str]:
     """Yield the commands that configure an FTS5 table as it is configured in the file, such as its rank function."""
     name = quote(index.name)
     kept = f"SELECT k, v FROM {quote(index.name + '_config')} WHERE k <> 'version' ORDER BY k"
-    with suppress(sqlite3.OperationalError):  # FTS5 tables of another program may lack their shadow tables
+    with suppress(SqliteError):  # FTS5 tables of another program may lack their shadow tables
         for key, value in db.execute(kept).fetchall():
             yield f"INSERT INTO {name} ({name}, rank) VALUES ({literal(key)}, {literal(value)})"
 
@@ -183,7 +185,7 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
+def survey(db: Source, plan: Plan) -> list[str]:
     """Return the rows that a cluster would refuse: with broken references or text, or too large."""
     found: list[str] = []
     try:
@@ -191,7 +193,7 @@ def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
             found.append(f"table {child}: row {row} refers to a row of {parent} that does not exist")
             if len(found) >= FINDINGS_MAX:
                 return found
-    except sqlite3.Error as error:  # a foreign key to columns that are not unique, or do not exist
+    except SqliteError as error:  # a foreign key to columns that are not unique, or do not exist
         found.append(str(error))
     for name, _ in plan.tables:
         number = 0
@@ -200,8 +202,10 @@ def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
                 number += 1
                 if row_bytes(row) > ROW_BYTES_MAX:
                     found.append(f"table {name}: its row number {number} is larger than {ROW_BYTES_MAX >> 20} MiB")
-        except sqlite3.Error as error:
+        except SqliteError as error:
             found.append(f"table {name}: after {number} rows: {error}")
+        except UnicodeDecodeError:
+            found.append(f"table {name}: after {number} rows: a text that is not UTF-8")
     return found[:FINDINGS_MAX]
 
 
@@ -210,9 +214,12 @@ def row_bytes(row: Sequence[Any]) -> int:
     return 8 * len(row) + sum(map(length_hint, row))  # the hint of a number and of None is 0
 
 
-def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:
+def inserts(
+    table: str, columns: list[str], rows: list[tuple[Any, ...]], marks: Mapping[str, str] = NO_MARKS
+) -> Statements:
     """Return an INSERT statement for each row, all with one text, so that a node runs them together and plans once."""
-    head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES ({', '.join('?' * len(columns))})"
+    values = ", ".join(marks.get(column, "?") for column in columns)
+    head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES ({values})"
     return [(head, row) for row in rows]
 
 
@@ -230,19 +237,23 @@ def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Itera
         yield batch
 
 
-def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterator[tuple[int, Statements]]:
+def batches(db: Source, table: str, *, knot: bool = False) -> Iterator[tuple[int, Statements]]:
     """Yield a table's rows as INSERT statements, with the number of rows so far."""
     listed = db.execute(f"PRAGMA table_xinfo({quote(table)})").fetchall()
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
-    is_virtual: Any = db.execute("SELECT rootpage = 0 FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
-    if is_virtual[0]:
-        columns.insert(0, "rowid")  # programs may refer to rows by their rowid
+    found: Any = db.execute("SELECT sql FROM sqlite_schema WHERE name = ? AND rootpage = 0", (table,)).fetchone()
+    marks = NO_MARKS
+    if found is not None:
+        virtual = parse_virtual(table, found[0])
+        marks = virtual.marks
+        if virtual.module != VEC0:  # programs refer to rows by it; vec0 has it as a column, or else a key instead
+            columns.insert(0, "rowid")
     names = ", ".join(map(quote, columns))
     limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
     done = 0
     for rows in cut(db.execute(f"SELECT {names} FROM {quote(table)}"), *limits):
         done += len(rows)
-        yield done, inserts(table, columns, rows)
+        yield done, inserts(table, columns, rows, marks)
 
 
 def _named(found: Iterable[tuple[int, Statements]], place: int) -> Iterator[tuple[str, int, Statements]]:
@@ -257,7 +268,7 @@ def _tell(progress: Progress, table: str, counts: Mapping[str, int], rows: int) 
     progress(table, rows, counts[table])
 
 
-def knotted(db: sqlite3.Connection, tables: list[str]) -> Iterator[Statements]:
+def knotted(db: Source, tables: list[str]) -> Iterator[Statements]:
     """Yield the rows of tables that refer to each other: in one transaction if they fit, else in large transactions."""
     whole = [statements for name in tables for _, statements in batches(db, name, knot=True)]
     if len(whole) <= len(tables):
@@ -367,7 +378,7 @@ async def load(
     with closing(open_source(path)) as db:
         plan = read_plan(db, path)
         names = [name for name, _ in plan.tables]
-        counts = {name: int(db.execute(f"SELECT count(*) FROM {quote(name)}").fetchone()[0]) for name in names}
+        counts: dict[str, Any] = {name: db.execute(f"SELECT count(*) FROM {quote(name)}").get for name in names}
         where = "schema"
         try:
             for number, (name, sql) in enumerate(plan.tables):

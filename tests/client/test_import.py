@@ -316,6 +316,43 @@ def test_import_keeps_the_settings_of_fts5(own: tuple[Connection, str], tmp_path
     assert db.execute("SELECT title FROM own WHERE own MATCH 'cat' ORDER BY rank").rows == [("cat",), ("dog",)]
 
 
+def test_export_with_vectors_and_polygons_is_imported(own: tuple[Connection, str], tmp_path: Path) -> None:
+    pytest.importorskip("sqlite_vec")
+    db, url = own
+    made = (
+        "CREATE VIRTUAL TABLE near USING vec0(id INTEGER PRIMARY KEY, e float[2], s int8[4], shop TEXT, +note TEXT)",
+        "CREATE VIRTUAL TABLE bare USING vec0(b bit[8])",
+        "CREATE VIRTUAL TABLE plain USING vec1(e, shop)",
+        "CREATE VIRTUAL TABLE place USING geopoly(name)",
+    )
+    for sql in made:
+        db.execute(sql)
+    db.transact(
+        [
+            "INSERT INTO near VALUES (7, '[1, 2]', vec_int8('[1, 2, 3, 4]'), 'a', 'x')",
+            "INSERT INTO bare(rowid, b) VALUES (5, vec_bit(X'0f'))",
+            "INSERT INTO plain(rowid, e, shop) VALUES (3, vec_f32('[1, 2]'), 'b')",
+            "INSERT INTO place(_shape, name) VALUES ('[[0,0],[1,0],[1,1],[0,0]]', 'here')",
+        ]
+    )
+    queries = ["SELECT * FROM near", *(f"SELECT rowid, * FROM {name}" for name in ("bare", "plain", "place"))]
+    before = [db.execute(sql).rows for sql in queries]
+    assert run("export", url, str(tmp_path / "made.db")).returncode == 0
+    db.transact([f"DROP TABLE {name}" for name in ("near", "bare", "plain", "place")])
+    done = run("import", url, str(tmp_path / "made.db"))
+    assert done.returncode == 0, done.stderr
+    assert [db.execute(sql).rows for sql in queries] == before
+    assert db.execute("SELECT note FROM near WHERE e MATCH '[1, 2]' AND k = 1").rows == [("x",)]
+
+
+def test_import_names_the_table_with_a_text_that_is_not_utf_8(own: tuple[Connection, str], tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "latin.db")) as latin:
+        latin.executescript("CREATE TABLE t(a); INSERT INTO t VALUES ('fine'), (CAST(X'FF41' AS TEXT));")
+    done = run("import", own[1], str(tmp_path / "latin.db"))
+    assert done.returncode == 2
+    assert "table t: after 1 rows: a text that is not UTF-8" in done.stderr
+
+
 def test_import_orders_tables_after_those_that_they_refer_to() -> None:
     references = {"a": {"b"}, "b": {"c"}, "c": set[str](), "x": {"y"}, "y": {"x", "c"}, "s": {"s"}}
     for names in itertools.permutations(references):

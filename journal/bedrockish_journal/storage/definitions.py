@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish_journal.storage.vector_modules import VECTORS, Connection
+from bedrockish_journal.storage.vector_modules import VECTORS, Connection, SqliteError
 from bedrockish_journal.storage.virtual_tables import REPLICATED, parse_virtual
 
 STEPS_MOST = 1_000_000  # steps of SQLite's virtual machine for one statement
@@ -20,10 +20,6 @@ PAGES_MOST = 10_000
 LENGTH_MOST = 1_000_000
 NO_MODULE = "no such module"
 _DEFINITION = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage = 0 AND lower(name) = lower(?)"
-
-
-DefinitionError = apsw.Error
-"""The error of a definition that SQLite refuses."""
 
 
 class Definitions(Connection):
@@ -40,7 +36,7 @@ class Definitions(Connection):
         """Run the first statement of a text, and ignore the others.
 
         Raises:
-            apsw.Error: SQLite refuses the statement.
+            SqliteError: SQLite refuses the statement.
         """
         cursor, begun = self.cursor(), list[str]()
 
@@ -72,7 +68,7 @@ def columns_asked(db: sqlite3.Connection, query: str, values: Sequence[Any]) -> 
                 with closing(Definitions()) as definitions:
                     definitions.run(sql)
                     return definitions.execute(query, tuple(values)).fetchall()
-            except apsw.Error as error:
+            except SqliteError as error:
                 package = "install it with pip install sqlite-vec" if module in VECTORS else "install an apsw with it"
                 raise sqlite3.OperationalError(f"table {name}: {error}; {package}") from error
     raise missing

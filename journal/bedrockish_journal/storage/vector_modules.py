@@ -45,6 +45,25 @@ class Connection(apsw.Connection):
                     self.create_aggregate_function("vec1_train", _Training, count)
 
 
+SqliteError = apsw.Error
+"""The errors of a ``Connection``."""
+
+
+def open_to_read(path: Path, busy_ms: int = 5_000) -> Connection:
+    """Open a database file read-only.
+
+    Args:
+        busy_ms: how long a statement waits for another process.
+
+    Raises:
+        SqliteError: the file cannot be opened.
+    """
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    db = Connection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
+    db.set_busy_timeout(busy_ms)
+    return db
+
+
 class _Training:
     """The aggregate ``vec1_train``: collects the vectors, and calls vec1's own function if it will take little time.
 

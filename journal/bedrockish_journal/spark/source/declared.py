@@ -18,7 +18,8 @@ from bedrockish_journal.model.plain_names import folded, is_users
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
-from bedrockish_journal.storage.definitions import DefinitionError, Definitions
+from bedrockish_journal.storage.definitions import Definitions
+from bedrockish_journal.storage.vector_modules import SqliteError
 
 _OF_TABLES = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:VIRTUAL\s+)?(?:TABLE|VIEW)\b", re.I | re.DOTALL
@@ -74,7 +75,7 @@ def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
     with closing(Definitions()) as db:
         for statement in _statements(feed):
             if _OF_TABLES.match(statement):
-                with suppress(DefinitionError):
+                with suppress(SqliteError):
                     db.run(statement)
                     yield _columns(db.execute, table)
     yield _columns(feed.ask, table)

@@ -36,7 +36,7 @@ class Calls:
     def _cancel(self, number: int) -> None:
         raise NotImplementedError
 
-    def _tell(self, what: What, timeout_s: float) -> None:
+    def _notify(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
         raise NotImplementedError
 

@@ -138,7 +138,7 @@ class RowStream:
 
     def _close_at_node(self) -> None:
         with suppress(BedrockishError):
-            self._calls._tell(Step(0, self._request, CLOSE), CLOSE_S)
+            self._calls._notify(Step(0, self._request, CLOSE), CLOSE_S)
 
 
 def _lost(error: BedrockishError, rows: int) -> BedrockishError:

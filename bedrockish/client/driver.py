@@ -89,7 +89,7 @@ class Driver(Calls):
         self._outcomes.pop(number, None)
         self._perform(self._core.cancel(number, trio.current_time()))
 
-    def _tell(self, what: What, timeout_s: float) -> None:
+    def _notify(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
         if not self._is_closed:
             self._perform(self._core.call(what, timeout_s, trio.current_time())[1])

@@ -21,7 +21,7 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text that names a database is a path, and not a URL, even a mistyped one."""
+    """Return whether a text that names a database is a path; False for a URL, even a mistyped one."""
     return "://" not in text and (os.sep in text or text.endswith(SUFFIXES) or os.path.isfile(text))
 
 

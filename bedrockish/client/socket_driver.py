@@ -208,7 +208,7 @@ class SocketDriver(Calls):
             self._outcomes.pop(number, None)
             self._perform(self._core.cancel(number, time.monotonic()))
 
-    def _tell(self, what: What, timeout_s: float) -> None:
+    def _notify(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:

@@ -72,7 +72,7 @@ class LocalFunctions:
             text = at_the_node(self._what[key]) if has_file else elsewhere(self._what[key])
             return NotSupportedError(text, details=error.details)
         if key in self._removed:
-            error.args = (found[0].rstrip(";"),)  # without advice: the program itself removed the function
+            error.args = (found[0].rstrip(";"),)  # no advice, because the program itself has removed the function
         return error
 
 

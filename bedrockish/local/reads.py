@@ -326,7 +326,7 @@ class LocalReads:
             binder = Binder(params)
             values = binder.take(piece.names)
             binder.finish()
-        if piece.whole_schema or piece.settings:  # not from the cache: EXPLAIN does not check the schema's version
+        if piece.whole_schema or piece.settings:  # not cached, because EXPLAIN does not check the schema's version
             with in_force(reader.db, piece.settings):
                 return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
         return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())

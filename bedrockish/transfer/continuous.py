@@ -134,7 +134,7 @@ def _held(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_place(folder: Path, lock: IO[str]) -> None:
-    """Check that a directory is still the one that was locked; writes to its open files would succeed without it."""
+    """Check that the locked directory is still at its path; after its removal, writes to open files still succeed."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
             return

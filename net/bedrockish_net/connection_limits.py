@@ -19,7 +19,7 @@ CLIENTS_PER_ADDRESS_MAX = 1_000
 
 
 class ConnectionLimits:
-    """The callers of one node."""
+    """The strangers and clients of one node, and the callers that it is admitting."""
 
     def __init__(
         self,

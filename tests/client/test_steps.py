@@ -121,7 +121,7 @@ def test_a_first_statement_that_fails_leaves_a_transaction_open() -> None:
 
 
 def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -> None:
-    """The client has seen no result, so it may send the statement again, but not to a third node after two died."""
+    """The client has seen no result, so it may send the statement again; after two lost links it does not."""
     w = wire()
     number, link = first(w), w.open()
     w.close(link)
@@ -322,7 +322,7 @@ def test_cancelled_opening_of_a_stream_is_closed_at_its_node() -> None:
 
 
 @pytest.mark.parametrize("op", [BEGIN, STREAM])
-def test_an_opening_whose_answer_its_caller_did_not_get_is_closed_at_its_node(op: str) -> None:
+def test_stream_opened_for_a_cancelled_caller_is_closed_once(op: str) -> None:
     """The answer arrived as the caller was cancelled: the client closes that stream once, and no later one."""
     w = wire()
     number = step(w, op)

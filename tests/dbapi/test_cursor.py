@@ -234,7 +234,9 @@ def test_lastrowid_is_that_of_the_last_insert(connection: db.Connection, table: 
     assert cursor.lastrowid == 41
 
 
-def test_lastrowid_of_an_upsert_that_updates_is_the_connections(connection: db.Connection, table: str) -> None:
+def test_lastrowid_after_an_upsert_that_updates_is_that_of_the_connection(
+    connection: db.Connection, table: str
+) -> None:
     """In sqlite3, too, a cursor takes SQLite's value after each INSERT, also after one that has inserted nothing."""
     connection.execute(f"CREATE UNIQUE INDEX {table}_name ON {table}(name)")
     upsert = f"INSERT INTO {table}(id, name) VALUES (5, 'z') ON CONFLICT (name) DO UPDATE SET id = 6"

@@ -196,7 +196,7 @@ def test_temporary_autoincrement_tables_have_their_own_ids(made: db.Connection) 
 
 
 @BY_URL
-def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
+def test_error_for_a_missing_function_names_two_alternatives(connection: db.Connection) -> None:
     """The nodes do not have a program's function: the error names a plugin, and a connection by path."""
     for sql in ("SELECT mine(1)", "SELECT 'a' COLLATE mine ORDER BY 1 COLLATE mine"):
         with pytest.raises(db.OperationalError, match="by a plugin, or on this connection"):
@@ -522,7 +522,7 @@ def test_connection_subclass_gets_the_arguments_of_connect(url: str) -> None:
         assert type(plain) is db.Connection
 
 
-def test_parameters_come_from_the_missing_method_of_a_map(connection: db.Connection) -> None:
+def test_named_parameters_may_come_from_a_maps_dunder_missing(connection: db.Connection) -> None:
     class Made(dict[str, str]):
         def __missing__(self, name: str) -> str:
             return name * 2

@@ -38,7 +38,9 @@ def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cu
         cursor.fetchmany(-1)
 
 
-def test_streaming_cursor_is_otherwise_like_any_other(cursor: db.Cursor, connection: db.Connection, table: str) -> None:
+def test_streaming_cursor_runs_writes_and_transactions_like_any_cursor(
+    cursor: db.Cursor, connection: db.Connection, table: str
+) -> None:
     """Writes, open transactions with their own changes, factories, errors, and results that are not read completely."""
     cursor.execute(f"INSERT INTO {table}(name) VALUES ('a'), ('b')")
     assert connection.in_transaction

@@ -138,7 +138,7 @@ def test_deferred_key_stays_broken_when_the_first_temporary_object_is_made(db: C
 
 
 def test_deferred_keys_of_temporary_tables_are_checked_at_commit(db: Connection, table: str) -> None:
-    """COMMIT succeeded without its TEMP rows, and the session lost its TEMP objects."""
+    """Otherwise COMMIT would succeed without its TEMP rows, and the session would lose its TEMP objects."""
     db.execute("CREATE TEMP TABLE parent(id INTEGER PRIMARY KEY)")
     db.execute("CREATE TEMP TABLE child(p REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")
     with pytest.raises(ConstraintError, match="FOREIGN KEY"):

@@ -377,7 +377,7 @@ def test_transaction_covers_the_token_of_its_session(db: Connection, other: Conn
 def test_transaction_that_is_open_for_too_long_is_rolled_back(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its snapshot holds up the node's checkpoints; the thread that releases idle snapshots ends it."""
+    """Its snapshot blocks the node's checkpoints; the thread that releases idle snapshots ends it."""
     monkeypatch.setattr(transactions, "OPEN_S", 0.3)
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")

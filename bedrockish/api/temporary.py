@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bedrockish.errors import BedrockishError, TemporaryLostError
+from bedrockish.errors import BedrockishError, TemporaryLostError, UsageError
 
 FRESH = "+"
 
@@ -13,20 +13,31 @@ class Temporary:
 
     name: str = ""  # the name under which the node keeps them; empty if the session has none
     is_made: bool = False  # whether a node has answered a request with that name
+    is_refused: bool = False  # whether the statement that would have made the first object has failed
 
     def begin(self, name: str) -> None:
         """Set the name, which must be unique, if none is set yet, because the session makes its first TEMP object."""
         if not self.name:
-            self.name, self.is_made = name, False
+            self.name, self.is_made, self.is_refused = name, False, False
 
     @property
     def asked(self) -> str:
         """The name for a request, with ``FRESH`` before it while no node has made the objects."""
         return self.name if self.is_made or not self.name else FRESH + self.name
 
-    def note(self, error: BedrockishError | None = None) -> None:
-        """Note the answer to a request with the name: its error, or None if it succeeded."""
+    def note(self, error: BedrockishError | None = None, *, first: int | None = None) -> None:
+        """Note the answer to a request with the name: its error, or None if it succeeded.
+
+        If the statement that would have made the first object has failed, no node may know the name: a transaction that
+        changes the schema refuses TEMP objects.
+
+        Args:
+            first: the place of the first statement of the request that makes an object; None if none does.
+        """
+        makes = first is not None and (error is None or int(error.details.get("statement", 0)) > first)
         if isinstance(error, TemporaryLostError):
             self.name, self.is_made = "", False
-        elif error is None and self.name:
+        elif self.name and (makes or (error is None and not self.is_refused)):
             self.is_made = True
+        elif first is not None and isinstance(error, UsageError):
+            self.is_refused = True

@@ -21,7 +21,7 @@ from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
-from bedrockish.sqltext.temporary import makes_temporary
+from bedrockish.sqltext.temporary import makes_temporary, place_of_temporary
 
 if TYPE_CHECKING:
     import trio
@@ -283,16 +283,17 @@ class Transaction:
 
     async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
         temporary = self._options.temporary.asked if statements else ""
+        first = place_of_temporary(one.sql for one in statements) if temporary else None
         seconds = self._seconds(timeout_s)
         try:
             reply = await self._call(Step(0, self._request(statements, seconds, temporary), op), seconds)
         except BaseException as error:
-            self._note_error(op, error)
+            self._note_error(op, error, first)
             raise
         assert isinstance(reply, Answered)
         self._is_begun = True
         if temporary:
-            self._options.temporary.note()
+            self._options.temporary.note(first=first)
         return reply
 
     def _seconds(self, timeout_s: float | None) -> float:
@@ -304,10 +305,10 @@ class Transaction:
             self.command, statements, options.read, options.isolation, timeout_s=timeout_s, temporary=temporary
         )
 
-    def _note_error(self, op: str, error: BaseException) -> None:
+    def _note_error(self, op: str, error: BaseException, first: int | None = None) -> None:
         """Update the state of the transaction after a step that failed or was cancelled."""
         if isinstance(error, BedrockishError):
-            self._options.temporary.note(error)
+            self._options.temporary.note(error, first=first)
             self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
             if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
                 self._is_open, self._error = False, error

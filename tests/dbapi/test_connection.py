@@ -1,6 +1,7 @@
 """PEP 249, "Connection objects", and the habits of sqlite3 about transactions."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -333,3 +334,20 @@ def test_transaction_commits_after_an_alter_that_other_definitions_refuse(
     connection.commit()
     assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
     assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE ?", (table + "__",)).fetchall() == [(1,)]
+
+
+def test_refused_temporary_object_leaves_the_session_without_any(url: str) -> None:
+    """The node never knew the session's name, and a later statement was told that the TEMP objects were lost."""
+    with closing(db.connect(url, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        for sql in ("DROP VIEW nowhere", "CREATE TEMP TABLE mine(a)"):
+            with pytest.raises(db.Error):
+                connection.execute(sql)
+        assert connection.execute("SELECT 1").fetchall() == [(1,)]
+        connection.execute("COMMIT")
+        assert connection.execute("SELECT 2").fetchall() == [(2,)]
+        connection.execute("CREATE TEMP TABLE mine(a)")
+        connection.execute("INSERT INTO mine VALUES (3)")
+        with pytest.raises(db.OperationalError, match="already exists"):
+            connection.execute("CREATE TEMP TABLE mine(a)")
+        assert connection.execute("SELECT a FROM mine").fetchall() == [(3,)]

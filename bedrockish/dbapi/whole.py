@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 
 from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
 from bedrockish.sqltext.literals import literal
-from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows
+from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows, parse_virtual, shadow_names
 
 OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # as sqlite3's iterdump has it
-OBJECTS = f"SELECT name, type, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {OURS} ORDER BY {ORDER}"
+OBJECTS = f"SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {OURS} ORDER BY {ORDER}"
 Run = Callable[..., Iterable[tuple[Any, ...]]]
 
 
@@ -157,12 +157,16 @@ def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
     """
     shadows = {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
     tables, first, later = list[tuple[str, str]](), list[str](), list[str]()
-    for name, kind, sql in list(run(OBJECTS)):
+    objects = list(run(OBJECTS))
+    of_vectors = shadow_names(parse_virtual(name, sql) for name, _, _, sql in objects if is_virtual(sql))
+    for name, kind, table, sql in objects:
+        if table in shadows or table.lower() in of_vectors:
+            continue
         after = made_after_rows(name, sql) if kind == "table" else ()
         first += after
         if kind != "table":
             later.append(sql)
-        elif name not in shadows and not after:
+        elif not after:
             tables.append((name, sql))
     return tables, first + later
 
@@ -170,7 +174,7 @@ def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
 def columns_of(run: Run, table: str, sql: str) -> list[str]:
     """Return the columns of a table for an INSERT: all but generated ones, and the rowid of a virtual table."""
     columns = [row[1] for row in run(f"PRAGMA table_info({quoted(table)})")]  # without generated ones
-    return ["rowid", *columns] if is_virtual(sql) else columns
+    return ["rowid", *columns] if is_virtual(sql) and parse_virtual(table, sql).names_rowid else columns
 
 
 def dump(run: Run) -> Iterator[str]:
@@ -188,8 +192,11 @@ def dump(run: Run) -> Iterator[str]:
         every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns) and not is_virtual(sql)
         listed = "" if every else f"({','.join(map(quoted, columns))})"
         prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
+        marks = parse_virtual(name, sql).marks if is_virtual(sql) else {}
+        given = [marks.get(column, "?") for column in columns]
         for row in rows_of(run, name, values):
-            yield f"{prefix}{','.join(map(literal, row))});"
+            texts = [mark.replace("?", literal(value)) for mark, value in zip(given, row, strict=True)]
+            yield f"{prefix}{','.join(texts)});"
     yield from (f"{sql};" for sql in following)
     yield "COMMIT;"
 

@@ -21,7 +21,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish.sqltext.literals import literal
 from bedrockish_journal.model.plain_names import quote
-from bedrockish_journal.storage.vector_modules import VEC0, Connection, SqliteError, open_to_read
+from bedrockish_journal.storage.vector_modules import Connection, SqliteError, open_to_read
 from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
@@ -246,8 +246,8 @@ def batches(db: Source, table: str, *, knot: bool = False) -> Iterator[tuple[int
     if found is not None:
         virtual = parse_virtual(table, found[0])
         marks = virtual.marks
-        if virtual.module != VEC0:  # programs refer to rows by it; vec0 has it as a column, or else a key instead
-            columns.insert(0, "rowid")
+        if virtual.names_rowid:
+            columns.insert(0, "rowid")  # programs refer to rows by it
     names = ", ".join(map(quote, columns))
     limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
     done = 0

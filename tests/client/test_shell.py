@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pexpect
 import pytest
 import trio
 
+from bedrockish import dbapi
 from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
@@ -325,6 +327,37 @@ def test_a_dump_is_read_by_sqlite_and_by_the_shell(node: LocalCluster, db: Conne
     assert list(db.execute("SELECT * FROM child ORDER BY id")) == expected
     assert script(node, ".dump") == dumped
     assert "CREATE VIEW" not in script(node, ".dump parent")
+
+
+def test_a_dump_with_vectors_is_read_again(node: LocalCluster, db: Connection) -> None:
+    pytest.importorskip("sqlite_vec")
+    made = (
+        "CREATE VIRTUAL TABLE near USING vec0(id INTEGER PRIMARY KEY, e float[2], s int8[4], shop TEXT, +note TEXT)",
+        "CREATE VIRTUAL TABLE bare USING vec0(b bit[8])",
+        "CREATE VIRTUAL TABLE plain USING vec1(e, shop)",
+    )
+    for sql in made:
+        db.execute(sql)
+    rows = (
+        "INSERT INTO near VALUES (7, '[1, 2]', vec_int8('[1, 2, 3, 4]'), 'a', 'x')",
+        "INSERT INTO bare(rowid, b) VALUES (5, vec_bit(X'0f'))",
+        "INSERT INTO plain(rowid, e, shop) VALUES (3, vec_f32('[1, 2]'), 'b')",
+    )
+    db.transact(list(rows))
+    names = ("near", "bare", "plain")
+    before = [db.execute(f"SELECT * FROM {name}").rows for name in names]
+    dumped = script(node, ".dump")
+    with closing(dbapi.connect(node.url())) as program:
+        texts = list(program.iterdump())
+    assert not [line for line in [*dumped.splitlines(), *texts] if line.startswith("CREATE TABLE")]
+    for again in (dumped, "\n".join(texts[1:-1])):
+        for name in names:
+            db.execute(f"DROP TABLE {name}")
+        script(node, again)
+        assert [db.execute(f"SELECT * FROM {name}").rows for name in names] == before
+    assert script(node, ".dump") == dumped
+    for name in names:
+        db.execute(f"DROP TABLE {name}")
 
 
 def test_script_is_split_into_statements_and_dot_commands() -> None:

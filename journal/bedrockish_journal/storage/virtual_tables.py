@@ -99,6 +99,11 @@ class VirtualTable:
         """Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do."""
         return {words[0]: _MADE_BY[kind] for words in self._columns_of_vec0() if (kind := words[1].lower()) in _MADE_BY}
 
+    @property
+    def names_rowid(self) -> bool:
+        """Whether an INSERT names the rowid next to the columns; vec0 has it as a column, or has a key instead."""
+        return self.module != VEC0
+
     def _columns_of_vec0(self) -> Iterator[list[str]]:
         for words in map(str.split, self.arguments) if self.module == VEC0 else ():
             if len(words) > 1 and words[1] != "=":

@@ -40,6 +40,16 @@ def test_a_second_process_is_refused(make_node: MakeNode) -> None:
     assert done.stdout == f"{node.path} is in use by another node on this machine; stop it, or give another file\n"
 
 
+def test_a_hard_link_of_a_file_in_use_is_refused(make_node: MakeNode) -> None:
+    node = make_node()
+    other = node.path.with_name("other.db")
+    other.hardlink_to(node.path)
+    with pytest.raises(ConfigError, match="under another name of the same file"):
+        Engine.open(other, founding=None)
+    node.engine.close()
+    Engine.open(other, founding=None).close()
+
+
 def test_a_file_of_another_node_is_refused(make_node: MakeNode) -> None:
     node = make_node()
     node.engine.close()

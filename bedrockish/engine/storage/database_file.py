@@ -36,6 +36,7 @@ INCREMENTAL = 2  # auto_vacuum: free pages can be returned to the disk, some at 
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # the page cache while the batch has a large write
 MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # the offset of the format's versions in a file's header; their value without WAL
+LOCKS = Path("/proc/locks")
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -93,10 +94,30 @@ class FileLock:
             raise ConfigError(
                 f"{path} is in use by another node on this machine; stop it, or give another file"
             ) from error
+        if _is_open_by_another_name(path):
+            os.close(self._fd)
+            raise ConfigError(
+                f"{path} is in use by another process, under another name of the same file (a hard link); stop it, or "
+                "give a copy of the file"
+            )
 
     def close(self) -> None:
         """Release the lock. The lock file stays: if it were removed, two processes could lock two different files."""
         os.close(self._fd)
+
+
+def _is_open_by_another_name(path: Path) -> bool:
+    """Return whether a process uses a hard link of the file. Its write-ahead log has another name, and would be lost.
+
+    A connection in WAL mode always has a lock on the file, which Linux lists with the number of the file.
+    """
+    try:
+        found = path.stat()
+        listed = LOCKS.read_text() if found.st_nlink > 1 else ""
+    except OSError:  # a new file, or a machine that shows no locks
+        return False
+    number = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any(number in line.split() for line in listed.splitlines())
 
 
 def whole_path(path: str | os.PathLike[str]) -> Path:

@@ -296,15 +296,23 @@ class LocalSteps:
                 ids = min(max(LEASE, len(statements) - place), LEASE_MAX)
                 results.append(await self._run(one, statements[place], ids, timeout_s))
             except NodeNeededError as error:
-                return [*results, *await self._move(one, step(), place, error, timeout_s)]
+                if one.log is not None:
+                    return [*results, *await self._move(one, one.log, step(), place, timeout_s)]
+                self._node_next = True
+                raise self._refused(one, _too_long(error), place, begins=begins) from error
             except BedrockishError as error:
-                told = self.explained(one, error, place)
+                told = self._refused(one, error, place, begins=begins)
                 if told is not error:
                     raise told from error
-                if begins and isinstance(error, UsageError):
-                    error.details = {**error.details, BEGUN: True}
                 raise
         return results
+
+    def _refused(self, one: LocalTransaction, error: BedrockishError, place: int, *, begins: bool) -> BedrockishError:
+        """Return the error for the caller of the statement at ``place``; ``begins``: its call also begins ``one``."""
+        told = self.explained(one, error, place)
+        if told is error and begins and isinstance(error, UsageError):
+            error.details = {**error.details, BEGUN: True}
+        return told
 
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
         """Run one statement. If it needs row ids, lease ``ids`` of them, and four times as many at each further try.
@@ -387,17 +395,10 @@ class LocalSteps:
     # -- moving to the node ----------------------------------------------------------------------------------------
 
     async def _move(
-        self, one: LocalTransaction, what: Step, place: int, why: NodeNeededError, timeout_s: float
+        self, one: LocalTransaction, log: list[Logged], what: Step, place: int, timeout_s: float
     ) -> list[Result]:
         """Move the transaction to the node: repeat its log there, then run ``what`` from ``place`` on."""
-        log = one.log
         self.transactions.forget(what.request.command)
-        if log is None:
-            self._node_next = True
-            raise UnsupportedError(
-                f"the statement needs the node ({why.message}), and the transaction is too long to move there; run "
-                "the statement earlier in the transaction, or connect to a URL"
-            )
         await self._give_back(one, timeout_s)
         op = BEGIN
         for first in _groups(log):
@@ -436,6 +437,14 @@ class LocalSteps:
                 "another transaction has changed rows that this transaction had read before it was moved to the node; "
                 "it did not happen: run it again"
             )
+
+
+def _too_long(why: NodeNeededError) -> UnsupportedError:
+    """Return the error of a statement that needs the node, in a transaction that goes on here without it."""
+    return UnsupportedError(
+        f"the statement needs the node ({why.message}), and the transaction is too long to move there, so the "
+        "statement did not run; run it earlier in the transaction, or in another transaction"
+    )
 
 
 def _groups(log: Sequence[Logged]) -> list[list[Logged]]:

@@ -6,7 +6,7 @@ session run there, by the same code as a node's sessions with TEMP objects.
 
 import apsw
 
-from bedrockish.api.requests import Request
+from bedrockish.api.requests import STRICT, Request
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.storage.moment_row import FileMoment
@@ -51,6 +51,7 @@ class WithTemporary(LocalTransaction):
         held = self._file_workspace.held
         assert held is not None
         self._running = running = TemporaryTransaction(held, work, raise_node_needed, self._like)
+        running.reads_system = self.request.read != STRICT
         self._work = work
         self._work.base, self._work.schema = dict(moment.vector), moment.schema
         self._work.base_clock = moment.clock
@@ -62,8 +63,13 @@ class WithTemporary(LocalTransaction):
 
     def _run_again(self, before: LocalTransaction) -> None:
         """Repeat the statements of ``before``; raise ``ConflictError`` if a result differs."""
-        same = before.log is not None
-        for logged in before.log or ():
+        if before.log is None:
+            raise ConflictError(
+                "the transaction has created its first TEMP object after other commits, and is too long to be run "
+                "again on them; it did not happen: run it again, and create the TEMP object first"
+            )
+        same = True
+        for logged in before.log:
             told, failure = None, ""
             try:
                 told = self.run(logged.statement)

@@ -77,6 +77,7 @@ class LocalTransaction:
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         """Open the overlay on the workspace's snapshot."""
         self._work, self._running = work, OverlayTransaction(self._file_workspace.workspace, work)
+        self._running.reads_system = self.request.read != STRICT  # a strict read of these tables runs at the node
         self._running.start(is_small=True)
 
     def work_at(self, moment: FileMoment) -> TransactionWork | None:
@@ -112,7 +113,6 @@ class LocalTransaction:
                 self._check_open()
                 try:
                     result = self._run(statement)
-                    self._check_level()
                 except IdsNeededError:
                     self._pool.ids.take_again()
                     raise
@@ -138,12 +138,6 @@ class LocalTransaction:
             raise
         self._note(Logged(statement, result))
         return result
-
-    def _check_level(self) -> None:
-        """Check that a transaction whose level is ``strict`` has not read tables of the cluster itself."""
-        if self.request.read == STRICT and self._work.reads_system:
-            self._work.reads_system = False  # the program does not get the result
-            raise NodeNeededError("a strict read of the cluster's own tables runs at the node")
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         """Run a text that has run here before, in less time than ``run``; return None if ``run`` must run it.

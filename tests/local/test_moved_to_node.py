@@ -1,12 +1,15 @@
 """An open transaction of a program moves to the node with its first statement that only the node can run."""
 
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
+from bedrockish import dbapi
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import ConflictError, ConstraintError
+from bedrockish.errors import ConflictError, ConstraintError, UnsupportedError
+from bedrockish.local import transaction
 from tests.local.conftest import here
+from tools.cluster import LocalNode
 
 NODES = (
     "SELECT transaction_clock() > 0",
@@ -72,3 +75,54 @@ def test_moved_transaction_with_another_result_is_lost(db: Connection, other: Co
     with db.transaction() as tx:  # the next one begins at the node
         tx.execute("SELECT cluster_clock()")
     assert other.status()["open_transactions"] == 0
+
+
+@pytest.mark.parametrize("text", [*NODES[:2], *NODES[3:], "SELECT no_such_function(1)"])
+def test_transaction_that_is_too_long_to_move_goes_on_without_the_statement(
+    db: Connection, table: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was rolled back, and its later steps and its COMMIT named a node that was gone."""
+    monkeypatch.setattr(transaction, "LOG_MAX", 2)
+    opened = db.begin()
+    for number in range(3):
+        opened.execute(f"UPDATE {table} SET b = {number} WHERE id = 1")
+    with pytest.raises(UnsupportedError, match="the statement did not run"):
+        opened.execute(text.format(t=table))
+    assert opened.is_open
+    opened.execute(f"UPDATE {table} SET b = b + 5 WHERE id = 1")
+    opened.commit()
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1", read="strict").value() == 7
+
+
+def test_first_statements_that_are_too_many_to_move_leave_the_transaction_open(
+    node: LocalNode, table: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "LOG_MAX", 2)
+    with closing(dbapi.connect(node.database, isolation_level=None)) as own:
+        own.execute("BEGIN")
+        own.executemany(f"INSERT INTO {table} VALUES (?, ?, 1)", [(number, number) for number in range(3, 9)])
+        with pytest.raises(dbapi.NotSupportedError, match="too long to move"):
+            own.execute(f"INSERT INTO {table} SELECT 9, cluster_clock(), 1")
+        assert own.in_transaction
+        own.execute("COMMIT")
+    assert db.execute(f"SELECT count(*) FROM {table}", read="strict").value() == 8
+
+
+@pytest.mark.parametrize("most", [2, 100])
+def test_strict_write_that_reads_the_clusters_tables_writes_nothing_before_it_moves(
+    db: Connection, table: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran twice here, and its own row was in its way."""
+    monkeypatch.setattr(transaction, "LOG_MAX", most)
+    opened = db.begin(read="strict")
+    for number in range(3):
+        opened.execute(f"UPDATE {table} SET b = {number} WHERE id = 1")
+    text = f"INSERT INTO {table} SELECT 3, count(*), 1 FROM bedrockish_journal"
+    if most < 3:
+        with pytest.raises(UnsupportedError, match="did not run"):
+            opened.execute(text)
+    else:
+        opened.execute(text)
+        assert not here(db).has_any
+    opened.commit()
+    assert db.execute(f"SELECT count(*) FROM {table}", read="strict").value() == (2 if most < 3 else 3)

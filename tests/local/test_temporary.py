@@ -18,6 +18,7 @@ from bedrockish.errors import (
     TemporaryLostError,
     UnsupportedError,
 )
+from bedrockish.local import transaction
 from tests.local.conftest import here
 from tools.cluster import LocalCluster, LocalNode
 
@@ -121,6 +122,25 @@ def test_transaction_goes_on_after_its_first_temporary_object(
         opened.commit()
         assert other.execute(f"SELECT a FROM {table} WHERE id = 2", read="strict").value() == 21
     assert db.execute("SELECT count(*) FROM mine").value() == 2
+
+
+def test_transaction_that_is_too_long_for_its_first_temporary_object_tells_the_reason(
+    db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named rows that another transaction had changed."""
+    monkeypatch.setattr(transaction, "LOG_MAX", 2)
+    with bedrockish.connect(alone.url()) as other:
+        opened = db.begin()
+        for number in range(3):
+            opened.execute(f"UPDATE {table} SET a = {number} WHERE id = 1")
+        other.execute(f"INSERT INTO {table} VALUES (7, 70)")
+        db.token = other.token
+        for text in ("CREATE TEMP TABLE mine(a)", f"SELECT a FROM {table}"):
+            with pytest.raises(ConflictError, match="too long to be run again on them; it did not happen"):
+                opened.execute(text)
+        with pytest.raises(ConflictError, match="it did not happen"):
+            opened.commit()
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 1").value() == 10
 
 
 def test_deferred_key_stays_broken_when_the_first_temporary_object_is_made(db: Connection, table: str) -> None:

@@ -4,12 +4,14 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
+import apsw
 import pytest
 
 import bedrockish
 from bedrockish import dbapi
 from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES
 from bedrockish.engine.execution.workspace import Writer
+from bedrockish.engine.statements import pragmas
 from bedrockish.local.leased_ids import LEASE
 from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
@@ -93,6 +95,39 @@ def test_statement_that_ran_while_keys_were_deferred_leaves_no_row_that_it_refus
             assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == before
             db.execute("COMMIT")
         assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == before
+
+
+@pytest.mark.parametrize("at", ["OFF", "ROLLBACK"])
+def test_interrupt_when_keys_are_deferred_no_longer_leaves_no_row_that_is_refused_later(
+    node: LocalNode, table: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workspace serves the next transaction, whose statements must not be those that were compiled to defer."""
+    insert, original = f"INSERT INTO {table} VALUES (?, ?)", pragmas.apply
+    with bedrockish.connect(node.database) as other:
+        other.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, up REFERENCES {table}(id))")
+    with closing(dbapi.connect(node.database, isolation_level=None)) as db:
+
+        def interrupted(connection: apsw.Connection, sql: str) -> None:
+            monkeypatch.setattr(pragmas, "apply", original)
+            db.interrupt()
+            raise apsw.InterruptError("interrupted")
+
+        db.execute("BEGIN")
+        db.execute("PRAGMA defer_foreign_keys = ON")
+        for number in (2, 3):
+            db.execute(insert, (number, 1))
+        monkeypatch.setattr(pragmas, "apply", interrupted)
+        if at == "OFF":
+            with pytest.raises(dbapi.OperationalError):
+                db.execute("PRAGMA defer_foreign_keys = OFF")
+        db.execute("ROLLBACK")
+        assert pragmas.apply is original
+        for _ in range(2):
+            db.execute("BEGIN")
+            with pytest.raises(dbapi.IntegrityError):
+                db.execute(insert, (5, 6))
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+            db.execute("COMMIT")
 
 
 def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(

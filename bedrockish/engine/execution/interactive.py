@@ -198,9 +198,12 @@ class Interactive:
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
-            work.defers = pragmas.turns_on(piece.sql)
+            defers = pragmas.turns_on(piece.sql)
+            # If the PRAGMA is interrupted, the transaction still defers, and its end settles the connection.
+            work.defers = work.defers or defers
             if self.inside is work:
-                pragmas.defer(self._db, on=work.defers)
+                pragmas.defer(self._db, on=defers)
+            work.defers = defers
         rows: list[tuple[Any, ...]] = [] if piece.setting else [(1,)]
         return Result(piece.columns, rows, -1, work.lastrowid or None)
 

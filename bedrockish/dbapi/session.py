@@ -437,15 +437,18 @@ class Session:
             return
         if not by_text:
             self._trace("COMMIT")
+        is_lost = True
         try:
-            self._open.commit(timeout=self.timeout_s)
-        except BedrockishError as error:
-            if self._open.is_open or not self._replay_after(error):
-                self._is_lost = not self._open.is_open
-                raise
-            self._open.commit(timeout=self.timeout_s)
+            try:
+                self._open.commit(timeout=self.timeout_s)
+            except BedrockishError as error:
+                if self._open.is_open or not self._replay_after(error):
+                    raise
+                self._open.commit(timeout=self.timeout_s)
+            is_lost = False
         finally:
             if not self._open.is_open:  # an open one has a broken deferred constraint, which the program can repair
+                self._is_lost = is_lost
                 self._forget()
 
     def rollback(self, *, by_text: bool = False) -> None:

@@ -113,3 +113,41 @@ def test_statement_that_conflicts_after_each_replay_raises_the_conflict(
         assert caught.value.retry
         assert one.in_transaction
         one.execute("ROLLBACK")
+
+
+def test_replay_keeps_the_rows_of_a_transaction_that_was_repaired_after_its_commit_failed(url: str) -> None:
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one, closing(db.connect(url)) as other:
+        key = "REFERENCES mended(id) DEFERRABLE INITIALLY DEFERRED"
+        other.executescript(
+            f"CREATE TABLE mended(id INTEGER PRIMARY KEY, up {key}); CREATE TABLE counted(n); "
+            "INSERT INTO counted VALUES (0)"
+        )
+        one.execute("BEGIN")
+        one.execute("UPDATE counted SET n = n + 1")
+        one.execute("INSERT INTO mended VALUES (2, 1)")
+        with pytest.raises(db.IntegrityError, match="deferred"):
+            one.execute("COMMIT")
+        one.execute("INSERT INTO mended VALUES (1, NULL)")
+        other.execute("UPDATE counted SET n = n + 1")
+        other.commit()
+        one.execute("COMMIT")
+        assert other.execute("SELECT * FROM mended ORDER BY id").fetchall() == [(1, None), (2, 1)]
+        assert other.execute("SELECT n FROM counted").fetchone() == (2,)
+
+
+def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ROLLBACK after a lost COMMIT is answered; after a replay it was refused."""
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one:
+
+        def lose(opened: BlockingTransaction, **_: object) -> None:
+            opened.rollback()
+            raise ConflictError("another one has changed the row")
+
+        one.execute("BEGIN")
+        one.execute("SELECT 1")
+        monkeypatch.setattr(BlockingTransaction, "commit", lose)
+        with pytest.raises(db.OperationalError, match="another one"):
+            one.execute("COMMIT")
+        one.execute("ROLLBACK")
+        with pytest.raises(db.OperationalError, match="no transaction"):
+            one.execute("ROLLBACK")

@@ -92,6 +92,8 @@ async def serve_client(
                 nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
+            # The nursery waits for a long statement, which would hold the row locks of its transaction.
+            node.transactions.interrupt_owner(link)
     finally:
         session.end()
 

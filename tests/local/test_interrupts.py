@@ -16,7 +16,7 @@ from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import DeadlineError, UnavailableError
 from bedrockish.local.workspace_pool import WorkspacePool
 from tests.local.conftest import here
-from tools.cluster import LocalNode
+from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 
@@ -192,3 +192,18 @@ def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connectio
     one._file_workspace.close()
     one.interrupt()
     here(db)._open.clear()
+
+
+def test_closing_by_url_ends_a_transaction_that_runs_a_statement(db: Connection, alone: LocalCluster) -> None:
+    """The transaction and its row locks stayed until the statement had ended."""
+    own = dbapi.connect(alone.url(), isolation_level=None, check_same_thread=False)
+    own.execute("BEGIN")
+    timer = threading.Timer(0.5, own.close)
+    timer.start()
+    with pytest.raises(dbapi.Error):
+        own.execute("WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+    timer.join()
+    until = time.monotonic() + 10
+    while db.status()["open_transactions"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -168,11 +168,18 @@ class Transactions:
         is_open = any(one.busy or now_s - one.touched < USED_S for one in self._open.values())
         return is_open or self.streams.is_used(now_s - USED_S)
 
+    def interrupt_owner(self, owner: object) -> None:
+        """End the transactions of a client whose link has ended, also those that run a statement.
+
+        A transaction whose COMMIT the client has sent goes on.
+        """
+        for tx in [one for one in self._open.values() if one.owner is owner and not (one.commits and one.busy)]:
+            self._end(tx, UnavailableError("the client has gone; the transaction did not happen"))
+
     def end_owner(self, owner: object) -> None:
         """End the transactions and streams of a client whose link has ended."""
         self.streams.end_owner(owner)
-        for tx in [one for one in self._open.values() if one.owner is owner]:
-            self._end(tx, UnavailableError("the client has gone; the transaction did not happen"))
+        self.interrupt_owner(owner)
         self._temporary.end_owner(owner)
 
     def close(self) -> None:
@@ -248,6 +255,7 @@ class Transactions:
             return (yield from self._do_without_turn(owner, op, request))
         tx = self._find(owner, request.command)
         tx.busy += 1
+        tx.commits = tx.commits or op == COMMIT
         try:
             if tx.turn.value and not self._engine.batch.is_away:
                 tx.turn.acquire_nowait()

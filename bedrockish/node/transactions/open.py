@@ -31,6 +31,7 @@ class OpenTransaction:
     rights: Rights | None  # the rights of its user at its last step; None: all rights
     config: int  # the version of the membership that grants these rights
     busy: int = 0  # the number of steps that run, or wait for their turn
+    commits: bool = False  # whether its client has sent COMMIT
     last: str = ""  # the beginning of its last statement
     # A vector with every commit that was acknowledged before the transaction's first read of the cluster's own tables;
     # None if there was no such read, or its read level is not ``strict``.

@@ -198,7 +198,7 @@ def replay(db: apsw.Connection, steps: list[Step]) -> list[Any]:
 def control(desk: Desk, work: TransactionWork, sql: str) -> list[Any]:
     word, name = sql.split()[0], sql.split()[-1]
     if word == "SAVEPOINT":
-        work.mark(name)
+        work.mark(name, is_broken=False)
     elif word == "RELEASE":
         work.release(name)
     else:

@@ -356,13 +356,17 @@ class Interactive:
         """
         match control.kind:
             case _ if control.kind == SAVEPOINT:
-                work.mark(control.name)
+                self.mark(work, control.name)
             case _ if control.kind == RELEASE:
                 work.release(control.name)
             case _ if control.kind == ROLLBACK_TO:
                 self.rollback_to(work, control.name)
             case _:
                 raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+
+    def mark(self, work: TransactionWork, name: str) -> None:
+        """Run SAVEPOINT name."""
+        work.mark(name, is_broken=self.inside is work and self._broken_keys())
 
     def rollback_to(self, work: TransactionWork, name: str) -> None:
         """Run ROLLBACK TO name; the access set keeps the reads made since then.

@@ -28,6 +28,7 @@ class Mark:
     changes: int
     blurred: int
     size: int
+    is_broken: bool  # whether a deferred foreign key was or may have been broken at that time
 
 
 @value
@@ -93,7 +94,9 @@ class TransactionWork:
     # or TEMP objects; None while it runs on the engine's connection.
     workspace: TransactionWorkspace | None = None
     moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
-    unsure: bool = False  # whether a deferred foreign key was broken when the transaction was swapped out
+    # Whether a deferred foreign key was broken when the transaction was swapped out, or at a savepoint to which it was
+    # rolled back.
+    unsure: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.
     behind: bool = False
@@ -152,11 +155,12 @@ class TransactionWork:
         if rows or not piece.checks_keys:
             self.sets.saw(piece, params, query)
 
-    def mark(self, name: str) -> None:
-        """Execute SAVEPOINT."""
+    def mark(self, name: str, *, is_broken: bool) -> None:
+        """Execute SAVEPOINT; ``is_broken`` tells whether SQLite counts a deferred foreign key as broken."""
         if self.sets is not None:
             self.sets.mark()
-        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size))
+        is_broken = is_broken or self.unsure
+        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size, is_broken))
 
     def release(self, name: str) -> None:
         """Execute RELEASE.
@@ -174,6 +178,8 @@ class TransactionWork:
         mark = self.marks[place]
         del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
         self.size = mark.size
+        # The rows before the savepoint may be written again, or have been since then, which does not count broken keys.
+        self.unsure = self.unsure or mark.is_broken
         if self.sets is not None:
             self.sets.roll_back(place)
 

@@ -330,7 +330,7 @@ class OverlayTransaction:
             self.enter()
             if control.kind == SAVEPOINT:
                 self.db.execute(f"SAVEPOINT mark_{place}")
-                work.mark(control.name)
+                self.interactive.mark(work, control.name)
             elif control.kind == RELEASE:
                 self.db.execute(f"RELEASE mark_{place}")
                 work.release(control.name)

@@ -34,6 +34,9 @@ def unexpected(what: str, error: Exception) -> BedrockishError:
 class NoTransactions:
     """A node that opens no transactions."""
 
+    def interrupt_owner(self, _owner: object) -> None:
+        """Do nothing: no transaction runs a statement."""
+
     def end_owner(self, _owner: object) -> None:
         """Do nothing: the client has gone."""
 

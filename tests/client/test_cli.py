@@ -318,6 +318,9 @@ class Steps:
         results = [SqlResult(("sql",), [(statement.sql,)]) for statement in request.statements]
         return Answer(encode_results(results), Token())
 
+    def interrupt_owner(self, _owner: object) -> None:
+        """Do nothing: no transaction runs a statement."""
+
     def end_owner(self, owner: object) -> None:
         self.taken.append("end")
 

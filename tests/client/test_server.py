@@ -144,6 +144,9 @@ class _Noting:
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
+    def interrupt_owner(self, _owner: object) -> None:
+        """Do nothing: no transaction runs a statement."""
+
     def end_owner(self, _owner: object) -> None:
         """Do nothing: the client has gone."""
 
@@ -183,6 +186,9 @@ class _AtOnce:
 
     async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
         raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
+
+    def interrupt_owner(self, _owner: object) -> None:
+        """Do nothing: no transaction runs a statement."""
 
     def end_owner(self, _owner: object) -> None:
         """Do nothing: the client has gone."""

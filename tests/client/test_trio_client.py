@@ -313,6 +313,9 @@ async def test_error_of_a_repeated_command_covers_the_first_attempt() -> None:
         async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
             raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
+        def interrupt_owner(self, _owner: object) -> None:
+            """Do nothing: no transaction runs a statement."""
+
         def end_owner(self, owner: object) -> None:
             pass
 

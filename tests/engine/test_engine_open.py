@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -48,6 +49,16 @@ def test_a_hard_link_of_a_file_in_use_is_refused(make_node: MakeNode) -> None:
         Engine.open(other, founding=None)
     node.engine.close()
     Engine.open(other, founding=None).close()
+
+
+def test_node_with_a_hard_link_starts_while_a_program_uses_its_file(make_node: MakeNode) -> None:
+    """A backup has linked the file, and a program has read it by its own name since before the restart."""
+    node = make_node()
+    node.path.with_name("backup.db").hardlink_to(node.path)
+    with closing(apsw.Connection(str(node.path))) as program:
+        program.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        node.engine.close()
+        Engine.open(node.path, founding=None).close()
 
 
 def test_a_file_of_another_node_is_refused(make_node: MakeNode) -> None:

@@ -109,7 +109,8 @@ class FileLock:
 def _is_open_by_another_name(path: Path) -> bool:
     """Return whether a process uses a hard link of the file. Its write-ahead log has another name, and would be lost.
 
-    A connection in WAL mode always has a lock on the file, which Linux lists with the number of the file.
+    A connection in WAL mode always has a lock on the file, which Linux lists with the numbers of the process and the
+    file. Programs that use the file by this name do no harm: their connections outlive a restart of the node.
     """
     try:
         found = path.stat()
@@ -117,7 +118,20 @@ def _is_open_by_another_name(path: Path) -> bool:
     except OSError:  # a new file, or a machine that shows no locks
         return False
     number = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return any(number in line.split() for line in listed.splitlines())
+    locks = [line.split() for line in listed.splitlines()]
+    holders = {lock[lock.index(number) - 1] for lock in locks if number in lock}
+    return any(_opened_names(holder, found) - {str(path.resolve())} for holder in holders)
+
+
+def _opened_names(process: str, file: os.stat_result) -> set[str]:
+    """Return the names by which a process has opened a file; empty if this user may not look."""
+    names = set[str]()
+    with suppress(OSError):
+        for link in Path("/proc", process, "fd").iterdir():
+            with suppress(OSError):  # closed by now
+                if os.path.samestat(link.stat(), file):
+                    names.add(str(link.readlink()))
+    return names
 
 
 def whole_path(path: str | os.PathLike[str]) -> Path:

@@ -51,7 +51,7 @@ class WithTemporary(LocalTransaction):
         held = self._file_workspace.held
         assert held is not None
         self._running = running = TemporaryTransaction(held, work, raise_node_needed, self._like)
-        running.reads_system = self.request.read != STRICT
+        running.may_read_system = self.request.read != STRICT
         self._work = work
         self._work.base, self._work.schema = dict(moment.vector), moment.schema
         self._work.base_clock = moment.clock

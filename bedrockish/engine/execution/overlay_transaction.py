@@ -45,7 +45,7 @@ class OverlayTransaction:
         self.workspace, self.work, self.scope = workspace, work, workspace.scope
         if tick is not None:
             self.scope.begin_in_worker(work.command, work.clock, tick)
-        self.reads_system = True  # whether it may read tables of the cluster itself
+        self.may_read_system = True  # whether it may read tables of the cluster itself
         self.is_closed = False  # whether the transaction was rolled back or kept
         self.version = 0  # the version of the schema on which the transaction runs
         self.applied: dict[str, int] = {}  # the commits in its snapshot
@@ -224,7 +224,7 @@ class OverlayTransaction:
         work, interactive, writer = self.work, self._interactive, self._writer
         assert interactive is not None
         assert writer is not None
-        if piece.reads_system and not self.reads_system:
+        if piece.reads_system and not self.may_read_system:
             raise UnsupportedError("a strict read of the cluster's own tables runs at the node", sql=piece.sql)
         work.looks(piece)
         if work.wrote:

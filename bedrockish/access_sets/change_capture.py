@@ -1,7 +1,7 @@
 """Captures the changes of a transaction, row by row, from SQLite's preupdate hook.
 
 The hook stays installed for the life of the connection: a ``DELETE FROM t`` that is compiled without a hook truncates
-the table without reporting rows. It is removed only while statements run that do not stay compiled (``put_away``). The
+the table without reporting rows. Only ``without_hook`` removes it, while statements run that do not stay compiled. The
 hook sees every row that changes, also by triggers, foreign-key actions and REPLACE, in the order in which the changes
 must be applied again.
 
@@ -63,7 +63,7 @@ class Capture:
         db.preupdate_hook(self._hook)
 
     @contextmanager
-    def put_away(self) -> Iterator[None]:
+    def without_hook(self) -> Iterator[None]:
         """Remove the hook while the node's own statements run, because SQLite would call it for each row.
 
         Each call would wait for the interpreter's lock. The statements must not delete all rows of a table, and must
@@ -86,7 +86,7 @@ class Capture:
         }
 
     @contextmanager
-    def noticing(self) -> Iterator[set[str]]:
+    def changed_tables(self) -> Iterator[set[str]]:
         """Collect the names of the tables whose rows change in the ``with`` block."""
         self._noticed = found = set[str]()
         try:
@@ -107,7 +107,7 @@ class Capture:
         touched, self._touched = self._touched, {}
         return log, touched
 
-    def deafen(self) -> None:
+    def discard_changes(self) -> None:
         """Stop collecting and discard the changes, because the request failed."""
         log, self._log, self._touched, self.failure = self._log, None, {}, None
         while log:  # free the rows in pieces: freeing a million at once would block all other threads

@@ -98,7 +98,7 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
 
 
 @lru_cache(maxsize=10_000)
-def told_columns(index: Index, table: Table) -> int:
+def comparable_columns(index: Index, table: Table) -> int:
     """Return the number of leading columns of an index whose values have comparable key bytes.
 
     They end before the first column with an application's collation, or with an expression that cannot be parsed.

@@ -29,14 +29,14 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
     if not several:
         return program
     # A subroutine that does not open the cursor is skipped: its caller continues with the cursor unchanged.
-    ways = _Ways(program, check)
-    called = ways.reached([op.p2 for op in program if op.name == "Gosub"], returns=False)
+    paths = _Paths(program, check)
+    called = paths.reached([op.p2 for op in program if op.name == "Gosub"], returns=False)
     apart = list(program)
     number = _FIRST
     for cursor in sorted(several):
         opens = set(opened[cursor])
         returns = not called.isdisjoint(opens)
-        lives = [ways.uses(used[cursor], opens, start, returns=returns) for start in opened[cursor]]
+        lives = [paths.uses(used[cursor], opens, start, returns=returns) for start in opened[cursor]]
         if sum(map(len, lives)) != len(set[int]().union(*lives)) or sum(map(len, lives)) != len(used[cursor]):
             continue
         for life in lives:
@@ -46,7 +46,7 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
     return apart
 
 
-class _Ways:
+class _Paths:
     """The paths through a program."""
 
     def __init__(self, program: list[Op], check: Check) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, columns_object, stored_column
-from bedrockish.access_sets.computed_columns import told_columns
+from bedrockish.access_sets.computed_columns import comparable_columns
 from bedrockish.access_sets.constraint_probes import constraint_probes
 from bedrockish.access_sets.cursor_lives import lives_apart, named_otherwise
 from bedrockish.access_sets.effort import EVERY, Check, checked, unlimited
@@ -414,7 +414,7 @@ class _Reader:
         """Return the comparison of each leading column of a key whose values have comparable key bytes."""
         if isinstance(found, Table):
             return (ROWID_SPEC,)
-        return found.specs[: told_columns(found, self._schema.tables[found.table])]
+        return found.specs[: comparable_columns(found, self._schema.tables[found.table])]
 
     def _probe_registers(self, op: Op) -> list[int]:
         if op.name in BY_ROWID:

@@ -53,7 +53,7 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
         failure = capture.failure
         changes, touched = capture.stop()
     finally:
-        capture.deafen()
+        capture.discard_changes()
         db.preupdate_hook(None)
     if failure is not None:
         raise failure

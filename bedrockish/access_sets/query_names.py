@@ -6,7 +6,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Table
-from bedrockish.access_sets.computed_columns import sources, told_columns
+from bedrockish.access_sets.computed_columns import comparable_columns, sources
 from bedrockish.access_sets.key_values import Params
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
@@ -62,5 +62,5 @@ def column_name(table: Table, number: int) -> str:
 def key_names(table: Table, index: Index) -> list[str]:
     """Return the expressions for a query of the leading columns of an index whose values have comparable key bytes."""
     computed = (sources(index, table) if index.opaque else None) or {}
-    told = enumerate(index.columns[: told_columns(index, table)])
+    told = enumerate(index.columns[: comparable_columns(index, table)])
     return [f"({computed[place]})" if place in computed else column_name(table, column) for place, column in told]

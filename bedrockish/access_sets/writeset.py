@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from bedrockish.access_sets.catalog import ROWID, ForeignKey, Index, Prepare, Schema, Table
-from bedrockish.access_sets.computed_columns import ComputedColumns, Scratch, sources, told_columns
+from bedrockish.access_sets.computed_columns import ComputedColumns, Scratch, comparable_columns, sources
 from bedrockish.access_sets.key_encoding import (
     AFFINITY_NUMERIC,
     ROWID_SPEC,
@@ -202,7 +202,7 @@ class _TableKeys:
         if not identity:
             self._ranges.append(object_range(index.object))
             return
-        count = told_columns(index, self._table)
+        count = comparable_columns(index, self._table)
         computed = sources(index, self._table) if index.opaque else None
         places = []
         for at, column in enumerate(index.columns[:count]):

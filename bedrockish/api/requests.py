@@ -16,7 +16,7 @@ from typing import Any
 import cbor2
 
 from bedrockish.api.column_blocks import Blocks, rows_of_blocks
-from bedrockish.common.trace_context import came_with
+from bedrockish.common.trace_context import current_traceparent
 from bedrockish.errors import ForeignClusterError, ProtocolMismatchError, UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.levels import LEVEL
@@ -310,7 +310,7 @@ class Result:
 
 def as_part_of_trace(request: Request) -> Request:
     """Return a request with the current task's trace, unless the request has a trace already."""
-    came = "" if request.trace else came_with.get()
+    came = "" if request.trace else current_traceparent.get()
     return replace(request, trace=came) if came else request
 
 

@@ -21,7 +21,7 @@ from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
-from bedrockish.sqltext.temporary import makes_temporary, place_of_temporary
+from bedrockish.sqltext.temporary import first_temporary, makes_temporary
 
 if TYPE_CHECKING:
     import trio
@@ -283,7 +283,7 @@ class Transaction:
 
     async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
         temporary = self._options.temporary.asked if statements else ""
-        first = place_of_temporary(one.sql for one in statements) if temporary else None
+        first = first_temporary(one.sql for one in statements) if temporary else None
         seconds = self._seconds(timeout_s)
         try:
             reply = await self._call(Step(0, self._request(statements, seconds, temporary), op), seconds)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 _PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 
-came_with: ContextVar[str] = ContextVar("came_with", default="")
+current_traceparent: ContextVar[str] = ContextVar("current_traceparent", default="")
 """The ``traceparent`` of the request that the current task answers; empty if the request came without one."""
 
 

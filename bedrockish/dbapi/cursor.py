@@ -10,7 +10,7 @@ from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
 from bedrockish.sqltext.keys_off_sections import sections
-from bedrockish.sqltext.statement_ends import is_nothing, is_single, split
+from bedrockish.sqltext.statement_ends import is_blank, is_single, split
 from bedrockish.sqltext.statement_kinds import OTHER, READ, SCHEMA, WRITE, inserts, kind_of
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Cursor:
                 self._is_busy = False
         self._forget()
         self._rowcount = -1
-        if kind == OTHER and is_nothing(sql):
+        if kind == OTHER and is_blank(sql):
             if params and not isinstance(params, dict):
                 raise ProgrammingError(f"the text holds no statement, but {len(params)} value(s) were given")
             return self

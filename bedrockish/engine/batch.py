@@ -39,7 +39,7 @@ class State(Enum):
 class Hooks:
     """Callbacks of the batch to its engine."""
 
-    deafen: Callable[[], None]  # ends the capture of row changes
+    discard_changes: Callable[[], None]  # ends the capture of row changes
     reload: Callable[[], None]  # reads the schema again, after SQLite has rolled back the batch
     # Writes the rows that every batch has, right before the commit; takes the batch's number.
     seal: Callable[[int], None]
@@ -96,7 +96,7 @@ class Batch:
             wait: blocks until that thread is done; called in that thread, it returns at once.
         """
         assert self._wait is None, "one thread at a time has the writer"
-        self.leave()
+        self.evict_guest()
         self._wait = wait
 
     def take_back(self) -> None:
@@ -108,7 +108,7 @@ class Batch:
         """True while another thread has the connection."""
         return self._wait is not None
 
-    def come_back(self) -> None:
+    def wait_for_writer(self) -> None:
         """Wait until no other thread has the connection, and make sure that the batch is open on it."""
         wait = self._wait
         if wait is not None:
@@ -123,15 +123,15 @@ class Batch:
         """
         if self.guest is not None:
             self.guest.lose()
-        self._hooks.deafen()
+        self._hooks.discard_changes()
         try:
             self.redo()
         except apsw.Error as error:
             raise self.broken(error) from error
 
-    def leave(self) -> None:
+    def evict_guest(self) -> None:
         """Wait until no other thread has the connection, and roll back an open transaction's rows in the batch."""
-        self.come_back()
+        self.wait_for_writer()
         if self.guest is not None and self.guest.inside is not None:
             try:
                 self.guest.leave()
@@ -147,7 +147,7 @@ class Batch:
             EntryMismatchError: the entry does not fit the tables; the batch is unchanged.
             DamagedError: the file failed; the node must stop.
         """
-        self.leave()
+        self.evict_guest()
         try:
             action(*arguments)
         except EntryMismatchError:
@@ -196,7 +196,7 @@ class Batch:
             raise DamagedError("the node's file failed, and nothing more is written to it; start the node again")
         if not self._actions:
             return False
-        self.leave()
+        self.evict_guest()
         try:
             self._hooks.seal(self.number + 1)
             self.state = State.COMMITTING
@@ -220,7 +220,7 @@ class Batch:
     def close(self) -> None:
         """Mark the batch as closed, and wait until no other thread has the connection."""
         self.state = State.CLOSED
-        self.come_back()
+        self.wait_for_writer()
 
     def discard(self) -> None:
         """Roll back the open batch, after ``close``."""

@@ -39,7 +39,7 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, place_of
+from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, database_path
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
 from bedrockish.engine.storage.publication import Publication
@@ -91,10 +91,10 @@ class Engine:
         # The damaged entries of the journal: the kind of damage, by place.
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")  # the encoded membership of the founding
-        hooks = Hooks(self._capture.deafen, self._reload, self._seal, self._committed)
+        hooks = Hooks(self._capture.discard_changes, self._reload, self._seal, self._committed)
         self.batch = batch = Batch(db, self._wal, limits, hooks, system.get_meta(db, "batches"))
         self._journal = Journal(db, batch.write, self.damaged)
-        versions = Versions(db, batch.write, self._applier.loud, self._learn_schema, self._capture.noticing)
+        versions = Versions(db, batch.write, self._applier.switch_on, self._learn_schema, self._capture.changed_tables)
         self._versions = versions
         self.votes = StoredVotes(db, batch)  # the stored votes and pieces
         # Reads of committed batches in other threads.
@@ -133,7 +133,7 @@ class Engine:
             ConfigError: the file cannot be used; the text says why and what to do.
             DamagedError: the file is a node's, and is damaged.
         """
-        place = place_of(path, may_be_new=founding is not None)
+        place = database_path(path, may_be_new=founding is not None)
         limits = limits or Limits()
         lock = FileLock(place)
         try:
@@ -201,8 +201,8 @@ class Engine:
         Raises:
             DamagedError: the file failed; the node must stop.
         """
-        self.batch.leave()
-        self._applier.loud()
+        self.batch.evict_guest()
+        self._applier.switch_on()
         self.scope.begin(request.command, 0, dict(self.applied))
         try:
             if store.command_txid(self._db, request.command) is not None:
@@ -234,7 +234,7 @@ class Engine:
         """
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
         try:
-            found = together.as_many_as_can_be(requests, partial(self._roll_back, run))
+            found = together.run_longest_prefix(requests, partial(self._roll_back, run))
         finally:
             for request in requests:
                 self.locks.release(request.command)
@@ -251,8 +251,8 @@ class Engine:
     def _roll_back(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run an action in the open batch, roll it back in any case, and return its result."""
         db, control = self._db, self.batch.control
-        self.batch.leave()
-        self._applier.loud()
+        self.batch.evict_guest()
+        self._applier.switch_on()
         control("SAVEPOINT request")
         try:
             return action(*arguments, **options)
@@ -260,7 +260,7 @@ class Engine:
             self.batch.failed = True
             raise
         finally:
-            self._capture.deafen()
+            self._capture.discard_changes()
             try:
                 if self._executor.stays and db.in_transaction:
                     db.execute("ROLLBACK")
@@ -306,18 +306,18 @@ class Engine:
     @property
     def versions(self) -> Versions:
         """The versions of the schema: the one in force and the decided ones."""
-        self.batch.come_back()
+        self.batch.wait_for_writer()
         return self._versions
 
     @property
     def journal(self) -> Journal:
         """The journal: its size and its readers. Waits until no other thread has the writer."""
-        self.batch.come_back()
+        self.batch.wait_for_writer()
         return self._journal
 
-    def come_back(self) -> None:
+    def wait_for_writer(self) -> None:
         """Wait until no other thread has the writer."""
-        self.batch.come_back()
+        self.batch.wait_for_writer()
 
     @property
     def is_slow_to_roll_back(self) -> bool:
@@ -365,7 +365,7 @@ class Engine:
 
     def get_meta(self, prefix: str) -> dict[str, Any]:
         """Return the values of ``bedrockish_meta`` whose keys begin with a prefix, by key."""
-        self.batch.come_back()
+        self.batch.wait_for_writer()
         return system.meta_under(self._db, prefix)
 
     def set_meta(self, key: str, value: Any) -> None:
@@ -437,14 +437,9 @@ class Engine:
         """
         return self._wal.checkpoint()
 
-    def find_places(self, txid: Txid) -> list[tuple[str, int]]:
-        """Return the places of a transaction in the journal, in the order of their application."""
-        self.batch.come_back()
-        return store.find_places(self._db, txid)
-
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
         """Return consecutive entries of a timeline, up to a size in bytes; the first is returned at any size."""
-        self.batch.come_back()
+        self.batch.wait_for_writer()
         return store.read(self._db, leader, first_tick, limit_bytes)
 
     def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
@@ -453,7 +448,7 @@ class Engine:
         That is: from its tick in ``wants`` on, each timeline has fewer than ``count`` entries, and all of these entries
         together have fewer than ``size`` bytes.
         """
-        self.batch.come_back()
+        self.batch.wait_for_writer()
         found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]
         return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size
 

@@ -89,7 +89,7 @@ class EntryApplier:
         """
         if transaction.kind != ROWS or transaction.schema != self._versions.current:
             return ""  # the transaction ran on another schema than the one in force here, so rows cannot be compared
-        self._batch.leave()
+        self._batch.evict_guest()
         try:
             if len(transaction.changes) > KEPT_BYTES:
                 return self._rows.compare(decode_changes_in_pieces(transaction.changes))
@@ -216,7 +216,7 @@ class EntryApplier:
             return False
 
         def make() -> bool:
-            with self._capture.put_away():
+            with self._capture.without_hook():
                 return self._rows.apply_staged(staged)
 
         if self._append_if(entry, applied_ms, make):

@@ -70,7 +70,7 @@ class OnlineBuilds:
         """Write the next slice of the build; return False if no slice is ready."""
         build = self.current
         assert build is not None
-        self._batch.leave()
+        self._batch.evict_guest()
         edit = build.next_edit()
         if edit is None:
             return False
@@ -92,7 +92,7 @@ class OnlineBuilds:
         if build is None or not touched:
             apply()
             return
-        self._batch.leave()
+        self._batch.evict_guest()
         removed = build.before(touched)
         apply()
         added = build.after(touched)
@@ -105,7 +105,7 @@ class OnlineBuilds:
         A build that is nearly done is finished first. A build that has much left to load is abandoned: SQLite builds
         the whole index in less time than the rest of the build would take.
         """
-        self._batch.come_back()
+        self._batch.wait_for_writer()
         build = self.current
         if build is not None and build.txid == txid:
             build.hurry()

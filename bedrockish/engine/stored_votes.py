@@ -47,7 +47,7 @@ class StoredVotes:
         Raises:
             DamagedError: a piece is missing; the node must stop.
         """
-        self._batch.come_back()
+        self._batch.wait_for_writer()
         try:
             return system.assemble(self._db, parts)
         except apsw.Error as error:

@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 
 from bedrockish.common.access_token import PREFIX, read_token
-from bedrockish.common.trace_context import came_with, read_traceparent
+from bedrockish.common.trace_context import current_traceparent, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
@@ -123,7 +123,7 @@ class Guard:
         token = self._admission.token_of(request.headers)
         if token:
             request.stay = partial(self._admission.gate.admit_token, token, "")
-        came_with.set(read_traceparent(request.headers.get("traceparent")))
+        current_traceparent.set(read_traceparent(request.headers.get("traceparent")))
         await write(await self._answer(request))
 
     def _challenge(self) -> dict[str, str]:

@@ -213,7 +213,7 @@ class LocalTransaction:
         """
         with self.lock, self._statement:
             result = self._running.run(statement, RESULT_BYTES, read_only=True)[0]
-            if self._work.looked_behind or self._running.scope.used:
+            if self._work.read_without_keys or self._running.scope.used:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 

@@ -2,9 +2,9 @@
 
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.known_texts import remembered
-from bedrockish.sqltext.statement_ends import after_first
+from bedrockish.sqltext.statement_ends import second_statement
 
-_second = remembered(after_first)
+_second = remembered(second_statement)
 
 
 def check_statement(sql: object) -> str:

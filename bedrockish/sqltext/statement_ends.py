@@ -20,14 +20,14 @@ _SEMICOLON = re.compile(rf"{_HIDING}|;", re.DOTALL)
 _PARENTHESIS = re.compile(rf"{_HIDING}|\(", re.DOTALL)
 
 
-def after_blanks(sql: str, at: int = 0) -> int:
+def token_start(sql: str, at: int = 0) -> int:
     """Return where the first token at or after a position begins, past blanks and comments."""
     found = _BLANK.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
-def after_nothing(sql: str, at: int = 0) -> int:
+def statement_start(sql: str, at: int = 0) -> int:
     """Return where the first statement at or after a position begins, past blanks, comments and semicolons."""
     found = _EMPTY.match(sql, at)
     assert found is not None  # the pattern matches an empty text
@@ -42,7 +42,7 @@ def count_parentheses(sql: str) -> int:
 @remembered
 def first_word(sql: str) -> str:
     """Return the first word of the first statement of a text in upper case; empty if it begins with something else."""
-    return _word(sql, after_nothing(sql))[0]
+    return _word(sql, statement_start(sql))[0]
 
 
 def statement_end(sql: str, at: int = 0) -> int | None:
@@ -51,7 +51,7 @@ def statement_end(sql: str, at: int = 0) -> int | None:
     Return the position, or None if the statement goes to the end of the text.
 
     Args:
-        at: the begin of the statement, from ``after_nothing``.
+        at: the begin of the statement, from ``statement_start``.
     """
     in_trigger = _makes_trigger(sql, at)
     while True:
@@ -63,21 +63,21 @@ def statement_end(sql: str, at: int = 0) -> int | None:
             continue
         if not in_trigger:
             return at
-        word, after = _word(sql, after_nothing(sql, at))
-        at = after_blanks(sql, after)
+        word, after = _word(sql, statement_start(sql, at))
+        at = token_start(sql, after)
         if word == "END" and sql.startswith(";", at):
             return at + 1
 
 
 def spans(script: str) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each statement of a script, without the blanks and comments before it."""
-    begin = after_nothing(script)
+    begin = statement_start(script)
     while begin < len(script):
         end = statement_end(script, begin)
         yield begin, len(script) if end is None else end
         if end is None:
             return
-        begin = after_nothing(script, end)
+        begin = statement_start(script, end)
 
 
 def split(script: str) -> Iterator[str]:
@@ -87,36 +87,36 @@ def split(script: str) -> Iterator[str]:
 
 
 @remembered
-def is_nothing(sql: str) -> bool:
+def is_blank(sql: str) -> bool:
     """Return whether a text holds no statement, only blanks, comments and semicolons."""
-    return after_nothing(sql) == len(sql)
+    return statement_start(sql) == len(sql)
 
 
 def is_single(sql: str) -> bool:
     """Return whether a text holds at most one statement."""
-    return after_first(sql) is None
+    return second_statement(sql) is None
 
 
 def is_complete(sql: str) -> bool:
     """Return whether a semicolon ends the last statement of a text; True for a text without statements."""
-    begin = after_nothing(sql)
+    begin = statement_start(sql)
     while begin < len(sql):
         end = statement_end(sql, begin)
         if end is None:
             return False
-        begin = after_nothing(sql, end)
+        begin = statement_start(sql, end)
     return True
 
 
-def after_first(sql: str) -> int | None:
+def second_statement(sql: str) -> int | None:
     """Return where the second statement of a text begins; None if the text has at most one."""
     semicolon = sql.find(";")
     if semicolon < 0 or semicolon == len(sql) - 1:
         return None
-    end = statement_end(sql, after_nothing(sql))
+    end = statement_end(sql, statement_start(sql))
     if end is None:
         return None
-    begin = after_nothing(sql, end)
+    begin = statement_start(sql, end)
     return begin if begin < len(sql) else None
 
 
@@ -136,7 +136,7 @@ def _makes_trigger(sql: str, at: int) -> bool:
 
 
 def _next_word(sql: str, at: int) -> tuple[str, int]:
-    return _word(sql, after_blanks(sql, at))
+    return _word(sql, token_start(sql, at))
 
 
 def _word(sql: str, at: int) -> tuple[str, int]:

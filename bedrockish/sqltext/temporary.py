@@ -34,7 +34,7 @@ def make_temporary(statements: Iterable[str]) -> bool:
     return any(map(makes_temporary, statements))
 
 
-def place_of_temporary(statements: Iterable[str]) -> int | None:
+def first_temporary(statements: Iterable[str]) -> int | None:
     """Return the place of the first statement that makes a TEMP object; None if none does."""
     return next((place for place, sql in enumerate(statements) if makes_temporary(sql)), None)
 

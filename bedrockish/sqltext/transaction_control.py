@@ -11,7 +11,7 @@ from itertools import islice
 
 from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.known_texts import remembered
-from bedrockish.sqltext.statement_ends import after_nothing, is_single
+from bedrockish.sqltext.statement_ends import is_single, statement_start
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
@@ -49,7 +49,7 @@ def parse_control(sql: str) -> Control | None:
 
 @remembered
 def _parsed(sql: str) -> Control | None:
-    if _FIRST.match(sql, after_nothing(sql)) is None or not is_single(sql):
+    if _FIRST.match(sql, statement_start(sql)) is None or not is_single(sql):
         return None
     try:
         found = list(islice((one for one in walk(sql) if one.text != ";"), _WORDS_MAX + 1))

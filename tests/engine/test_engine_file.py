@@ -359,7 +359,7 @@ def test_entries_are_found_by_place_command_and_name(node: TestNode) -> None:
 
     assert node.engine.journal.find_command("A2") == second
     assert node.engine.journal.find_command("never") is None
-    assert node.engine.find_places(Txid(1, "A")) == [first.place]
+    assert node.engine.journal.places(Txid(1, "A")) == [first.place]
     assert node.engine.read_entries("A", 1, 1 << 20) == [first, second]
     assert node.engine.read_entries("A", 2, 0) == [second]
 

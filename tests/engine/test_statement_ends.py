@@ -17,8 +17,8 @@ from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import (
     count_parentheses,
     first_word,
+    is_blank,
     is_complete,
-    is_nothing,
     is_single,
     spans,
     split,
@@ -33,7 +33,7 @@ PIECES = (
 )
 Look = Callable[[str], object]
 LOOKS: list[Look] = [
-    check_statement, is_single, is_nothing, is_complete, verb_of, kind_of, switch_of, parse_control, first_word,
+    check_statement, is_single, is_blank, is_complete, verb_of, kind_of, switch_of, parse_control, first_word,
     lambda sql: list(split(sql)), lambda sql: list(items(sql, "x")),
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ def test_view_stays_writable_while_entries_are_applied(desk: Desk) -> None:
     )
     session = desk.begin()
     desk.node.run("DELETE FROM child WHERE id = 0")
-    assert desk.interactive.parts.applier._quiet
+    assert desk.interactive.parts.applier._is_off
     desk.run(session, "INSERT INTO shown VALUES (1, 41)")
     desk.node.run("DELETE FROM child WHERE id = 1")
     desk.run(session, "INSERT INTO shown VALUES (2, 42); INSERT INTO shown VALUES (3, 43)")

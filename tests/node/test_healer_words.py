@@ -22,7 +22,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     net.ask("A", add("one", "k"))
     core = net.places["A"].core
     (txid,) = core.coordinator.attempts.open
-    engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
+    engine = SimpleNamespace(entries=SimpleNamespace(void={}), journal=SimpleNamespace(has=lambda _txid: False))
     nothing = cast(Any, None)
     healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
 
@@ -42,7 +42,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
 async def test_sole_voter_reports_no_outcome_of_a_transaction_that_it_may_still_commit() -> None:
     net = Net("A")
     core = net.places["A"].core
-    engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
+    engine = SimpleNamespace(entries=SimpleNamespace(void={}), journal=SimpleNamespace(has=lambda _txid: False))
     nothing = cast(Any, None)
     healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
     lost, pending = Txid(core.state.clock.safe + 1, "A"), Txid(core.state.clock.safe + 2, "A")

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.keys_off_sections import OFF, ON, section_end
-from bedrockish.sqltext.statement_ends import after_nothing, statement_end
+from bedrockish.sqltext.statement_ends import statement_end, statement_start
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of, switch_of
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 
@@ -42,7 +42,7 @@ class Unit:
 def items(text: str, source: str) -> Iterator[Piece | Dot]:
     """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot."""
     at, counted, line = 0, 0, 1
-    while (begin := after_nothing(text, at)) < len(text):
+    while (begin := statement_start(text, at)) < len(text):
         line += text.count("\n", counted, begin)
         counted = begin
         if text[begin] == "." and (begin == 0 or text[begin - 1] == "\n"):

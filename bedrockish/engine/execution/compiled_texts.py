@@ -23,7 +23,7 @@ from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish.sqltext.session_settings import Settings, split_settings
-from bedrockish.sqltext.statement_ends import after_nothing
+from bedrockish.sqltext.statement_ends import statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
 TEXTS_MAX = 2_000  # compiled texts in the cache, ...
@@ -107,7 +107,9 @@ class CompiledTexts:
                 continue
             if piece.kind == WRITE:
                 piece.auto = self.with_ids(piece)
-            given = self._checked(piece, binder, rights, is_last=after_nothing(statement.sql, at) == len(statement.sql))
+            given = self._checked(
+                piece, binder, rights, is_last=statement_start(statement.sql, at) == len(statement.sql)
+            )
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
             yield given

@@ -25,7 +25,7 @@ from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
-from bedrockish.sqltext.statement_ends import after_nothing, first_word
+from bedrockish.sqltext.statement_ends import first_word, statement_start
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
@@ -66,7 +66,7 @@ def execute_mixed(
     It begins by rolling back to the savepoint ``request`` of the open transaction.
     The errors are those of ``Executor.execute``.
     """
-    executor.capture.deafen()
+    executor.capture.discard_changes()
     executor._db.execute("ROLLBACK TO request")
     mixed, room = Mixed(executor, request.user), executor._limits.result_bytes
     results: list[Result] = []
@@ -135,7 +135,7 @@ class Mixed:
             if piece.kind == EMPTY:
                 continue
             params = binder.take(piece.names)
-            if after_nothing(statement.sql, at) == len(statement.sql):
+            if statement_start(statement.sql, at) == len(statement.sql):
                 binder.finish()
             if piece.setting:
                 results.append(self._set(piece))

@@ -183,7 +183,7 @@ class Executor:
                         raise TakesLongError(piece.sql)  # after its rollback, SQLite reads all definitions again
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
-                        self.capture.deafen()  # a module writes shadow rows when it creates a table
+                        self.capture.discard_changes()  # a module writes shadow rows when it creates a table
                     run.schema.append(piece.sql)
                     self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
@@ -405,7 +405,7 @@ class Executor:
         return rows, size
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
-        self.capture.deafen()
+        self.capture.discard_changes()
         tables = Tables(self._db, self._tables)
         tables.check_supported(self._db, self._tables)
         tables.check_references()

@@ -85,7 +85,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
 
 def _try(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> str:
     """Run a statement that changes the schema; return its error text, or an empty text."""
-    executor.capture.deafen()
+    executor.capture.discard_changes()
     try:
         executor.run_piece(piece, params, executor._limits.result_bytes)
     except (DamagedError, StatementTimeoutError):

@@ -36,7 +36,7 @@ class ApartError(Exception):
         self.count = count
 
 
-def as_many_as_can_be(requests: Sequence[Request], run: Callable[[Sequence[Request]], Prepared]) -> Prepared | None:
+def run_longest_prefix(requests: Sequence[Request], run: Callable[[Sequence[Request]], Prepared]) -> Prepared | None:
     """Run as many of the first requests as one transaction can have; return None if only the first can be in it.
 
     ``run`` raises ApartError if one transaction cannot have all requests that it gets.

@@ -90,8 +90,8 @@ class Interactive:
         self.check_schema(work)
         found = self._executor.texts.pieces(statement, work.user)
         while True:
-            self.engine.come_back()
-            self.parts.applier.loud()  # a statement is compiled with its triggers
+            self.engine.wait_for_writer()
+            self.parts.applier.switch_on()  # a statement is compiled with its triggers
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
@@ -110,11 +110,11 @@ class Interactive:
             SqlError: the parameters do not fit.
         """
         self.check_schema(work)
-        self.engine.come_back()
+        self.engine.wait_for_writer()
         found = self._executor.texts.single(statement, work.user)
         if found is None or found[0].setting or found[0].kind == SCHEMA:
             return None
-        self.parts.applier.loud()
+        self.parts.applier.switch_on()
         return found
 
     @staticmethod
@@ -157,7 +157,7 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed.
             BedrockishError: as for a request.
         """
-        self.engine.come_back()
+        self.engine.wait_for_writer()
         self.check_schema(work)
         if piece.setting or (work.defers and pragmas.asks(piece.sql)):
             return self._set(work, piece), 0
@@ -185,7 +185,7 @@ class Interactive:
             return self._write(work, piece, params, room)
         except TakesLongError:
             if not self._restore() and piece.kind != READ:
-                self._capture.deafen()
+                self._capture.discard_changes()
                 self._db.execute("ROLLBACK TO statement")
                 self._db.execute("RELEASE statement")
             raise
@@ -239,13 +239,13 @@ class Interactive:
     def _run_alike(
         self, work: TransactionWork, recipe: Recipe, statements: Sequence[Statement], budget_s: float
     ) -> list[Result]:
-        self.engine.come_back()
+        self.engine.wait_for_writer()
         self.check_schema(work)
         self.start(work)
         assert work.sets is not None
         self.engine.scope.begin(work.command, work.clock, work.base)
         self.enter(work)
-        self.parts.applier.loud()
+        self.parts.applier.switch_on()
         self._executor.reader = None  # the other connection does not see what this one writes
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
@@ -337,7 +337,7 @@ class Interactive:
         if self._restore():
             return
         is_undone = not in_savepoint and not capture.wrote and capture.failure is None
-        capture.deafen()
+        capture.discard_changes()
         if in_savepoint:
             db.execute("ROLLBACK TO statement")
             db.execute("RELEASE statement")
@@ -388,7 +388,7 @@ class Interactive:
                 seen.
         """
         assert work.workspace is None or self.committed is not None, "it goes on elsewhere"
-        self.engine.come_back()
+        self.engine.wait_for_writer()
         if work.clock and work.base_clock >= work.clock:
             raise told_too_early(work.command)
         self.start(work)
@@ -530,7 +530,7 @@ class Interactive:
         if failure:
             self.leave()
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
-        self.parts.applier.loud()
+        self.parts.applier.switch_on()
 
     def _move(self, work: TransactionWork) -> None:
         """Move a transaction's base to the present commits, if none of them conflicts with it."""
@@ -623,7 +623,7 @@ class Interactive:
             changes += capture.net_changes(before, after)
             failure = self.parts.applier.redo(changes)
             assert not failure, failure
-            self.parts.applier.loud()
+            self.parts.applier.switch_on()
             db.set_last_insert_rowid(work.lastrowid)
             size = capture.size
         self._control("RELEASE statement")
@@ -669,7 +669,7 @@ class Interactive:
         """Write the open batch again if SQLite has rolled it back because of a statement; return whether it has."""
         if self._db.in_transaction:
             return False
-        self._capture.deafen()
+        self._capture.discard_changes()
         self.lose()
         self._executor.governor.allow(float("inf"))  # the statement has no budget for writing the batch again
         self.parts.redo()

@@ -72,7 +72,7 @@ class Lends(Protocol):
     def applied_clock(self) -> int:
         """A clock at or after the clock of every applied entry."""
 
-    def come_back(self) -> None:
+    def wait_for_writer(self) -> None:
         """Wait until no other thread has the writer."""
 
     def lend(self, guest: Guest) -> Parts:

@@ -100,7 +100,7 @@ class TransactionWork:
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.
     behind: bool = False
-    looked_behind: bool = False  # whether it has read the schema or system tables, which no access set shows
+    read_without_keys: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
     over: bool = False  # whether SQLite itself has ended the transaction
     # Whether another thread reads on its snapshot; if ``ended`` is set then, the transaction ends after that.
@@ -112,11 +112,11 @@ class TransactionWork:
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
-        self.looked_behind, self.reads_system = other.looked_behind, other.reads_system
+        self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
 
     def looks(self, piece: Compiled) -> None:
         """Note which tables without keys a statement reads."""
-        self.looked_behind = self.looked_behind or piece.looks_behind
+        self.read_without_keys = self.read_without_keys or piece.reads_without_keys
         self.reads_system = self.reads_system or piece.reads_system
 
     def note(self, one: Logged, size: int = 0) -> None:

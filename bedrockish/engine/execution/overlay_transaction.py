@@ -111,7 +111,7 @@ class OverlayTransaction:
         """The executor of the statements."""
         return self.writer.executor
 
-    def come_back(self) -> None:
+    def wait_for_writer(self) -> None:
         """Return at once, because the writer is not shared."""
 
     def lend(self, _guest: Guest) -> Parts:

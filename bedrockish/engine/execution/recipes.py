@@ -74,7 +74,7 @@ def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], table
         return None
     if piece.setting or piece.settings or piece.is_command or piece.is_dear or not piece.can_cache:
         return None
-    if piece.looks_behind or piece.reads_system or piece.checks_keys:
+    if piece.reads_without_keys or piece.reads_system or piece.checks_keys:
         return None
     plan = plan_of(piece)
     is_short = plan.lengths is BRIEF or (piece.kind == READ and plan.lengths is LOOPING)

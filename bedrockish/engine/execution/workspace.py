@@ -282,7 +282,7 @@ class Workspace:
             self._writer.executor.texts.forget()
 
     def _leave(self, writer: "Writer") -> None:
-        writer.capture.deafen()
+        writer.capture.discard_changes()
         writer.executor.reader = None
         try:
             if writer.db.in_transaction:

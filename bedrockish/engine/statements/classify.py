@@ -23,7 +23,7 @@ from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritt
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
 from bedrockish.sqltext.session_settings import NONE, Settings
-from bedrockish.sqltext.statement_ends import after_nothing, first_word, split, statement_end
+from bedrockish.sqltext.statement_ends import first_word, split, statement_end, statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
@@ -148,7 +148,7 @@ class Compiled:
     stays: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
-    _behind: bool | None = field(default=None, repr=False, compare=False)
+    _without_keys: bool | None = field(default=None, repr=False, compare=False)
     _system: bool | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -162,11 +162,13 @@ class Compiled:
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
-    def looks_behind(self) -> bool:
+    def reads_without_keys(self) -> bool:
         """Whether it reads data without keys for a read set: the schema, or system tables."""
-        if self._behind is None:  # computed once, because each run needs it
-            self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
-        return self._behind
+        if self._without_keys is None:  # computed once, because each run needs it
+            self._without_keys = (
+                self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
+            )
+        return self._without_keys
 
     @property
     def reads_system(self) -> bool:
@@ -258,12 +260,12 @@ class Guard:
             SqlError: as ``compile``.
             UnsupportedError: as ``compile``.
         """
-        begin = after_nothing(sql, at)
+        begin = statement_start(sql, at)
         end = statement_end(sql, begin) or len(sql)
         try:
             piece = self.compile(sql[begin:end], is_limited=is_limited, optimizes=optimizes)
         except SqlError:
-            if end == len(sql) or after_nothing(sql, end) == len(sql):
+            if end == len(sql) or statement_start(sql, end) == len(sql):
                 raise
             # Pass the rest of the text: SQLite may find another end of the statement than the search here.
             piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
@@ -372,7 +374,7 @@ class Guard:
         hidden = "" if ours else hidden_name(sql)
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
-        sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
+        sql = sql[statement_start(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
         answered = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
         if answered is not sql and first_word(sql) in ("REINDEX", "VACUUM"):  # VACUUM INTO compiles an expression

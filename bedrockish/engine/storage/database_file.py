@@ -155,7 +155,7 @@ def whole_path(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
+def database_path(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
     """Return the absolute path of a database file.
 
     Raises:

@@ -136,7 +136,7 @@ class Build:
                         count: Any = self._reader.execute(f"SELECT count(*) FROM {quote(self.plan.table)}").fetchall()
                         self._total = count[0][0]
                         self._sorted = iter(self._reader.execute(self.plan.load))
-                    found = some(self._sorted, self.slice_bytes)
+                    found = next_slice(self._sorted, self.slice_bytes)
                 except (apsw.Error, UnicodeDecodeError) as error:
                     self.fail(f"its rows cannot be read: {error}")
                     return
@@ -181,7 +181,7 @@ class Build:
             if loaded is not None:
                 self.phase = Phase.REMOVING
         if self.phase is Phase.REMOVING:
-            some = _taken(self._stale)
+            some = _pop_slice(self._stale)
             self._missing.update(some)
             removed = self._rows_of(self._reader, some)
             if not self._stale:
@@ -189,7 +189,7 @@ class Build:
                 self.close()
             return removed, []
         if self.phase is Phase.ADDING:
-            some = _taken(self._missing)
+            some = _pop_slice(self._missing)
             if not self._missing:
                 self.phase = Phase.READY
             return [], self._rows_of(self._db, some)
@@ -343,10 +343,10 @@ class IndexBuild(Build):
         db = self._db
         if not db.table_exists("main", BARE):
             self._describe_bare()
-        for some in _few(removed):
+        for some in _edits_of(removed):
             db.executemany(self._add_bare, some)
             db.executemany(self._remove, [row[:1] for row in some])
-        for some in _few(added):
+        for some in _edits_of(added):
             db.executemany(self._add, some)
             db.executemany(self._remove_bare, [row[:1] for row in some])
 
@@ -393,12 +393,12 @@ class IndexBuild(Build):
         return True
 
 
-def _taken(rowids: set[int]) -> list[int]:
+def _pop_slice(rowids: set[int]) -> list[int]:
     """Remove up to ``SLICE_ROWS`` rowids from a set, and return them."""
     return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
 
 
-def some(rows: Iterator[Row], most: int) -> list[Row]:
+def next_slice(rows: Iterator[Row], most: int) -> list[Row]:
     """Return the next slice of some rows; empty at their end."""
     found: list[Row] = []
     size = 0
@@ -410,7 +410,7 @@ def some(rows: Iterator[Row], most: int) -> list[Row]:
     return found
 
 
-def _few(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _edits_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     return (rows[first : first + EDIT_ROWS] for first in range(0, len(rows), EDIT_ROWS))
 
 

@@ -81,7 +81,7 @@ class Words:
 
 def makes_index(steps: Sequence[Step]) -> bool:
     """Return whether a change of the schema is one statement that makes an index."""
-    return take_apart(*only_statement(steps)) is not None
+    return parse_create_index(*only_statement(steps)) is not None
 
 
 def makes_search(steps: Sequence[Step]) -> bool:
@@ -125,7 +125,7 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     if content:
         return _plan_search(sql, table_with_rowids(tables, content), tables, prepare)
     sql, found = only_statement(steps)
-    words = take_apart(sql, found)
+    words = parse_create_index(sql, found)
     table = table_with_rowids(tables, words.table) if words is not None else None
     if words is None or table is None:
         return None
@@ -133,7 +133,7 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     return tried(prepare, lambda trial: _planned(trial, sql, words, table, text))
 
 
-def take_apart(sql: str, found: list[Token]) -> Words | None:
+def parse_create_index(sql: str, found: list[Token]) -> Words | None:
     """Return the parts of a CREATE INDEX; None for any other text. ``found`` are the tokens of the text."""
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique

@@ -61,8 +61,8 @@ class RowApplier:
         self.indexes = IndexKeeper(db)  # updates the FTS5 indexes on the rows of tables
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
-        self._quiet = False
-        self._unchecked = False
+        self._is_off = False
+        self._checks_off = False
 
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema from now on."""
@@ -71,19 +71,19 @@ class RowApplier:
         self._texts.clear()
         self._compared.clear()
 
-    def loud(self) -> None:
+    def switch_on(self) -> None:
         """Switch triggers, foreign keys and CHECKs on, before a client's statement or a schema statement runs."""
-        if self._quiet:
+        if self._is_off:
             switch(self._db, on=True)
-        elif self._unchecked:
+        elif self._checks_off:
             enforce_checks(self._db, on=True)
-        self._quiet = self._unchecked = False
+        self._is_off = self._checks_off = False
 
-    def quiet(self) -> None:
+    def switch_off(self) -> None:
         """Switch triggers, foreign keys and CHECKs off for the node's own statements."""
-        if not self._quiet:
+        if not self._is_off:
             switch(self._db, on=False)
-            self._quiet = self._unchecked = True
+            self._is_off = self._checks_off = True
 
     def apply(self, entry: Entry, pieces: Iterable[list[Change]]) -> None:
         """Apply the changes of an entry, in order, inside the open transaction.
@@ -114,7 +114,7 @@ class RowApplier:
             apsw.Error: the file or the machine failed.
         """
         for run in staged.runs:
-            self._hush(run.table)
+            self._switch_off_for(run.table)
         try:
             return all(self._take(staged, run) for run in staged.runs)
         except Exception as error:
@@ -293,13 +293,13 @@ class RowApplier:
                 rows = [(*row, one.rowid) for row, one in zip(rows, some, strict=True)]
             yield text, rows
 
-    def _hush(self, table: Table) -> None:
+    def _switch_off_for(self, table: Table) -> None:
         """Switch off the table's triggers, foreign keys and CHECKs."""
         if table.active:
-            self.quiet()
-        if table.checks and not self._unchecked:
+            self.switch_off()
+        if table.checks and not self._checks_off:
             enforce_checks(self._db, on=False)
-            self._unchecked = True
+            self._checks_off = True
 
     def _one(self, change: Change) -> None:
         text, values = self._bound(change)
@@ -325,7 +325,7 @@ class RowApplier:
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
             raise _MisfitError(change, "this node's table has other columns or does not exist")
-        self._hush(table)
+        self._switch_off_for(table)
         return table
 
     def _values(self, table: Table, change: Change) -> tuple[str, list[Value]]:

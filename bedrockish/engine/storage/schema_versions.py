@@ -26,14 +26,15 @@ class Versions:
         self,
         db: apsw.Connection,  # the writing connection
         write: Callable[..., None],  # runs an action in the open batch, and again whenever the batch is written again
-        loud: Callable[[], None],  # switches triggers and foreign keys on
+        switch_on: Callable[[], None],  # switches triggers and foreign keys on
         # Called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change, and
         # the tables whose rows it has changed.
         learn: Callable[[Sequence[str], Collection[str]], None],
         # Collects the names of the tables whose rows change in a ``with`` block.
-        noticing: Callable[[], AbstractContextManager[set[str]]],
+        changed_tables: Callable[[], AbstractContextManager[set[str]]],
     ) -> None:
-        self._db, self._write, self._loud, self._learn, self._noticing = db, write, loud, learn, noticing
+        self._db, self._write, self._learn = db, write, learn
+        self._switch_on, self._changed_tables = switch_on, changed_tables
         self.current = 0  # how many schema changes were activated
         self.reload()
 
@@ -88,7 +89,7 @@ class Versions:
         if not rest:
             return build.move()
         db = self._db
-        self._loud()
+        self._switch_on()
         db.execute("SAVEPOINT built")
         try:
             is_done = build.move() and not run(db, rest)
@@ -100,9 +101,9 @@ class Versions:
         return is_done
 
     def _change(self, steps: list[Step]) -> str:
-        self._loud()
+        self._switch_on()
         try:
-            with self._noticing() as changed:
+            with self._changed_tables() as changed:
                 failure = run(self._db, steps)
                 if not failure and any(first_word(step.sql) == "ANALYZE" for step in steps):
                     self._forget_own_statistics()

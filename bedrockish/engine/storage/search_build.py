@@ -14,7 +14,7 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.system_names import SHADOWS, STAND_IN
 from bedrockish.engine.storage import index_build
-from bedrockish.engine.storage.index_build import SAMPLES, SLICE_BYTES, Build, Phase, some
+from bedrockish.engine.storage.index_build import SAMPLES, SLICE_BYTES, Build, Phase, next_slice
 from bedrockish.engine.storage.index_plan import SearchPlan
 from bedrockish.engine.storage.stand_in import REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row
@@ -98,7 +98,7 @@ class SearchBuild(Build):
             with closing(self._db.cursor()) as cursor:
                 try:
                     rows = cursor.execute(f"{self.plan.near} LIMIT {index_build.SLICE_ROWS}", (self._next,))
-                    found = some(iter(rows), self.slice_bytes)
+                    found = next_slice(iter(rows), self.slice_bytes)
                 except (*REFUSALS, UnicodeDecodeError) as error:
                     self.fail(f"a row of its table cannot be read: {error}")
                     return [], []

@@ -41,7 +41,7 @@ from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import split
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, switch_of, verb_of
-from bedrockish.sqltext.temporary import makes_temporary, place_of_temporary
+from bedrockish.sqltext.temporary import first_temporary, makes_temporary
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
@@ -369,7 +369,7 @@ class Session:
         """Do one step in the open transaction; note the end of the transaction if the step ends it."""
         assert self._open is not None
         temporary = self._temporary.asked if statements else ""
-        first = place_of_temporary(one.sql for one in statements) if temporary else None
+        first = first_temporary(one.sql for one in statements) if temporary else None
         step = replace(self._open, statements=statements, temporary=temporary)
         try:
             answer = await self._node.transactions.handle(self._owner, op, step)

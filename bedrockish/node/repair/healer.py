@@ -95,7 +95,7 @@ class Healer:
         state = self._core.state
         if txid in self._engine.entries.void:
             return VOIDED
-        if self._engine.find_places(txid):
+        if self._engine.journal.has(txid):
             return COMMITTED
         # A transaction that only this node has given up is not rolled back: others may have our promise, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
@@ -137,7 +137,7 @@ class Healer:
         state, txid = self._core.state, _txid_of(asked)
         if txid in self._engine.entries.void:
             return {"node": state.me, "resolved": str(txid)}
-        if self._engine.find_places(txid):
+        if self._engine.journal.has(txid):
             raise UsageError(
                 f"node {state.me} has applied {txid}, and may have acknowledged it: repair the other nodes from here "
                 "('bedrockish member repair URL NODE')"

@@ -56,7 +56,7 @@ class EntrySender:
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
         """Send a peer the outcome of a transaction by the journal, with its place."""
-        places = self._engine.find_places(txid)
+        places = self._engine.journal.places(txid)
         leader, tick = places[0] if places else ("", 0)
         if places or txid > self._engine.journal.horizon:  # otherwise its entry may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))

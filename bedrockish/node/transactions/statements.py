@@ -118,7 +118,7 @@ class StatementRunner:
         work.lastrowid, work.over = done.lastrowid, done.over
         work.unsure, work.defers = work.unsure or done.unsure, done.defers
         work.wrote = work.wrote or done.wrote
-        work.looked_behind = work.looked_behind or done.looked_behind
+        work.read_without_keys = work.read_without_keys or done.read_without_keys
         work.reads_system = work.reads_system or done.reads_system
         if error is not None:
             raise error

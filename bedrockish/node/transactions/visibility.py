@@ -139,7 +139,7 @@ class Visibility:
     def _is_the_same(self, work: TransactionWork, seen: Vector, durable: Vector) -> bool:
         """Return whether a transaction's results would be the same without the commits that are not durable."""
         newer = self._state.commit_window.newer_than(durable)
-        if newer is None or work.sets is None or work.workspace is not None or work.looked_behind:
+        if newer is None or work.sets is None or work.workspace is not None or work.read_without_keys:
             return False
         return all(work.sets.conflicts_with(tx.access_set, reads=True) is None for tx in newer if tx.is_in(seen))
 

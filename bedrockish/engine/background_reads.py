@@ -151,7 +151,7 @@ class BackgroundReads:
 
         Raises:
             ConfigError: the file exists already, or cannot be written.
-            UnavailableError: the disk has no room for it; a full disk would end the node.
+            UnavailableError: the disk has no room for the copy; a full disk would end the node.
         """
         with closing(self.open_reader()) as source:
             check_room(path, size_of(source))

@@ -56,10 +56,10 @@ class Batch:
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
         self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
         self.control = db.cursor().execute  # one cursor for all savepoints: a cursor costs more than a savepoint
-        self.state = State.STARTING  # the state of the connection
-        self.failed = False  # whether the file or the machine failed; nothing is committed any more then
+        self.state = State.STARTING
+        self.failed = False  # whether the file or the machine failed, so that the batch is never committed
         self.weight = 0  # about how many bytes the open batch has
-        self.guest: Guest | None = None  # the borrower of the connection: the open transactions of clients
+        self.guest: Guest | None = None  # the open transactions of clients, which borrow the connection
         self._actions: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._wait: Callable[[], None] | None = None  # returns when the thread that has the connection is done
 
@@ -109,7 +109,7 @@ class Batch:
         return self._wait is not None
 
     def wait_for_writer(self) -> None:
-        """Wait until no other thread has the connection, and make sure that the batch is open on it."""
+        """Wait until no other thread has the connection, and write the batch again if SQLite has rolled it back."""
         wait = self._wait
         if wait is not None:
             wait()
@@ -117,7 +117,7 @@ class Batch:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Write the batch again after a failed read: for lack of disk or memory, SQLite has rolled the batch back.
+        """Write the batch again after a read for which SQLite, for lack of disk or memory, has rolled the batch back.
 
         Otherwise the next write would be committed without the writes before it.
         """
@@ -141,7 +141,7 @@ class Batch:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def write(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Run an action in the batch, and keep it for ``redo``.
+        """Run an action in the batch, and record it for ``redo``.
 
         Raises:
             EntryMismatchError: the entry does not fit the tables; the batch is unchanged.

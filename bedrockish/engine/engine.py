@@ -110,7 +110,7 @@ class Engine:
         self._heads: dict[str, bytes] = {leader: digest for leader, (_, digest) in heads.items()}
         self._learn_schema()
         self._learn_members()
-        self.flushed = self._left()  # the contents of the file after the last flush, which a new reader sees
+        self.flushed = self._flushed()  # the contents of the file after the last flush, which a new reader sees
         self.durable: Mapping[str, int] = {}  # the last durable tick of each timeline, as of the last ``sync``
         self.durable_ceiling = 0  # the durable ceiling of the node's clock, as of the last ``sync``
         self._ids.note_votes(system.votes(db))
@@ -163,7 +163,7 @@ class Engine:
         entry; 0: the request has no clock yet.
 
         Raises:
-            ClockNeededError: the request calls that function, and ``clock`` is 0.
+            ClockNeededError: the request calls ``transaction_clock()``, and ``clock`` is 0.
             TakesLongError: the request has used ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
@@ -195,8 +195,8 @@ class Engine:
     def read(self, request: Request, budget_s: float) -> bytes | None:
         """Execute a request on the present database without computing its read set; return its encoded results.
 
-        Return None if the request has to go through ``execute``, because it does not only read, has already happened,
-        fails, or takes longer than ``budget_s`` seconds.
+        Return None if ``execute`` must run the request, because it writes, has already happened, fails, or takes longer
+        than ``budget_s`` seconds.
 
         Raises:
             DamagedError: the file failed; the node must stop.
@@ -384,7 +384,7 @@ class Engine:
         self.publication.write(number, self.applied, self.applied_clock, self.schema_version)
 
     def _committed(self) -> None:
-        """Note that a batch is committed, before the next one is open."""
+        """Publish a committed batch and release what it used, before the next batch is open."""
         self.publication.wrote(self.batch.number, self.schema_version, is_log_ending=self.batch.may_finish_log)
         if self.entries.staged.attached:
             self.entries.staged.detach()
@@ -392,10 +392,10 @@ class Engine:
         self._is_changed = False
         if self.pages.is_wide:
             self.pages.narrow()
-        self.flushed = self._left()
+        self.flushed = self._flushed()
 
-    def _left(self) -> Flushed:
-        """Return the state of the file after the batch that has just been committed."""
+    def _flushed(self) -> Flushed:
+        """Return the state of the file after the batch that was just committed."""
         counts = self.applied_clock, self.batch.number, self._members, self._ceiling
         return Flushed(dict(self.applied), self.schema_version, *counts)
 
@@ -438,7 +438,7 @@ class Engine:
         return self._wal.checkpoint()
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
-        """Return consecutive entries of a timeline, up to a size in bytes; the first is returned at any size."""
+        """Return consecutive entries of a timeline, up to a size in bytes; the first entry may be larger."""
         self.batch.wait_for_writer()
         return store.read(self._db, leader, first_tick, limit_bytes)
 

@@ -134,10 +134,7 @@ class EntryApplier:
         db.execute("RELEASE entry")
 
     def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
-        """Apply an entry of a few changes without a savepoint, as ``_apply_staged``.
-
-        Return False, with the batch unchanged, if the changes do not fit or were not tried.
-        """
+        """Apply an entry of a few changes, as ``_apply_staged``; also return False if the batch is being redone."""
         if self._batch.state is State.REDOING:
             return False
         fits = self._append_if(entry, applied_ms, lambda: self._rows.make_or_break(changes))
@@ -146,9 +143,7 @@ class EntryApplier:
         return bool(fits)
 
     def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
-        """Call ``make`` for an entry's changes, and append the entry if all of them fit; return the result of
-        ``make``.
-        """
+        """Call ``make`` for an entry's changes; append the entry if all fit; return the result of ``make``."""
         try:
             fits = make()
             if fits:
@@ -203,8 +198,8 @@ class EntryApplier:
     def _apply_staged(self, entry: Entry, applied_ms: int) -> bool:
         """Apply an entry by its unpacked changes; return False, with the batch unchanged, if that fails.
 
-        It uses no savepoint: SQLite would copy every written page, which takes a third of the time of a large entry. If
-        the entry does not fit, the whole batch is rolled back and written again without it; nearly every entry fits.
+        For a savepoint SQLite would copy every written page, a third of the time of a large entry. So an entry that
+        does not fit, which is rare, makes the applier roll back the whole batch and write it again without the entry.
         """
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void:

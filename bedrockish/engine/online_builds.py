@@ -30,7 +30,7 @@ class OnlineBuilds:
         tables: Callable[[], Tables],  # returns the tables of the schema in force
         prepare: Prepare,  # registers the functions and collations of plugins on a connection
         open_reader: Callable[[], apsw.Connection],  # opens another connection, which only reads
-        note_change: Callable[[], None],  # notes that the open batch changes the schema
+        note_change: Callable[[], None],  # called when the open batch changes the schema
     ) -> None:
         self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
         self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change
@@ -81,8 +81,8 @@ class OnlineBuilds:
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
         """Apply an entry to the tables, and its rows to the build.
 
-        The batch records these rows, and does not compute them again when it is written again: by that time the build
-        may have gone on, and would give other rows.
+        The batch records the rows themselves: computed again for ``Batch.redo``, they could differ, because the build
+        has advanced.
 
         Args:
             apply: writes the entry into the open batch.

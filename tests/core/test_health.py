@@ -231,7 +231,7 @@ def doubting(why: str, recovered: Recovered) -> Node:
 def test_voter_rejects_transactions_with_other_before_images() -> None:
     """An approved one would fit no other node. The voter stores nothing about it, and checks its tables."""
     made = transaction("A", 1)
-    node = doubting("row 7 of t is another one here", Recovered("B", "b", MEMBERS))
+    node = doubting("row 7 of t differs here or is missing", Recovered("B", "b", MEMBERS))
     effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL))
     answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Approve | Reject)]
     assert [answer.reason for answer in answers if isinstance(answer, Reject)] == [Reason.DIFFERS]

@@ -116,7 +116,11 @@ def test_refused_compaction_leaves_the_file_unchanged(file: Path, tmp_path: Path
     db.close()
     pipe = tmp_path / "pipe.db"
     os.mkfifo(pipe)
-    for path, text in ((plain, "not that of a node"), (tmp_path / "none.db", "no such file"), (pipe, "is not a file")):
+    for path, text in (
+        (plain, "is not a node's file"),
+        (tmp_path / "none.db", "no such file"),
+        (pipe, "is not a file"),
+    ):
         with pytest.raises(ConfigError, match=text):
             compact(path, nothing)
     plain.write_bytes(b"nonsense" * 1_000)

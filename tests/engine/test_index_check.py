@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.storage.index_check import look, tables_with_indexes
+from bedrockish.engine.storage.index_check import check_range, tables_with_indexes
 from bedrockish_journal.storage import store
 
 SCHEMA = """
@@ -70,7 +70,7 @@ def found(path: Path, limit: int = 500) -> Iterator[str]:
     for name in tables_with_indexes(db):
         after, rows = None, 0
         while True:
-            one = look(db, name, after, limit)
+            one = check_range(db, name, after, limit)
             rows += one.count
             if one.lacks:
                 yield one.lacks

@@ -29,11 +29,11 @@ def test_newest_request_is_refused_when_memory_is_full() -> None:
     used, now = [0], [0.0]
     memory = Memory(100, lambda: used[0], lambda: now[0])
     old, new = memory.begin(), memory.begin()
-    assert not memory.is_too_much(old)
-    assert not memory.is_too_much(new)
+    assert not memory.must_end(old)
+    assert not memory.must_end(new)
     used[0] = 60
     memory.hold("a client", 50)
-    assert (memory.is_too_much(old), memory.is_too_much(new)) == (False, True)
+    assert (memory.must_end(old), memory.must_end(new)) == (False, True)
     memory.check()  # a small request may exceed the limit a little
     with pytest.raises(MemoryFullError, match="memory_max"):
         memory.check_large()
@@ -48,7 +48,7 @@ def test_newest_request_is_refused_when_memory_is_full() -> None:
     memory._running[new] = 0
     assert memory.describe() == {"taken_bytes": 110, "max_bytes": 100, "recently_refused": 3}
     memory.end(new)
-    assert memory.is_too_much(old)
+    assert memory.must_end(old)
     memory.move("a client", 10)
     assert (memory.held("a client"), memory.elsewhere, memory.taken) == (40, 10, 110)
     memory.hold("a client", -40)

@@ -295,7 +295,7 @@ def test_comparison_by_one_query_equals_the_comparison_row_by_row(pair: tuple[Te
             found = snapshot.compare(changes, second.engine.tables, staged)
             readers.give_back(snapshot)
             assert snapshot._attached is None
-            assert ("is another one here" in found) == (spoilt and "INSERT" not in sql), (sql, found)
+            assert ("differs here or is missing" in found) == (spoilt and "INSERT" not in sql), (sql, found)
             staged.close()
     readers.close()
 
@@ -380,13 +380,13 @@ def test_adjacent_rows_are_deleted_as_a_range(
         second.engine.batch.write(lambda: second.engine._db.execute(besides).get)
     first.run(sql)
     ranges: list[int] = []
-    take_range = StagedChanges.take_range
+    range_delete = StagedChanges.range_delete
 
     def noted(self: StagedChanges, run: Run) -> str:
         ranges.append(run.changes)
-        return take_range(self, run)
+        return range_delete(self, run)
 
-    monkeypatch.setattr(StagedChanges, "take_range", noted)
+    monkeypatch.setattr(StagedChanges, "range_delete", noted)
     made = row_by_row(monkeypatch)
     apply_unpacked(second, first.entries[-1])
     assert made == []
@@ -486,7 +486,7 @@ def test_misfit_of_a_repeated_entry_stops_the_node(
     first, second = pair
     first.run("UPDATE item SET v = 'one'")
     apply_unpacked(second, first.entries[-1])
-    monkeypatch.setattr(RowApplier, "_take", lambda *_: False)
+    monkeypatch.setattr(RowApplier, "_apply_run", lambda *_: False)
     with pytest.raises(DamagedError, match=f"A{first.tick} fitted the tables"):
         second.prepare("INSERT OR ROLLBACK INTO bare VALUES ('y', 1)")
     with pytest.raises(DamagedError, match="nothing more is written"):
@@ -587,7 +587,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 from tests.engine.nodes import TestNode
 from tests.engine.test_staged_changes import COUNT, apply_unpacked
 node = TestNode(Path(sys.argv[1]))
-take = RowApplier._take
+take = RowApplier._apply_run
 runs = []
 def killed(self, staged, run):
     done = take(self, staged, run)
@@ -595,7 +595,7 @@ def killed(self, staged, run):
     if len(runs) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
-RowApplier._take = killed
+RowApplier._apply_run = killed
 node.engine._db.pragma("cache_size", -100)  # pages of it go to the file before it is committed
 node.run("UPDATE big SET x = 'saved' WHERE id = 1")
 node.save()

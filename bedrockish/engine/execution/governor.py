@@ -56,7 +56,7 @@ class Governor:
         return self.limits.seconds() > self._until or self.budget.seems_over()
 
     def _takes_too_much(self) -> bool:
-        self._is_refused = self._is_refused or (self.number > 0 and self.limits.memory.is_too_much(self.number))
+        self._is_refused = self._is_refused or (self.number > 0 and self.limits.memory.must_end(self.number))
         return self._is_refused
 
     def watch(self, db: apsw.Connection) -> None:

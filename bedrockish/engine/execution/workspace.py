@@ -37,7 +37,7 @@ from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
-from bedrockish.engine.storage.search_build import seconds
+from bedrockish.engine.storage.search_build import estimate_seconds
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish_journal.model.changes import Step
 from bedrockish_journal.storage.store import unpack_on
@@ -191,7 +191,7 @@ class Workspace:
         prepare, busy = self._beside.prepare, self._beside.limits.busy
         plan = plan_build(steps, self._open().executor.known.tables, prepare)
         try:
-            return seconds(self._reader, plan, prepare, busy) if isinstance(plan, SearchPlan) else 0.0
+            return estimate_seconds(self._reader, plan, prepare, busy) if isinstance(plan, SearchPlan) else 0.0
         except apsw.Error as error:
             raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
 

@@ -77,7 +77,7 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
 
 
 def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
-    """Return values as SQLite stores them. ``before`` is the number of the text's values before them, for errors."""
+    """Return values as SQLite stores them; in the text, ``before`` values precede them, which errors count."""
     for value in values:  # most values need no conversion, and a call for each would cost too much
         kind = type(value)
         if not (

@@ -131,9 +131,9 @@ def disk_failure(error: BaseException) -> str:
 
 @contextmanager
 def beginning(path: object) -> Iterator[None]:
-    """Translate SQLite's error for a damaged file, in a block that reads what a node needs for any start.
+    """Translate SQLite's error for a damaged file in a block that reads the data without which a node cannot start.
 
-    Without these data the node cannot even fetch a new copy of the file from another node.
+    Without these data, the node cannot even fetch a new copy of the file from another node.
 
     Raises:
         DamagedError: the data cannot be read; the node ends.

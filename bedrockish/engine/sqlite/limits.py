@@ -37,7 +37,7 @@ class Memory:
         now: Callable[[], float] = lambda: 0.0,  # a clock that only goes forward, in seconds
     ) -> None:
         self.max_bytes, self._used, self._now = max_bytes, used, now
-        self.elsewhere = 0  # the bytes that other holders reported when they were last asked
+        self.elsewhere = 0  # the bytes of holders without an account here, as they last reported them
         self._held: Counter[object] = Counter()
         self._held_bytes = 0
         self._numbers = itertools.count(1)
@@ -63,7 +63,7 @@ class Memory:
             del self._held[owner]
 
     def move(self, owner: object, count: int) -> None:
-        """Move bytes from an owner's account to the sum ``elsewhere``, which has no owner."""
+        """Move bytes from an owner's account to ``elsewhere``."""
         self.hold(owner, -count)
         self.elsewhere += count
 
@@ -78,21 +78,21 @@ class Memory:
         return number
 
     def note(self, number: int, count: int) -> None:
-        """Note how many bytes the rows take that a statement has returned so far; called in the statement's thread.
+        """Record the bytes of the rows that a statement has returned so far; called in the statement's thread.
 
         Raises:
             MemoryFullError: too much memory is taken, and the statement is the newest.
         """
         self._running[number] = count
-        if self.is_too_much(number):
+        if self.must_end(number):
             raise self.refusal("the statement was ended")
 
     def end(self, number: int) -> None:
         """Remove a statement that has ended."""
         self._running.pop(number, None)
 
-    def is_too_much(self, number: int) -> bool:
-        """Return whether a statement has to end: too much memory is taken, and no newer statement runs."""
+    def must_end(self, number: int) -> bool:
+        """Return whether a statement must end: too much memory is taken, and no newer statement runs."""
         if not self.is_full:
             return False
         try:
@@ -188,7 +188,7 @@ ROWS_NOTED = 1 << 20  # bytes of rows between two checks of the memory
 
 
 class Rows:
-    """The bytes of a statement's rows as they come, which are bounded and counted as taken memory.
+    """The counter of the bytes of a statement's rows, which are bounded and added to the taken memory.
 
     Args:
         number: the statement's number in ``Memory``.
@@ -218,11 +218,11 @@ class Rows:
 
 
 _FOREVER = float("inf")
-WALL_FACTOR = 10  # by the wall clock, a request may take so many times its budget: it may wait for disk or processor
+WALL_FACTOR = 10  # by the wall clock a request may take so many budgets: it may wait for the disk or a processor
 
 
 class Budget:
-    """The time for which work may still run in the node's loop, before it has to move to another thread.
+    """The time that work may still use in the node's loop before it must move to another thread.
 
     The budget is counted in the thread's processor time. On a busy machine, or one that was stopped for a moment,
     everything takes long by the wall clock, and more threads would only make that worse.

@@ -38,7 +38,7 @@ class Interrupter:
         _WATCHDOG.add(self)
 
     def begin(self, db: apsw.Connection) -> None:
-        """Note that a statement begins to run on this connection."""
+        """Watch a statement that begins to run on this connection."""
         with self._lock:
             self._db, self.is_interrupted = db, False
         _WATCHDOG.is_wanted = True
@@ -50,7 +50,7 @@ class Interrupter:
         self._lock, self._db = threading.Lock(), None
 
     def end(self) -> None:
-        """Note that the statement has ended, so that nothing is interrupted any more."""
+        """End the watch, because the statement has ended."""
         with self._lock:
             self._db, self.is_interrupted = None, False
 
@@ -62,10 +62,8 @@ class Interrupter:
         """
         return isinstance(error, apsw.InterruptError) or (self.is_interrupted and type(error) is apsw.SQLError)
 
-    def look(self) -> bool:
-        """Interrupt the running statement if it is late; return whether a statement runs. Only the watchdog calls
-        this.
-        """
+    def check(self) -> bool:
+        """Interrupt the running statement if it is late; return whether a statement runs. For the watchdog only."""
         with self._lock:
             db = self._db
             if db is None:
@@ -122,7 +120,7 @@ class _Watchdog:
                 everyone = list(self._all)
             is_busy = False
             for one in everyone:
-                is_busy = one.look() or is_busy
+                is_busy = one.check() or is_busy
             del everyone
             now = time.monotonic()
             if is_busy or self.is_wanted:

@@ -73,10 +73,10 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
 def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
     with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
         prepare(db)
-        return _holds(db)
+        return _content(db)
 
 
-def _holds(db: apsw.Connection) -> tuple[str, Heads]:
+def _content(db: apsw.Connection) -> tuple[str, Heads]:
     """Return the digest of a file's rows and rowids, and the heads of its journal; the new file must have the same."""
     return digest(db), heads(db)
 
@@ -86,16 +86,16 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         db.set_busy_timeout(RECOVERY_MS)
         prepare(db)
         if not system.exists(db):
-            raise ConfigError(f"{path} is a database, and not that of a node; SQLite's VACUUM does this for others")
+            raise ConfigError(f"{path} is not a node's file; use SQLite's VACUUM for another database")
         # DELETE mode removes the WAL, whose frames contain old rows; the node creates a new one. An open reader
         # prevents the removal.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
-        db.pragma("auto_vacuum", INCREMENTAL)  # VACUUM INTO gives it to the new file
+        db.pragma("auto_vacuum", INCREMENTAL)  # the setting of the file that VACUUM INTO makes
         db.execute("VACUUM INTO ?", (str(fresh),))
-        held = _holds(db)
+        content = _content(db)
     sync(fresh)
-    return held
+    return content
 
 
 def _keep_owner(fresh: Path, before: os.stat_result) -> None:

@@ -53,7 +53,7 @@ class Founding:
 
 
 def _foreign(path: Path) -> str:
-    """Return an error text for the first of a node's files that this user may not write, or an empty text.
+    """Return the error for the first of a node's files that this user may not write; empty without one.
 
     A node that was once started by root leaves such files, and SQLite's own error does not name the user.
     """
@@ -124,7 +124,7 @@ def _is_open_by_another_name(path: Path) -> bool:
 
 
 def _opened_names(process: str, file: os.stat_result) -> set[str]:
-    """Return the names by which a process has opened a file; empty if this user may not look."""
+    """Return the names by which a process has opened a file; empty if this user may not list them."""
     names = set[str]()
     with suppress(OSError):
         for link in Path("/proc", process, "fd").iterdir():
@@ -246,7 +246,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
         try:
             _set_up(db, path, limits)
             prepare(db)
-            _begin(db)
+            db.execute("BEGIN IMMEDIATE")
             _found(db, path, founding)
             db.set_busy_timeout(0)  # no other program may write now, and a wait for a lock would stop the node
         except BaseException:
@@ -373,7 +373,7 @@ def _as_config_errors(path: Path) -> Iterator[None]:
 
 
 def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
-    """Set the options of a connection; each line has its reason."""
+    """Set the options of the writing connection."""
     if db.readonly("main") or not os.access(path.parent, os.W_OK):
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} may only be read: {no_room}")
@@ -392,10 +392,6 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
     bound(db, limits.length_bytes)
-
-
-def _begin(db: apsw.Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
 
 
 def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:

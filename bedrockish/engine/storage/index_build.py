@@ -8,8 +8,8 @@ then runs, as usual, when the change comes into force. A restart of the process 
 2. The rows are added to the index through the *stand-in* (``index_plan``), some thousand at a time. In the order of the
    index each page is written once; in the order of the rows each row would write another page.
 3. Rows that change during the build are noted. When the whole snapshot is added, their old entries are removed, and
-   then their new entries are added, a slice at a time. Only this order keeps two rows that swapped their values under
-   a unique index from being taken for duplicates.
+   then their new entries are added, a slice at a time. In another order, two rows that swapped their values would seem
+   duplicates under a unique index.
 4. From then on each applied transaction changes the index, too, so that it always matches the table.
 5. When the change comes into force, the index's row in ``sqlite_schema`` is rewritten, as an index of the user's table.
 
@@ -42,15 +42,15 @@ from bedrockish_journal.storage.wide_rows import all_of, select
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
 SLICES = 4  # slices that are read at a time, because each read waits for a thread
 EDIT_ROWS = 64  # rows that the stand-in has at a time: about a page
-LOADED = 2 / 3  # once this part of the rows is loaded, loading the rest takes less time than SQLite's own CREATE INDEX
-LEFT_MAX = 250  # the most slices of such a rest: they stay in memory until the batch is committed
-NOTED_MAX = 1_000_000  # rows that may change while the index is built; with more, the build is given up
+LOADED = 2 / 3  # once this part of the rows is loaded, loading the others takes less time than CREATE INDEX
+LEFT_MAX = 250  # the most slices that may be left then: they stay in memory until the batch is committed
+NOTED_MAX = 1_000_000  # rows that may change during a build; above that, it is abandoned
 SAMPLES = 64  # rows whose entries are looked up before the index becomes the table's
 ASK_STEPS = 10_000  # steps of SQLite's sort after which it checks whether the build is still wanted
 CACHE_KIB = 16 << 10  # page cache of the connection that sorts
 
 _VALUE_BYTES = 8
-_CLOSED = "not all of its rows were read before its time came, or before the node was to end"
+_CLOSED = "the change came into force, or the node stopped, before all of its rows were read"
 
 
 class Phase(Enum):
@@ -64,7 +64,7 @@ class Phase(Enum):
 
 
 class Build:
-    """The build of one result of a schema change, from the rows of one table.
+    """The build of the index that a schema change makes, from the rows of one table.
 
     Why so large: Loading, sorting and catching up work on the same rows, and a build may be ended in any of these
     phases.
@@ -98,9 +98,7 @@ class Build:
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Note that the change is due. A build with much left is abandoned; otherwise ``next_edit`` now fetches the
-        rows itself, without a thread.
-        """
+        """Abandon the build, because its change is due; if little is left, have ``next_edit`` fetch the rows itself."""
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()
@@ -181,18 +179,18 @@ class Build:
             if loaded is not None:
                 self.phase = Phase.REMOVING
         if self.phase is Phase.REMOVING:
-            some = _pop_slice(self._stale)
-            self._missing.update(some)
-            removed = self._rows_of(self._reader, some)
+            rowids = _pop_slice(self._stale)
+            self._missing.update(rowids)
+            removed = self._rows_of(self._reader, rowids)
             if not self._stale:
                 self.phase = Phase.ADDING
                 self.close()
             return removed, []
         if self.phase is Phase.ADDING:
-            some = _pop_slice(self._missing)
+            rowids = _pop_slice(self._missing)
             if not self._missing:
                 self.phase = Phase.READY
-            return [], self._rows_of(self._db, some)
+            return [], self._rows_of(self._db, rowids)
         return None
 
     @property
@@ -202,7 +200,7 @@ class Build:
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether loading the rest takes less time than running the change's statement, and not too much memory."""
+        """Whether to finish loading: it takes less time than the change's statement, and not too much memory."""
         left = self._total - self.rows
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
@@ -229,7 +227,7 @@ class Build:
         elif self.phase is not Phase.FAILED:
             return self._rows_of(self._db, self._settled(touched))
         if len(self._stale) > NOTED_MAX:
-            self.fail(f"more than {NOTED_MAX} rows of its table have changed meanwhile")
+            self.fail(f"more than {NOTED_MAX} rows of its table have changed during the build")
         return []
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
@@ -351,7 +349,7 @@ class IndexBuild(Build):
             db.executemany(self._remove_bare, [row[:1] for row in some])
 
     def _describe_bare(self) -> None:
-        """Make the stand-in known to this connection only under another name, as a table without an index."""
+        """Make the stand-in known to this connection only under its bare name, as a table without an index."""
         describe(self._db, BARE, root_of(self._db, STAND_IN), self.plan.bare_sql)
 
     def _move(self) -> bool:

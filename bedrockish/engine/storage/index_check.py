@@ -17,7 +17,7 @@ from bedrockish_journal.storage.virtual_tables import virtual_tables
 from bedrockish_journal.storage.wide_rows import all_of
 
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
-# All queries name the schema ``main``: a connection that unpacks entries has a TEMP view with the journal's name.
+# All queries name the schema ``main``, because a connection that unpacks entries has a TEMP view named as the journal.
 _TABLES = """SELECT DISTINCT listed.name FROM pragma_table_list AS listed
   JOIN pragma_index_list(listed.name, 'main') AS one
   WHERE listed.schema = 'main' AND listed.type = 'table' AND (one.origin <> 'pk' OR NOT listed.wr)
@@ -51,8 +51,8 @@ def corrupt_indexes(db: apsw.Connection) -> list[str]:
     return [name for name in names if db.execute(query.format(quote(name))).fetchall() != [("ok",)]]
 
 
-def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Checked:
-    """Look a range of rows up in the indexes of their table.
+def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Checked:
+    """Look up a range of rows in the indexes of their table.
 
     Args:
         db: a connection that only reads; the check takes one snapshot on it.
@@ -119,7 +119,7 @@ def _first_lacking(
     db: apsw.Connection, table: str, keys: list[str], index: str, sql: object, after: Key | None, upto: Key | None
 ) -> Key | None:
     """Return the key of a row that an index lacks; None if it lacks none, or SQLite cannot look the rows up in it."""
-    terms, condition = _made_of(db, index, sql)
+    terms, condition = _terms_of(db, index, sql)
     if not terms:
         return None
     where, values = _between(keys, after, upto)
@@ -135,7 +135,7 @@ def _first_lacking(
         is_unique = _finds_at_once(db, query, values, index, len(terms) + len(keys), len(terms))
         if is_unique is None:
             return None
-        if is_unique:  # skip rows with NULL: an index may have many such entries, and SQLite would look at each
+        if is_unique:  # skip rows with NULL: an index may have many such entries, and SQLite would read each
             query += "".join(f" AND {ROW}.t{place} IS NOT NULL" for place in range(len(terms)))
         found: Any = db.execute(f"{query} LIMIT 1", values).fetchone()
     except (apsw.SQLError, UnicodeDecodeError):  # a plugin's function failed, or a text is not UTF-8
@@ -161,7 +161,7 @@ def _finds_at_once(
     return True if constraints >= terms else None
 
 
-def _made_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], str]:
+def _terms_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], str]:
     """Return the terms of an index with their collations, and the condition for a row to have an entry in it."""
     columns: Any = db.execute(_TERMS, (index,)).fetchall()
     expressions, condition = list[str](), None

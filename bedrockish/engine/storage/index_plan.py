@@ -42,7 +42,7 @@ class Plan:
     rowid: str  # a name of the rowid that is valid in the table and in the stand-in, quoted
     columns: tuple[str, ...]  # the columns of the stand-in's rows: the rowid, and then the columns of the result
     load: str  # the query for these columns of all rows that have an entry, in the order of the entries
-    one: str  # the query for these columns of the row with one rowid
+    one: str  # the query for these columns of the row with a given rowid
 
     @property
     def title(self) -> str:
@@ -68,15 +68,15 @@ class SearchPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class CreateIndex:
     """The parts of a CREATE INDEX."""
 
     unique: bool  # whether it has the word UNIQUE
     table: str  # the name of the table, as the statement spells it
     terms: str  # the text in the parentheses
     where: str  # the text from WHERE on, or empty
-    rest: str  # the text from the opening parenthesis on
-    names: frozenset[str]  # the words in ``rest`` that may name a column, folded
+    tail: str  # the text from the opening parenthesis on
+    names: frozenset[str]  # the words in ``tail`` that may name a column, folded
 
 
 def makes_index(steps: Sequence[Step]) -> bool:
@@ -90,10 +90,7 @@ def makes_search(steps: Sequence[Step]) -> bool:
 
 
 def _search_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
-    """Return the first statement of a change, and its tokens; ``("", [])`` if a later one reads or writes rows.
-
-    Later ones may only make or drop triggers or views, and set the numbers that migrations keep.
-    """
+    """Return the first statement of a change, and its tokens; ``("", [])`` unless all later ones are quick."""
     return only_statement(steps[:1]) if all(map(_is_quick, steps[1:])) else ("", [])
 
 
@@ -130,10 +127,10 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     if words is None or table is None:
         return None
     text = tables.definitions.text_of(table.name)
-    return tried(prepare, lambda trial: _planned(trial, sql, words, table, text))
+    return try_plan(prepare, lambda trial: _planned(trial, sql, words, table, text))
 
 
-def parse_create_index(sql: str, found: list[Token]) -> Words | None:
+def parse_create_index(sql: str, found: list[Token]) -> CreateIndex | None:
     """Return the parts of a CREATE INDEX; None for any other text. ``found`` are the tokens of the text."""
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique
@@ -156,7 +153,7 @@ def parse_create_index(sql: str, found: list[Token]) -> Words | None:
         where = sql[found[end + 1].start : last]
     names = frozenset(folded(token.name) for token in found[on + 3 :] if token.name is not None)
     opening = found[on + 2]
-    return Words(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
+    return CreateIndex(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
 
 
 def _closing(found: list[Token], opening: int) -> int | None:
@@ -168,7 +165,9 @@ def _closing(found: list[Token], opening: int) -> int | None:
     return None
 
 
-def _planned(trial: apsw.Connection, statement: str, words: Words, table: Table, table_sql: str) -> IndexPlan | None:
+def _planned(
+    trial: apsw.Connection, statement: str, words: CreateIndex, table: Table, table_sql: str
+) -> IndexPlan | None:
     trial.execute(table_sql)
     trial.execute(statement)
     made = trial.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL").fetchall()
@@ -184,7 +183,7 @@ def _planned(trial: apsw.Connection, statement: str, words: Words, table: Table,
     described = [_described(trial, table.name, one) for one in columns]
     parts = [*([f"{quote(alias)} INTEGER PRIMARY KEY"] if alias else []), *described]
     shape = f"({', '.join(parts)})" + " STRICT" * is_strict
-    index_sql = f"CREATE {'UNIQUE ' * words.unique}INDEX {STAND_IN_INDEX} ON {STAND_IN}{words.rest}"
+    index_sql = f"CREATE {'UNIQUE ' * words.unique}INDEX {STAND_IN_INDEX} ON {STAND_IN}{words.tail}"
     stand_in_sql, bare_sql = f"CREATE TABLE {STAND_IN}{shape}", f"CREATE TABLE {BARE}{shape}"
     trial.execute(stand_in_sql)
     trial.execute(index_sql)
@@ -214,7 +213,7 @@ def _plan_search(sql: str, table: Table | None, tables: Tables, prepare: Prepare
     if table is None:
         return None
     text = tables.definitions.text_of(table.name)
-    return tried(prepare, lambda trial: _planned_search(trial, sql, table, text))
+    return try_plan(prepare, lambda trial: _planned_search(trial, sql, table, text))
 
 
 def _planned_search(trial: apsw.Connection, statement: str, table: Table, table_sql: str) -> SearchPlan | None:
@@ -259,13 +258,13 @@ def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
 
 
 def table_with_rowids(tables: Tables, name: str) -> Table | None:
-    """Return a table; None if the schema has no table of that name, or if its rows have no rowid that can be named."""
+    """Return a table; None if none has this name, or if its rows have no rowid that can be named."""
     names = tables.names([folded(name)])
     table = tables.by_name[names[0]] if names else None
     return table if table is not None and table.rowid else None
 
 
-def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
+def try_plan(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
     """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there."""
     trial = Connection(":memory:")
     try:

@@ -61,12 +61,12 @@ class DamagedEntries(dict[str, str]):
         self._node = node
 
     def note(self, place: str, why: str) -> None:
-        """Note a damaged entry, and log it the first time."""
+        """Record a damaged entry, and log it the first time."""
         if place not in self:
             self[place] = why
             logger.error(
-                "the entry %s of this node's journal is damaged, and others have to give it: %s; fill this node again "
-                "from another one with 'bedrockish member repair URL %s'",
+                "the entry %s of this node's journal is damaged, and only other nodes can send it: %s; fill this node "
+                "again from another one with 'bedrockish member repair URL %s'",
                 *(place, why, self._node),
             )
 
@@ -76,7 +76,7 @@ class Journal:
 
     Args:
         write: runs an action in the open batch, and again whenever the batch is written again.
-        damaged: where damaged entries are noted.
+        damaged: the record of damaged entries.
     """
 
     def __init__(self, db: apsw.Connection, write: Callable[..., None], damaged: DamagedEntries) -> None:
@@ -86,7 +86,7 @@ class Journal:
         self.horizon = Txid(*pruning.horizon(db))  # the greatest txid that was removed
         self.forgotten_ms = pruning.forgotten_ms(db)  # ids of commands made up to this time may have been deleted
         self._pack_from: dict[str, int] = {}  # by timeline, the tick at which the next pack may begin
-        self._not_here = ""  # the command looked up last, if it was not found and no entry was appended since
+        self._absent = ""  # the command looked up last, if it was not found and no entry was appended since
 
     def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
         """Return the state with which the core starts, read from the file.
@@ -130,7 +130,7 @@ class Journal:
         )
 
     def _window(self, settled: int, clock: int) -> Iterator[Entry]:
-        """Yield the entries above a clock, without settled entries that are damaged; these are noted."""
+        """Yield the entries above a clock; record settled entries that are damaged, and skip them."""
         for row in store.tail_stored(self._db, clock):
             try:
                 yield row.entry()
@@ -230,26 +230,26 @@ class Journal:
         """Delete ids of removed commands that were made up to a time, in the open batch; return how many."""
         old = pruning.old_commands(self._db, unix_ms, most)
         if old:
-            self._not_here = ""
+            self._absent = ""
             self._write(pruning.forget_commands, self._db, old)
             self.forgotten_ms = pruning.forgotten_ms(self._db)
         return len(old)
 
     def grows(self, clock: int) -> None:
-        """Note that an entry with this clock is about to be appended."""
-        self._not_here = ""
+        """Prepare for an entry with this clock, which is about to be appended."""
+        self._absent = ""
         self.applied_clock = max(self.applied_clock, clock)
 
     def command_txid(self, command: str) -> Txid | None:
         """Return the transaction of a command, even a removed one, or None; ``FORGOTTEN`` if its id is too old."""
-        if command == self._not_here:
+        if command == self._absent:
             return None
         found = store.command_txid(self._db, command)
         if found is None and self.forgotten_ms:
             made = time_ms(command)
             found = FORGOTTEN if made is not None and made <= self.forgotten_ms else None
         if found is None:
-            self._not_here = command  # cached: the same id is looked up at execution and when the transaction begins
+            self._absent = command  # cached: the same id is looked up at execution and when the transaction begins
         return found
 
     def has(self, txid: Txid) -> bool:
@@ -279,12 +279,12 @@ class Journal:
         return store.removed_command(self._db, command)
 
     def save_hold(self, name: str, times: int, clock: int) -> None:
-        """Write the clock from which on a reader needs the journal, in the open batch."""
+        """Write the first clock that a reader needs in the journal, in the open batch."""
         self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")
 
     @property
     def holds(self) -> dict[str, tuple[int, int]]:
-        """The clock from which on each reader needs the journal, and how often the reader has started over."""
+        """For each reader, how often it has started over, and the first clock that it needs in the journal."""
         found: dict[str, tuple[int, int]] = {}
         kept: dict[str, Any] = system.meta_under(self._db, HOLD)
         for name, value in kept.items():

@@ -57,8 +57,8 @@ def salt_of(wal: int) -> bytes:
 class FramePages:
     """The page of each frame of one WAL, for all views of this process on it: each frame's header is read once.
 
-    Threads may share the object: what is known is replaced as a whole. If two threads do so at the same moment, the
-    headers that the first one has read are read again later.
+    Threads may share the object, because ``_known`` is replaced as a whole. If two threads replace it at once, one of
+    them loses the headers that it has read, and they are read again.
     """
 
     def __init__(self, page_bytes: int) -> None:
@@ -85,7 +85,7 @@ class FramePages:
 
 
 def frame_pages(wal: int, page_bytes: int) -> FramePages:
-    """Return the object for a WAL, by a descriptor; the same for all descriptors of one file in this process."""
+    """Return the ``FramePages`` of a WAL, which all descriptors of that file in this process share."""
     found = os.fstat(wal)
     return _frame_pages.setdefault((found.st_dev, found.st_ino, page_bytes), FramePages(page_bytes))
 
@@ -217,7 +217,7 @@ class OverlayFile(apsw.VFSFile):
         self._version = struct.pack(">I", (moment.version + 1 + _FAR * self._commits) & 0xFFFFFFFF)
 
     def note_commit(self) -> None:
-        """Note a COMMIT of the connection, which increments the version in page 1: no later moment may have it."""
+        """Count a COMMIT of the connection: it increments the version in page 1, which no later moment may have."""
         self._commits += 1
 
     @property
@@ -301,7 +301,7 @@ class Overlay(apsw.VFS):
     """The VFS that opens the virtual file for one connection; its temporary files are ordinary files.
 
     Args:
-        wal: descriptor of its WAL.
+        wal: descriptor of the WAL.
     """
 
     def __init__(self, path: str, wal: int, page_bytes: int) -> None:

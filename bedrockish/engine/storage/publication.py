@@ -40,7 +40,7 @@ class Publication:
         self.wrote(batch, schema)
 
     def forget_schema(self) -> None:
-        """Note that the schema has changed, so that the next batch reads the clocks of its versions again."""
+        """Forget the clocks of the schema versions, so that the next batch reads them again."""
         self._clocks = None
 
     def write(self, batch: int, applied: Mapping[str, int], clock: int, schema: int) -> None:

@@ -37,11 +37,11 @@ GoOn = Callable[[], None]  # is called again and again; an exception from it end
 GO_ON_STEPS = 50_000  # steps of SQLite between two calls of ``go_on``: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
-    *(MEMBERS_KEY, FORGOTTEN_KEY),  # they describe the pruned part of the journal, and the copy brings its journal
+    *(MEMBERS_KEY, FORGOTTEN_KEY),  # they describe the pruned part of the journal, and the copy has its own journal
 )
 """Metadata that describes the data, in any node's file; all other metadata is the node's own."""
 UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
-GREATEST = ("clock_ceiling", "cut")  # promises of which the greater of the two files' values is kept
+GREATEST = ("clock_ceiling", "cut")  # promises for which the new file gets the greater of the two values
 
 
 class NotWholeError(JournalError):
@@ -129,7 +129,7 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
         ConfigError: the disk lacks room for the comparison.
     """
     _check_whole(database)
-    # Compare in a copy: the node may go on in parallel, and the tables must be as old as the journal.
+    # Compare in a copy: the node may commit during the comparison, and tables and journal must be of one moment.
     copy, target = (scratch_path(database, suffix) for suffix in (MOMENT, PROOF))
 
     def watch() -> None:

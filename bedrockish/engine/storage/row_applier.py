@@ -31,12 +31,12 @@ PIECE = 1_000  # the most changes that are made under one savepoint
 PIECE_MIN = 10  # fewer changes are not worth the savepoint
 
 DIFFERS = (
-    "the tables of this node, or of the node that led it, are not what the journals say: compare them with "
+    "the tables of this node, or of the leader of the transaction, do not match the journals: compare them with "
     "'bedrockish journal verify', and fill the one that differs again from another node"
 )
 
 _OWN = apsw.SQLITE_PREPARE_PERSISTENT
-"""A part of our statements, so that the statement cache never mixes them with a client's, which must obey CHECKs."""
+"""A flag of our statements, so that the statement cache never returns one for a client's text, which obeys CHECKs."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors with which SQLite rejects a change of a table; every other error is a fault of the file or the machine."""
 _KIND = attrgetter("table", "op", "columns")
@@ -61,8 +61,8 @@ class RowApplier:
         self.indexes = IndexKeeper(db)  # updates the FTS5 indexes on the rows of tables
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
-        self._is_off = False
-        self._checks_off = False
+        self._is_off = False  # whether triggers, foreign keys and CHECKs are off
+        self._checks_off = False  # whether CHECKs are off
 
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema from now on."""
@@ -116,7 +116,7 @@ class RowApplier:
         for run in staged.runs:
             self._switch_off_for(run.table)
         try:
-            return all(self._take(staged, run) for run in staged.runs)
+            return all(self._apply_run(staged, run) for run in staged.runs)
         except Exception as error:
             if not _is_refusal(error):
                 raise
@@ -138,16 +138,16 @@ class RowApplier:
         db.execute("RELEASE piece")
         return fit
 
-    def _take(self, staged: StagedChanges, run: Run) -> bool:
+    def _apply_run(self, staged: StagedChanges, run: Run) -> bool:
         """Make the changes of a run; return whether as many rows have changed as the run has changes."""
         db = self._db
-        text = staged.take(run)
+        text = staged.statement(run)
         if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:
             # The table has no other row in the run's range of rowids, so delete the range without looking up each row.
             if db.execute(staged.count(run)).get != run.changes:
                 return False
-            text = staged.take_range(run)
-        of_run = run.table, run.op, run.written, staged.rows_of(run)
+            text = staged.range_delete(run)
+        of_run = run.table, run.op, run.written, staged.source(run)
         self.indexes.before_run(*of_run)
         before = db.total_changes()
         db.execute(text, prepare_flags=_OWN, can_cache=False)
@@ -180,7 +180,7 @@ class RowApplier:
                 wanted = _not_written(table, changes, written.setdefault(name, set()))
                 if wanted and not self._are_as_before(table, wanted):
                     other = next((one for one in wanted if not self._are_as_before(table, [one])), wanted[0])
-                    return f"row {tuple(_address(table, other))!r} of {name} is another one here"
+                    return f"row {tuple(_address(table, other))!r} of {name} differs here or is missing"
         return ""
 
     def _are_as_before(self, table: Table, changes: list[Change]) -> bool:
@@ -207,13 +207,13 @@ class RowApplier:
         """Make changes in order: ``PIECE`` at a time or, if that fails, one by one."""
         if len(changes) < PIECE_MIN:
             for change in changes:
-                self._one(change)
+                self._make_one(change)
             return
         for first in range(0, len(changes), PIECE):
             piece = changes[first : first + PIECE]
             if len(piece) < PIECE_MIN or self._has_modules(piece) or not self._at_once(piece):
                 for change in piece:
-                    self._one(change)
+                    self._make_one(change)
 
     def _has_modules(self, changes: Iterable[Change]) -> bool:
         """Return whether any change is to a virtual table, whose module changes further rows that SQLite counts."""
@@ -301,8 +301,8 @@ class RowApplier:
             enforce_checks(self._db, on=False)
             self._checks_off = True
 
-    def _one(self, change: Change) -> None:
-        text, values = self._bound(change)
+    def _make_one(self, change: Change) -> None:
+        text, values = self._values(self._table_of(change), change)
         edits = self.indexes.before((change,)) if self.indexes.has(change.table) else ()
         try:
             self._change(text, values, prepare_flags=_OWN)
@@ -316,12 +316,8 @@ class RowApplier:
         if edits:
             self.indexes.after(edits)
 
-    def _bound(self, change: Change) -> tuple[str, list[Value]]:
-        """Return the statement that makes a change, and its parameters; triggers are off if the table has any."""
-        return self._values(self._table_of(change), change)
-
     def _table_of(self, change: Change) -> Table:
-        """Return the table of a change, with triggers off if it has any."""
+        """Return the table of a change, whose triggers, foreign keys and CHECKs are off from now on."""
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
             raise _MisfitError(change, "this node's table has other columns or does not exist")
@@ -380,7 +376,7 @@ class RowApplier:
         )
 
     def _found(self, table: Table, change: Change) -> Row | None:
-        """Return this node's row under the key of a change, or None; a text that is not UTF-8 comes as its bytes."""
+        """Return this node's row under the key of a change, or None; a text that is not UTF-8 is returned as bytes."""
         rest = f"FROM {quote(table.name)} WHERE {_where(table)}"
         found = next(select(self._db, [*map(quote, table.columns)], rest, _address(table, change)), None)
         return None if found is None else tuple(one[1] if isinstance(one, list) else one for one in found)
@@ -437,7 +433,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def changed_mask(before: Row, after: Row) -> int:
-    """Return the places of the columns whose values are not the same byte by byte, as a bit mask."""
+    """Return a bit mask of the columns whose values differ byte by byte."""
     mask = 0
     for place, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new or type(old) is not type(new) or not (new or same_value(old, new)):

@@ -61,7 +61,7 @@ class Versions:
     def activate(self, txid: Txid, build: Build | None = None) -> str:
         """Put the scheduled change in force, in the open batch; return why the data forbids it, or ''.
 
-        ``build`` holds the change's result if it was built in the background.
+        ``build`` is the build of the change's result in the background, if there is one.
         """
         self._write(self._activate, txid, build)
         return schema.standing(self._db, txid).failure
@@ -82,7 +82,7 @@ class Versions:
         self._change(steps)
 
     def _move_build(self, build: Build, rest: list[Step]) -> bool:
-        """Move a build's result into place instead of the change's first statement, and run the ``rest``.
+        """Put a build's result in place of the change's first statement, and run the ``rest``.
 
         Return whether that succeeded; if not, nothing is changed.
         """

@@ -28,7 +28,7 @@ _ENDS = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
 _SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"
 
 
-def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Callable[[], float]) -> float:
+def estimate_seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Callable[[], float]) -> float:
     """Estimate how many seconds SQLite would take to build an index, by a trial in memory with some of the rows.
 
     Args:
@@ -163,7 +163,7 @@ class SearchBuild(Build):
             return True
         found: Any = db.execute(_ENDS.format(plan.rowid, table)).fetchall()[0]
         if db.execute(_ENDS.format("id", sizes)).fetchall() != [found]:
-            self.failure = "its first or last row is another one than that of the table"
+            self.failure = "its first or last row differs from the table's"
             return False
         least, most = found
         pick = f"SELECT {plan.rowid} FROM {table} NOT INDEXED WHERE {plan.rowid} >= ? ORDER BY {plan.rowid} LIMIT 1"

@@ -93,9 +93,9 @@ class StagedChanges:
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def take(self, run: Run) -> str:
+    def statement(self, run: Run) -> str:
         """Return the statement that makes the changes of a run."""
-        table, source = run.table, f"{self._attached}.{run.name}"
+        table, source = run.table, self.source(run)
         name = quote(table.name)
         if run.op == INSERT:
             columns = [quote(table.columns[place]) for place in table.writable]
@@ -109,17 +109,19 @@ class StagedChanges:
         if run.op == DELETE:
             same = f"SELECT 1 FROM {source} AS {_NAME} WHERE {_NAME}.k = {name}.{table.rowid} AND {_same(table)}"
             return f"DELETE FROM {name} WHERE {table.rowid} IN (SELECT k FROM {source}) AND EXISTS ({same})"
-        places = sorted(run.written) or table.writable[:1]  # no column changed, but the rows must be there
+        places = (
+            sorted(run.written) or table.writable[:1]
+        )  # no column has changed, but the statement must check that the rows exist
         sets = ", ".join(f"{quote(table.columns[place])} = {_NAME}.a{place}" for place in places)
         # The unary plus makes SQLite scan the run and look its rows up in the table, and not the other way round.
         found = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
         return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
 
-    def rows_of(self, run: Run) -> str:
+    def source(self, run: Run) -> str:
         """Return the table that has the rowids of a run, in the column k."""
         return f"{self._attached}.{run.name}"
 
-    def take_range(self, run: Run) -> str:
+    def range_delete(self, run: Run) -> str:
         """Return the statement that deletes all rows from a run's first to its last; its table must have no others."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
@@ -130,7 +132,7 @@ class StagedChanges:
 
     def count(self, run: Run) -> str:
         """Return the query that counts how many of a run's old rows are in its table."""
-        table, source = run.table, f"{self._attached}.{run.name}"
+        table, source = run.table, self.source(run)
         name = quote(table.name)
         where = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
         return f"SELECT count(*) FROM {source} AS {_NAME} CROSS JOIN {name} WHERE {where}"
@@ -197,8 +199,7 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
 
 
 class StagedStore:
-    """The unpacked transactions that may be applied soon. A transaction that the open batch has attached stays until
-    the commit of that batch.
+    """The unpacked transactions that may be applied soon. Those that the open batch has attached stay until its commit.
 
     The loop and the thread that has the writer may call the methods concurrently.
     """
@@ -215,7 +216,7 @@ class StagedStore:
         return isinstance(staged, StagedChanges) and self._kept.get(staged.changes) is staged
 
     def keep(self, staged: StagedChanges) -> None:
-        """Keep a transaction until it is applied or dropped. Of more than ``KEPT_MAX``, the first are dropped."""
+        """Store a transaction until it is applied or dropped; above ``KEPT_MAX``, drop the oldest."""
         self.drop(staged.changes)
         if staged.changes in self._kept:
             staged.close()  # the open batch has attached it already
@@ -291,13 +292,13 @@ def _rows(rows: Sequence[Row], columns: int) -> Sequence[Row]:
 
 
 def _differing(before: Sequence[Row], after: Sequence[Row], places: Sequence[int]) -> set[int]:
-    """Return the places of the columns whose values are not the same byte by byte in some row."""
+    """Return the places of the columns whose values differ byte by byte in some row."""
     old, new = [*zip(*before, strict=True)], [*zip(*after, strict=True)]
     return {place for place in places if not _are_same(old[place], new[place])}
 
 
 def _are_same(old: Row, new: Row) -> bool:
-    """Return whether values are the same byte by byte; nearly always without a loop in Python."""
+    """Return whether values are equal byte by byte; nearly always without a loop in Python."""
     if old != new:
         return False
     kinds = [*map(type, old)]

@@ -32,7 +32,7 @@ class Writable:
 
 
 def root_of(db: apsw.Connection, name: str) -> int:
-    """Return the root page of a table or index; 0 if it is not there."""
+    """Return the root page of a table or index; 0 if it does not exist."""
     found: list[Any] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
     return int(found[0][0]) if found else 0
 

@@ -99,10 +99,9 @@ def void(db: apsw.Connection) -> list[Txid]:
 
 
 def follow_resolutions(db: apsw.Connection, resolved: Iterable[Txid]) -> set[Txid]:
-    """Mark the transactions whose changes the membership orders to skip; return the transactions that were not marked
-    yet.
+    """Mark the transactions whose changes the membership orders to skip; return those that were not marked yet.
 
-    The operator's order reaches only members that answer. The others follow the membership.
+    The operator's order reaches only members that answer. The other members follow the membership.
     """
     missed = {txid for txid in resolved if get_meta(db, f"{VOID}{txid}") is None}
     for txid in missed:
@@ -115,7 +114,7 @@ def _txids(db: apsw.Connection, prefix: str) -> list[Txid]:
 
 
 def save_vote(db: apsw.Connection, vote: Vote, parts: "tuple[Part, ...] | None") -> None:
-    """Save a vote, replacing an earlier one on the same transaction; with ``parts``, these instead of its body."""
+    """Save a vote, replacing an earlier one on its transaction; ``parts``, if given, are saved in place of the body."""
     ballot, commit = vote.accepted or (None, None)
     body = None if vote.transaction is None else vote.transaction.body
     if parts is not None:

@@ -61,7 +61,7 @@ class Wal:
         return self._fd
 
     def begun(self) -> None:
-        """Note that the writer's first transaction is open: from now on, other programs' commits are noticed."""
+        """Note that the writer's first transaction is open: from now on, other programs' commits are detected."""
         self._version = self._data_version()
 
     def is_overtaken(self) -> bool:
@@ -145,26 +145,25 @@ class Wal:
     def is_to_copy(self, few: int, most: int) -> bool:
         """Return whether to call ``checkpoint``: ``few`` frames are new, or the WAL is about to be finished.
 
-        In the second case the checkpoint copies and syncs nearly all frames in the background, so that the blocking
-        rest is small.
+        In the second case the checkpoint copies and syncs nearly all frames in the background, so that ``finish``,
+        which blocks the node, has few left.
         """
-        return self.grown() >= (few if self.frames < most else _rest(few))
+        return self.grown() >= (few if self.frames < most else _left_max(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
-        """Return whether to copy the rest at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
+        """Return whether to call ``finish`` at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
 
         With ``more``, return whether this may be so after that many more frames.
 
-        At twice ``most`` frames, the rest is copied even if it is large, because the background checkpoint is too slow.
-        But if a reader holds the checkpoint back, the rest waits until the reader is gone and the background checkpoint
-        has copied most of it.
+        At twice ``most`` frames, the background checkpoint is too slow: return True even if many frames are left. But
+        while a reader holds the checkpoint back, wait until the reader is gone and few frames are left.
         """
         frames = self.frames + more
         if frames < most:
             return False  # the usual case comes first, because each batch calls this several times
         self.grown()
         left = self.frames - self._copied
-        return left < _rest(few) or (frames >= 2 * most and not self._is_held)
+        return left < _left_max(few) or (frames >= 2 * most and not self._is_held)
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy frames of the WAL into the database file as far as readers allow, without blocking them or the writer.
@@ -191,7 +190,7 @@ class Wal:
             raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
 
     def finish(self, db: apsw.Connection, most: int) -> None:
-        """Copy the rest between two batches, so that the next commit restarts the WAL; a reader may prevent this.
+        """Copy the remaining frames between two batches, so that the next commit restarts it; readers may delay this.
 
         The file keeps its length unless it is more than twice ``most`` frames: to cut 130 MB off takes a tenth of a
         second, and a sync is faster if frames overwrite the file than if they lengthen it.
@@ -282,6 +281,6 @@ def changing(copy: Path, task: str = "be finished", again: str = "try again") ->
         raise ConfigError(f"{copy} cannot {task}: {error}; check the disk and {again}") from error
 
 
-def _rest(few: int) -> int:
-    """Return the most frames that are copied and synced at the end of a batch, while the whole node waits."""
+def _left_max(few: int) -> int:
+    """Return the most frames that ``finish`` may copy and sync, while the whole node waits."""
     return max(1, few // 4)

@@ -16,7 +16,7 @@ from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.index_check import Key, corrupt_indexes, look, tables_with_indexes
+from bedrockish.engine.storage.index_check import Key, check_range, corrupt_indexes, tables_with_indexes
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, Pace
 from bedrockish_journal.verify.replay import Prepare
@@ -74,7 +74,7 @@ class IndexScrubber:
             for name in await self._in_thread(tables_with_indexes):
                 after: Key | None = None
                 while True:
-                    found = await self._in_thread(partial(look, name=name, after=after, limit=RANGE_ROWS))
+                    found = await self._in_thread(partial(check_range, name=name, after=after, limit=RANGE_ROWS))
                     rows += found.count
                     if found.lacks:
                         return rows, DamagedError(found.lacks, table="", page=found.lacks)

@@ -16,7 +16,7 @@ from bedrockish_journal.storage.wide_rows import all_of
 _Key = tuple[str, tuple[Any, ...]]
 
 
-def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
+def were_kept(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
     """Return whether the changes of a failed statement are in the tables now; None if their net effect is nothing."""
     first: dict[_Key, Row | None] = {}
     last: dict[_Key, Row | None] = {}

@@ -12,6 +12,7 @@ from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 PREFIX = "bedrockish_"
+OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema", "users"))
 # Tables that clients may query: in them, the change feed finds the first and the last clock of the complete journal,
 # and a resumed import finds which of its commands were committed.

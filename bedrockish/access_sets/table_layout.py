@@ -1,7 +1,7 @@
 """The layout of each table's rows, for capturing changes and applying them.
 
-It is read from SQLite's own descriptions once per schema version, for the tables that have changed. For the analysis of
-reads and keys, ``catalog`` has another description of the same tables.
+The layout is read from SQLite's own descriptions once per schema version, for the tables that have changed. For the
+analysis of reads and keys, ``catalog`` has another description of the same tables.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import apsw
 from bedrockish.access_sets.definitions import Definitions, folded, listed
 from bedrockish.access_sets.key_encoding import AFFINITY_REAL, declared_affinity
 from bedrockish.access_sets.opcodes import rows_of
-from bedrockish.access_sets.system_names import PASSING, check_references
+from bedrockish.access_sets.system_names import OUR_NAMES, PASSING, check_references
 from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.document_functions import reads_documents
@@ -113,7 +113,7 @@ class Tables:
         self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:
-        """Note the facts about a table that the descriptions of other tables need."""
+        """Record the facts about a table that the descriptions of other tables need."""
         self._names[folded(name)] = name
         parents = _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
         if parents:
@@ -135,6 +135,17 @@ class Tables:
             UnsupportedError: an object refers to one of them.
         """
         check_references(self.definitions, self.references if self._reserved else {})
+
+    def check_change(self, db: apsw.Connection, known: "Tables") -> None:
+        """Check that the schema can be replicated after a change from ``known``, which was supported.
+
+        Raises:
+            UnsupportedError: a table cannot be replicated, or the change touches objects of bedrockish itself.
+        """
+        self.check_supported(db, known)
+        self.check_references()
+        if self.system != known.system:
+            raise UnsupportedError(OUR_NAMES)
 
     def _active(self, table: Table) -> Table:
         """Return a table with the facts that depend on other rows of the schema: triggers and foreign keys."""

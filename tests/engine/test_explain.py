@@ -72,7 +72,7 @@ def test_explain_gives_the_reason_of_a_wide_read(shop: TestNode) -> None:
 
 def test_explain_advises_against_wide_reads(shop: TestNode) -> None:
     found = told(shop, "SELECT id FROM parent WHERE n = 5")
-    assert found["advice"] == ['CREATE INDEX ... ON "parent"("n"), so that it need not look at all']
+    assert found["advice"] == ['CREATE INDEX ... ON "parent"("n"), so that it need not scan all']
     found = told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent + 1 WHERE c.rowid = 1")
     assert found["advice"] == ["look that value up by a statement of its own, and give it as a parameter"]
     assert told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent WHERE c.rowid = 1")["advice"] == []

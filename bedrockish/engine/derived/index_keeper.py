@@ -146,7 +146,7 @@ class IndexKeeper:
             self._db.executemany(sql, rows)
 
     def _guarded(self, name: str, action: Callable[[], object]) -> None:
-        """Change an index unless it is corrupt; note the index if SQLite finds it corrupt."""
+        """Change an index unless it is corrupt; record the index if SQLite finds it corrupt."""
         if name in self._corrupt:
             return
         try:

@@ -161,7 +161,7 @@ class CommittedReads:
         Args:
             request: a request at the level ``stale`` or ``session``.
             flushed: the state of the file after the last batch; ``knows`` must be true for its schema.
-            budget_s: the seconds that it may take.
+            budget_s: the seconds that the request may take.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.

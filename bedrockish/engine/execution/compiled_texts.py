@@ -26,8 +26,8 @@ from bedrockish.sqltext.session_settings import Settings, split_settings
 from bedrockish.sqltext.statement_ends import statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
-TEXTS_MAX = 2_000  # compiled texts in the cache, ...
-TEXT_CHARACTERS = 64 << 10  # ... none of which is longer
+TEXTS_MAX = 2_000  # compiled texts in the cache
+TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
 
 
 class CompiledTexts:
@@ -55,7 +55,7 @@ class CompiledTexts:
         """Use the tables of a new schema, and drop the statements compiled for the old one.
 
         Args:
-            known: the sizes of the views and triggers of another schema, for those that are the same; None: no sizes.
+            known: the sizes under an earlier schema, which unchanged views and triggers keep; None: no sizes.
         """
         self._tables, self._analysis = tables, analysis
         self.forget()
@@ -116,10 +116,10 @@ class CompiledTexts:
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
         if until_schema:  # statements after a schema statement are compiled for a schema that is rolled back
-            self._keep(texts, statement.sql, found)
+            self._cache(texts, statement.sql, found)
 
-    def _keep(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
-        """Keep the statements of a text that has run."""
+    def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
+        """Cache the statements of a text that has run."""
         if len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
             return
         if len(texts) >= TEXTS_MAX:
@@ -131,7 +131,7 @@ class CompiledTexts:
             self.only_writes.add(sql)
 
     def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Compiled, int]:
-        """Compile the statement of a text that begins at or after a place, and return it with the place after it.
+        """Compile the statement of a text that begins at or after an offset; return it, and the offset after it.
 
         Raises:
             BedrockishError: as ``Guard.compile`` and ``Rights.check``.
@@ -178,7 +178,7 @@ class CompiledTexts:
         return auto if same and not own & other.inner else None
 
     def is_long(self, statement: Statement) -> bool:
-        """Return whether compiling a text, or binding its parameters, would hold up the loop."""
+        """Return whether compiling a text, or binding its parameters, would block the loop for long."""
         if len(statement.sql) > LONG_TEXT or len(statement.params or ()) > MANY_PARAMETERS:
             return True
         return statement.sql not in self._all and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
@@ -186,7 +186,7 @@ class CompiledTexts:
     # -- known texts -----------------------------------------------------------------------------------------------
 
     def lookup(self, sql: str, user: str) -> Lookup | None:
-        """Return how to run a text if it is a lookup; None for any other.
+        """Return the lookup of a text; None if the text is not one.
 
         Raises:
             ForbiddenError: the user may not run it.
@@ -227,8 +227,8 @@ class CompiledTexts:
     def again(self, sql: str) -> Recipe | None:
         """Return the recipe with which a text runs again in a transaction; None if it must run like any other.
 
-        It has a recipe if it has run before, is one statement whose reads follow from its parameters alone, and calls
-        no function. One that writes ends within a moment, whatever the tables hold. All users may run it.
+        A text has a recipe if it has run before, is a single statement for which ``recipe_again`` returns one, and the
+        cluster has no users, so that no rights need to be checked.
         """
         if self._access.users:
             return None

@@ -63,8 +63,8 @@ def execute_mixed(
 ) -> Prepared:
     """Execute a request that mixes changes of rows and of the schema (``MixesError``).
 
-    It begins by rolling back to the savepoint ``request`` of the open transaction.
-    The errors are those of ``Executor.execute``.
+    The function first rolls back to the savepoint ``request`` of the open transaction. The errors are those of
+    ``Executor.execute``.
     """
     executor.capture.discard_changes()
     executor._db.execute("ROLLBACK TO request")
@@ -120,7 +120,7 @@ class Mixed:
 
         Args:
             room: how many bytes the results may take.
-            again: whether it ran before, as an ordinary statement of the transaction; ``told`` is its result then.
+            again: whether the text ran before as an ordinary statement of the transaction, with the result ``told``.
 
         Raises:
             BedrockishError: as for a request. The change can go on after an error of the statement itself.
@@ -190,13 +190,7 @@ class Mixed:
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
         with self._executor.governor.judging(self.steps[-1].sql if self.steps else ""):
-            tables = Tables(self._db, self._executor._tables)
-            tables.check_supported(self._db, self._executor._tables)
-            tables.check_references()
-        if tables.system != self._executor._tables.system:
-            raise UnsupportedError(
-                "names that begin with bedrockish_ belong to the database itself; choose another name"
-            )
+            Tables(self._db, self._executor._tables).check_change(self._db, self._executor._tables)
         does = self._writes or self._configures or self._numbers != pragmas.numbers(self._db)
         kind = SCHEMA_KIND if does else ROWS
         changes = encode_steps(self.steps) if does else encode_changes([])
@@ -208,7 +202,7 @@ class Mixed:
             for option in (KEYS_ON, DEFER_OFF):
                 set_option(self._db, option)
 
-    # -- one of them -----------------------------------------------------------------------------------------------
+    # -- one statement ---------------------------------------------------------------------------------------------
 
     def _one(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
         db = self._db
@@ -308,11 +302,9 @@ class Mixed:
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
 
     def _check_stable(self, text: str) -> Lengths:
-        """Refuse nondeterministic functions, and conflict clauses that roll back more than a statement; return the
-        bounds on the lengths of values.
+        """Refuse nondeterministic functions, and the conflict clauses ROLLBACK and FAIL; return the bounds of lengths.
 
-        SQLite's bytecode shows the functions that a statement calls, also in triggers, defaults and views, and how long
-        its values may be.
+        SQLite's bytecode shows these functions, also in triggers, defaults and views, and the lengths of values.
         """
         program = self._explained(text)
         for _, opcode, first, second, _, fourth, *_ in program:
@@ -323,7 +315,7 @@ class Mixed:
                 continue
             name = str(fourth).rpartition("(")[0].lower()
             if name in self._unstable:
-                way = f"{name}() would give each something else: send the value as a parameter, or use two transactions"
+                way = f"{name}() returns another value at each: send the value as a parameter, or use two transactions"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=text)
         return replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
 

@@ -212,18 +212,17 @@ class Executor:
         return replace(prepared, reads_system=True) if run.reads_system else prepared
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
-        """Execute a request without computing its read set; return its encoded results, or None if it does not only
-        read.
+        """Execute a request without computing its read set; return its encoded results, or None if it may write.
 
         The connection shows one snapshot and does not write. The caller calls ``Governor.release`` afterwards.
 
         Args:
             request: a request at any level; the caller checks, before or afterwards, that its level permits the
                 snapshot.
-            budget_s: the seconds that it may take.
+            budget_s: the seconds that the request may take.
 
         Raises:
-            TakesLongError: it has run for ``budget_s`` and has not ended.
+            TakesLongError: the request has run for ``budget_s`` and has not ended.
             BedrockishError: as ``execute``.
         """
         statements = request.statements
@@ -246,7 +245,7 @@ class Executor:
         return encode_in_steps(results, most - room, by_column=request.by_column)
 
     def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:
-        """Return the encoded result of a statement if it is a lookup; None for any other."""
+        """Return the encoded result of a lookup; None for any other statement."""
         lookup = self.texts.lookup(statement.sql, user)
         if lookup is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
             return None
@@ -293,7 +292,7 @@ class Executor:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        The runs may take as long as the statement itself: to find where a loop ended, its query has to run again.
+        The runs have the time limit of the statement itself: to find where a loop ends, they may read as many rows.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.
@@ -406,13 +405,7 @@ class Executor:
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.discard_changes()
-        tables = Tables(self._db, self._tables)
-        tables.check_supported(self._db, self._tables)
-        tables.check_references()
-        if tables.system != self._tables.system:
-            raise UnsupportedError(
-                "names that begin with bedrockish_ belong to the database itself; choose another name"
-            )
+        Tables(self._db, self._tables).check_change(self._db, self._tables)
         access_set = AccessSet()  # empty: the statements take effect only at the activation
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
@@ -420,7 +413,7 @@ class Executor:
 
     @property
     def breaks_foreign_keys(self) -> bool:
-        """Return whether a deferred foreign key is broken now."""
+        """True while a deferred foreign key is broken."""
         return self._tables.foreign_keys and deferred_broken(self._db)
 
     def begin(self, gatherer: AccessSetBuilder) -> "Run":

@@ -163,9 +163,7 @@ def _advice(schema: Schema, ops: Sequence[Op], reason: str, name: str) -> str:
     if reason.endswith(_SCANS):
         table, columns = _compared(schema, ops, name)
         if columns:
-            return (
-                f"CREATE INDEX ... ON {quote(table)}({', '.join(map(quote, columns))}), so that it need not look at all"
-            )
+            return f"CREATE INDEX ... ON {quote(table)}({', '.join(map(quote, columns))}), so that it need not scan all"
         return "give it a WHERE on an indexed column, or read it outside of transactions that write, or at snapshot"
     if reason == TOO_MANY:
         return "make it find fewer rows at a time: a narrower WHERE, or several statements"

@@ -66,7 +66,7 @@ class Governor:
         self._interrupter.begin(db)
 
     def release(self) -> None:
-        """Note that no statement runs any more, whether the last one succeeded or not."""
+        """End the limits of the statement, which has succeeded or failed."""
         self._interrupter.end()
         self.limits.memory.end(self.number)
         self.number, self._is_refused, self._until = 0, False, FOREVER
@@ -78,7 +78,7 @@ class Governor:
         db.interrupt()
 
     def caused(self, error: apsw.Error) -> bool:
-        """Return whether an interrupt caused the error of the running statement; ask before ``release``."""
+        """Return whether an interrupt caused the error of the running statement; valid only before ``release``."""
         return self._interrupter.caused(error)
 
     def refusal(self) -> BedrockishError | None:
@@ -90,7 +90,7 @@ class Governor:
         return self.stopped or self._failure()
 
     def error_of_interrupt(self, sql: str) -> Exception:
-        """Return the error for a statement that was interrupted; ask before ``release``."""
+        """Return the error for a statement that was interrupted; valid only before ``release``."""
         error = self.refusal() or self.ending()
         if error is None and self.budget.is_over:
             return TakesLongError(sql)
@@ -98,7 +98,7 @@ class Governor:
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:
-        """Limit the time of the block, which examines the whole schema, like that of a statement; ``sql`` names it.
+        """Apply a statement's time limit to a block that examines the whole schema; ``sql`` is the text for the error.
 
         Raises:
             TakesLongError: the work has used the budget and has not ended.
@@ -121,7 +121,7 @@ class Governor:
             self._until, self._interrupter.is_interrupted = FOREVER, False
 
     def patience(self, sql: str, seconds: float) -> Check:
-        """Return a function for an analysis to call: it raises when the budget, or some processor time, is used up."""
+        """Return a check for an analysis; it raises when the budget or ``seconds`` of processor time are used up."""
         busy = self.limits.busy
         until = busy() + seconds
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets import partial_failure as kept
 from bedrockish.access_sets.change_capture import Touched
 from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.partial_failure import were_kept
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
@@ -106,7 +106,7 @@ class Interactive:
 
         Raises:
             ConflictError: the schema has changed since the transaction began.
-            ForbiddenError: it is not this user's to run.
+            ForbiddenError: the user may not run it.
             SqlError: the parameters do not fit.
         """
         self.check_schema(work)
@@ -149,11 +149,12 @@ class Interactive:
     def run(
         self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
     ) -> tuple[Result, int]:
-        """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
-        usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
+        """Run one statement; return its result and an estimate of its bytes.
+
+        The transaction can go on after a usage error (a constraint, a syntax error, a limit), unless it is ``over``.
 
         Raises:
-            TakesLongError: it has run for ``budget_s`` and is not done; nothing of it has happened.
+            TakesLongError: the statement has run for ``budget_s`` and has not ended; it has no effect.
             ConflictError: data that the transaction depends on has changed.
             BedrockishError: as for a request.
         """
@@ -208,10 +209,10 @@ class Interactive:
         return Result(piece.columns, rows, -1, work.lastrowid or None)
 
     def repeatable(self, work: TransactionWork, sql: str) -> Recipe | None:
-        """Return how to run a text many times together in a transaction; None if each must run by itself.
+        """Return the recipe to run a text as a batch in a transaction; None if its statements must run one by one.
 
         Raises:
-            ForbiddenError: it is not this user's to run.
+            ForbiddenError: the user may not run it.
         """
         recipe = self._executor.texts.repeatable(sql, work.user)
         if recipe is None or self.needs_snapshot(work, recipe.piece):
@@ -223,8 +224,8 @@ class Interactive:
     ) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Return their results, equal to those of ``run``, and the place up to which the caller has to run statements one
-        by one. If a statement fails or takes long, none of the statements has run.
+        Return their results, equal to those of ``run``, and the index up to which the caller must run statements one by
+        one. If a statement fails or takes long, none of the statements has run.
 
         Raises:
             ConflictError: data that the transaction depends on has changed.
@@ -275,8 +276,8 @@ class Interactive:
     def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
         """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.
 
-        Return None if ``run`` must run it: it has no recipe or has failed without an effect, or the transaction is not
-        inside.
+        Return None if ``run`` must run it: the text has no recipe or has failed without an effect, or the transaction
+        is not swapped in.
 
         Args:
             values: the parameters, as SQLite stores them.
@@ -317,7 +318,7 @@ class Interactive:
             self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
             has_failed = True
         if has_failed:
-            self._take_back(work, in_savepoint=in_savepoint)
+            self._undo_write(work, in_savepoint=in_savepoint)
             return None
         rowcount, work.lastrowid = db.changes(), db.last_insert_rowid()
         changes, touched = capture.stop()
@@ -331,7 +332,7 @@ class Interactive:
         work.wrote = True
         return Result((), [], rowcount, work.lastrowid or None)
 
-    def _take_back(self, work: TransactionWork, *, in_savepoint: bool) -> None:
+    def _undo_write(self, work: TransactionWork, *, in_savepoint: bool) -> None:
         """Undo a write of ``run_again`` that has failed."""
         db, capture = self._db, self._capture
         if self._restore():
@@ -352,17 +353,16 @@ class Interactive:
 
         Raises:
             SqlError: there is no such savepoint.
-            UnsupportedError: it is another statement.
+            UnsupportedError: the statement is another one.
         """
-        match control.kind:
-            case _ if control.kind == SAVEPOINT:
-                self.mark(work, control.name)
-            case _ if control.kind == RELEASE:
-                work.release(control.name)
-            case _ if control.kind == ROLLBACK_TO:
-                self.rollback_to(work, control.name)
-            case _:
-                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        if control.kind == SAVEPOINT:
+            self.mark(work, control.name)
+        elif control.kind == RELEASE:
+            work.release(control.name)
+        elif control.kind == ROLLBACK_TO:
+            self.rollback_to(work, control.name)
+        else:
+            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
 
     def mark(self, work: TransactionWork, name: str) -> None:
         """Run SAVEPOINT name."""
@@ -387,7 +387,7 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed, or its clock is before a commit that it has
                 seen.
         """
-        assert work.workspace is None or self.committed is not None, "it goes on elsewhere"
+        assert work.workspace is None or self.committed is not None, "the transaction continues in a workspace"
         self.engine.wait_for_writer()
         if work.clock and work.base_clock >= work.clock:
             raise told_too_early(work.command)
@@ -446,13 +446,13 @@ class Interactive:
             pragmas.settle(self._db)
 
     def note_broken_keys(self, work: TransactionWork) -> None:
-        """Note whether a deferred key is broken, before SQLite loses its count or another connection gets the rows."""
+        """Record whether a deferred key is broken, before the count is lost or another connection gets the rows."""
         work.unsure = work.unsure or (self.inside is work and self._broken_keys())
 
     def lose(self) -> None:
-        """Note that SQLite has rolled back the open batch with the rows of the transaction that is swapped in."""
+        """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""
         if self.inside is not None and self._was_broken:
-            self.inside.unsure = True  # SQLite has forgotten its count of broken keys, and writing rows does not count
+            self.inside.unsure = True  # SQLite has lost its count of broken keys, and ``redo`` does not count them
         if self.inside is not None and self.inside.defers:
             pragmas.settle(self._db)
         self.inside = None
@@ -649,8 +649,8 @@ class Interactive:
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):
             # With the conflict clause FAIL, the rows before the one that failed stay.
-            there = kept.are_there(db, self._executor._tables.by_name, changes)
-            if there or (there is None and touched):  # ``_keep`` finds the net change of such tables
+            found = were_kept(db, self._executor._tables.by_name, changes)
+            if found or (found is None and touched):  # ``_keep`` finds the net change of such tables
                 before = len(work.changes)
                 self._keep(work, changes, touched)
                 if len(work.changes) > before:
@@ -658,11 +658,11 @@ class Interactive:
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # SQLite has undone what it undoes of a TEMP table, for a broken key not always.
+        # The conflict clause has decided which rows of a TEMP table stay; after a broken key SQLite may keep others.
         if not isinstance(error, ConstraintError) or not capture.changed_temporary or is_of_keys:
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
-        # SQLite keeps the id of a row that was inserted and taken back, but not where the transaction runs again.
+        # SQLite's own value is that of the row that was undone, which differs where the transaction runs again.
         db.set_last_insert_rowid(work.lastrowid)
 
     def _restore(self) -> bool:

@@ -54,7 +54,7 @@ class Guest(Protocol):
         """Roll the transaction's rows back out of the open batch."""
 
     def lose(self) -> None:
-        """Note that SQLite has rolled back the open batch, and with it the transaction's rows."""
+        """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""
 
 
 class Lends(Protocol):

@@ -115,7 +115,7 @@ class TransactionWork:
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
 
     def looks(self, piece: Compiled) -> None:
-        """Note which tables without keys a statement reads."""
+        """Record whether a statement reads tables without keys."""
         self.read_without_keys = self.read_without_keys or piece.reads_without_keys
         self.reads_system = self.reads_system or piece.reads_system
 
@@ -147,9 +147,9 @@ class TransactionWork:
         return self.size + self.logged + self.asked + KEY_BYTES * keys
 
     def saw(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
-        """Note the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
+        """Record the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
-        A check of foreign keys that found no violation is not noted, because no other commit can cause a violation.
+        A check of foreign keys that found no violation is not recorded: no other commit can cause a violation.
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
@@ -174,17 +174,17 @@ class TransactionWork:
             self.sets.release(place)
 
     def roll_back(self, place: int) -> None:
-        """Forget the changes since the savepoint at a place, and the savepoints after it."""
+        """Drop the changes since the savepoint with this index, and the savepoints after it."""
         mark = self.marks[place]
         del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
         self.size = mark.size
-        # The rows before the savepoint may be written again, or have been since then, which does not count broken keys.
+        # SQLite does not count the broken keys of rows that are written again, as those before the savepoint may be.
         self.unsure = self.unsure or mark.is_broken
         if self.sets is not None:
             self.sets.roll_back(place)
 
     def begin_sets(self, analysis: Analysis) -> None:
-        """Begin the access set, or go on with it on another connection, whose analysis is given."""
+        """Start the access set, or continue it with the analysis of another connection."""
         if self.sets is not None:
             self.sets = self.sets.moved(analysis)
             return
@@ -193,7 +193,7 @@ class TransactionWork:
             self.sets.mark()
 
     def find(self, name: str) -> int:
-        """Return the place of the latest savepoint of a name.
+        """Return the index of the latest savepoint of a name.
 
         Raises:
             SqlError: no savepoint has that name.

@@ -38,7 +38,7 @@ class OverlayTransaction:
     Args:
         workspace: has no other transaction.
         work: the transaction, which may have run statements elsewhere.
-        tick: gives values of the node's clock; None if ``workspace.scope`` has the means already.
+        tick: returns values of the node's clock; None if ``workspace.scope`` has a clock already.
     """
 
     def __init__(self, workspace: Workspace, work: TransactionWork, tick: Callable[[], int] | None = None) -> None:
@@ -57,7 +57,7 @@ class OverlayTransaction:
 
     @property
     def is_over(self) -> bool:
-        """Return whether SQLite itself has ended it."""
+        """True once SQLite itself has ended the transaction."""
         return self.work.over
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class OverlayTransaction:
         if work.wrote:
             writer.executor.reader = None  # the other connection does not see what this one has written
         if writer.journal_in_memory and piece.kind != READ and writer.executor.texts.again(piece.sql) is None:
-            self._leave_memory()
+            self._use_journal_file()
         if interactive.inside is not work:
             self.enter()
         try:
@@ -246,15 +246,15 @@ class OverlayTransaction:
         assert writer is not None
         assert interactive is not None
         if writer.journal_in_memory and len(work.changes) >= SMALL_CHANGES:
-            self._leave_memory()
+            self._use_journal_file()
         return interactive.run_again(work, sql, values, room)
 
-    def _leave_memory(self) -> None:
+    def _use_journal_file(self) -> None:
         """Keep the old pages in a file from now on, because the next statements may change many."""
         assert self._writer is not None
         if self._writer.use_journal(in_memory=False):
             return
-        # SQLite refuses it after the first write, so the transaction writes its changes again.
+        # SQLite refuses this after the first write, so the transaction writes its changes again.
         self.interactive.leave()
         self.db.execute("ROLLBACK")
         self._writer.use_journal(in_memory=False)
@@ -269,7 +269,7 @@ class OverlayTransaction:
         """
         self._check_goes_on()
         if self.writer.journal_in_memory:
-            self._leave_memory()
+            self._use_journal_file()
         self.enter()
         return self.interactive.run_alike(self.work, statements, first, ALIKE_S)
 
@@ -282,7 +282,7 @@ class OverlayTransaction:
         """Return the columns of a statement's result, with their declared types; nothing is run.
 
         Raises:
-            SqlError: SQLite does not accept it.
+            SqlError: SQLite does not accept the statement.
         """
         with self.workspace.stoppable:
             return explain(self.executor, statement, self.work.user, columns=True)
@@ -319,7 +319,7 @@ class OverlayTransaction:
 
         Raises:
             SqlError: there is no such savepoint.
-            UnsupportedError: it is another statement.
+            UnsupportedError: the statement is another one.
         """
         work = self.work
         self._check_goes_on()
@@ -342,7 +342,7 @@ class OverlayTransaction:
         """Return the prepared transaction for its commit. If this raises, the transaction stays open.
 
         Raises:
-            ConstraintError: a deferred foreign key is broken; it can be mended.
+            ConstraintError: a deferred foreign key is broken; further statements can repair it.
             BedrockishError: the error that has ended the transaction.
         """
         if self._end is not None:

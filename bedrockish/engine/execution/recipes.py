@@ -1,7 +1,7 @@
 """Shorter ways to run statements whose texts have run before: lookups and recipes.
 
 Most requests of a node are lookups: reads by known texts that are fast whatever the tables hold. A lookup needs no
-budget, no number in the memory account and no look at its plan. Its result is the same as that of ``Executor.read``.
+budget, no number in the memory account and no search for its plan. Its result is the same as that of ``Executor.read``.
 
 A recipe runs successive statements with one text, or a statement again that has run before in the transaction.
 """
@@ -40,9 +40,9 @@ ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more o
 def find_alike(
     statements: Sequence[Statement], first: int, recipe_of: Callable[[str], Recipe | None]
 ) -> tuple[Recipe | None, int]:
-    """Return the recipe of the statements that have the same text from a place on, and their number.
+    """Return the recipe of the statements that have the same text from index ``first`` on, and their number.
 
-    The recipe is None if they are too few, or are to be run one by one. ``recipe_of`` returns the recipe of a text.
+    The recipe is None if they are too few, or must run one by one. ``recipe_of`` returns the recipe of a text.
     """
     sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
     if first + 1 == len(statements) or statements[first + 1].sql != sql:
@@ -67,8 +67,8 @@ def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
 def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], tables: Tables) -> Recipe | None:
     """Return the recipe to run a statement again in a transaction; None if it must run like any other.
 
-    Its reads follow from its parameters alone, and it calls no function. One that writes ends within a moment, whatever
-    the tables hold.
+    A statement with a recipe calls no function, and its reads follow from its parameters alone; if it writes, it is
+    quick whatever rows the tables have.
     """
     if piece.kind not in (READ, WRITE) or (piece.kind == WRITE and piece.columns):
         return None
@@ -90,7 +90,7 @@ def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], table
 def read_brief(
     db: apsw.Connection, recipe: Recipe, values: tuple[Any, ...], limits: Limits, room: int
 ) -> list[tuple[Any, ...]] | None:
-    """Return the rows of a brief read; None if it fails, and ``Executor.run_piece`` must find the error."""
+    """Return the rows of a brief read; None if it fails, so that ``Executor.run_piece`` must find the error."""
     try:
         return fetch(db.execute(recipe.piece.sql, values), limits, 0, room)[0]
     except (apsw.Error, BedrockishError, UnicodeDecodeError):

@@ -30,7 +30,7 @@ from bedrockish.sqltext.session_settings import Settings
 from bedrockish_journal.model.changes import decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
 
-IDLE_MAX = 64  # idle connections that are kept open
+IDLE_MAX = 64  # idle connections that stay open
 CACHE_KIB = 1 << 10
 UNCOUNTED_BYTES = 4 << 10  # the first bytes of rows are not counted: a call for each row takes as long as the row
 WAY_OUT = "stream them, select less, or use LIMIT"
@@ -153,10 +153,10 @@ class Snapshot:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
 
-        It has the budget of the loop, because it runs in the loop's thread even if the statement ran in another one.
+        The query has the loop's budget: it runs in the loop's thread even if the statement ran in another thread.
 
         Raises:
-            apsw.Error: it exceeds that budget, or SQLite failed otherwise.
+            apsw.Error: the query exceeds that budget, or SQLite failed otherwise.
         """
         self.governor.allow(self.limits.budget_s)
         self.governor.watch(self._db)

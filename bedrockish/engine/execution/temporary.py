@@ -56,7 +56,7 @@ class TemporaryWorkspace:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether its connections failed, so that the TEMP objects are lost."""
+        """Whether its connections failed, so that the TEMP objects are lost."""
         return self.workspace.is_broken
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class TemporaryTransaction(OverlayTransaction):
     Args:
         held: the session's workspace; no other transaction may be open on it.
         work: the open transaction, which may have run statements on the writing connection.
-        tick: gives values of the node's clock.
+        tick: returns values of the node's clock.
         like: an earlier record of the same transaction, whose state it takes over; or None.
     """
 

@@ -44,7 +44,6 @@ from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
 ANALYSIS_S = 0.5  # processor time for the analysis of a statement, which competes with the loop for the interpreter
-ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
@@ -231,10 +230,7 @@ class Workspace:
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.
         """
-        writer = self._open()
-        if self._stopped is not None:
-            raise self._stopped
-        writer.begin()
+        writer = self._begin_writer()
         self._work = work
         self.scope.begin(work.command, work.clock, self._base)
         return writer
@@ -267,10 +263,14 @@ class Workspace:
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.
         """
+        writer = self._begin_writer()
+        writer.file.limit_bytes = limit_bytes
+        return writer
+
+    def _begin_writer(self) -> "Writer":
         writer = self._open()
         if self._stopped is not None:
             raise self._stopped
-        writer.file.limit_bytes = limit_bytes
         writer.begin()
         return writer
 
@@ -304,7 +304,7 @@ class Workspace:
                 if self.temporary_bytes:
                     self._writer.allow_temporary(self.temporary_bytes)
             else:
-                self._writer.move(self._moment, pages)
+                self._writer.file.move(self._moment, pages)
             self._writer.learn(self._version)
         except apsw.Error as error:
             self.is_broken = True
@@ -316,7 +316,7 @@ class Workspace:
 
 
 class _Stoppable:
-    """Raises the error of ``stop`` where its interrupt has met SQL of the engine, not a statement of the client."""
+    """Raises the error of ``stop`` in place of SQLite's error, where the interrupt has met SQL of the engine itself."""
 
     __slots__ = ("_workspace",)
 
@@ -374,8 +374,8 @@ class Writer:
     def use_journal(self, *, in_memory: bool) -> bool:
         """Keep the pages before a write in memory, or in a file without a name; return whether SQLite does so now.
 
-        In memory, a small transaction makes half as many calls of the system. SQLite changes it before the first write
-        of a transaction only.
+        In memory, a small transaction makes half as many system calls. SQLite changes the mode only before the first
+        write of a transaction.
         """
         if in_memory is not self.journal_in_memory:
             mode = "memory" if in_memory else "delete"
@@ -387,10 +387,6 @@ class Writer:
         self.executor.allow_temporary()
         page_bytes = self.db.execute("PRAGMA temp.page_size").fetchone()[0]  # type: ignore[index]
         self.db.execute(f"PRAGMA temp.max_page_count = {max(most_bytes // page_bytes, 16)}").fetchall()
-
-    def move(self, moment: Moment, pages: int) -> None:
-        """Move to another moment."""
-        self.file.move(moment, pages)
 
     def learn(self, version: int) -> None:
         """Read the schema, if its version has changed."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.system_names import hidden_name, is_ours, may_be_asked
+from bedrockish.access_sets.system_names import OUR_NAMES, hidden_name, is_ours, may_be_asked
 from bedrockish.access_sets.virtual_layout import VirtualLayout
 from bedrockish.engine.derived.commands import command_of
 from bedrockish.engine.sqlite.errors import translate
@@ -90,7 +90,6 @@ _MODEL = (
     "{} gets its model as a value, VALUES ('rebuild', ?): a query would make another model at each node; run "
     "vec1_train() first, and send its result"
 )
-_OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
     "the statements together as one request"
@@ -105,7 +104,7 @@ _REFUSED = {
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
     **dict.fromkeys(_TEMP, _TEMPORARY),
 }
-_AROUND = " \t\r\n;"  # characters around a statement
+_AROUND = " \t\r\n;"  # the characters that may surround a statement
 # Values for a statement whose number of parameters is not known yet; apsw.ext.query_info uses the same.
 _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 
@@ -249,16 +248,10 @@ class Guard:
     ) -> tuple[Compiled, int]:
         """Compile the first statement of a text at or after the offset ``at``.
 
-        SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
+        SQLite gets only the text of this statement, because it would copy the rest of a long script each time.
 
-        Return the statement, which is empty at the end of the text, and the offset after it.
-
-        Args:
-            at: where to look for the statement.
-
-        Raises:
-            SqlError: as ``compile``.
-            UnsupportedError: as ``compile``.
+        Return the statement, which is empty at the end of the text, and the offset after it. The errors are those of
+        ``compile``.
         """
         begin = statement_start(sql, at)
         end = statement_end(sql, begin) or len(sql)
@@ -267,7 +260,7 @@ class Guard:
         except SqlError:
             if end == len(sql) or statement_start(sql, end) == len(sql):
                 raise
-            # Pass the rest of the text: SQLite may find another end of the statement than the search here.
+            # Pass the remaining text: SQLite may find another end of the statement than ``statement_end``.
             piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
         return piece, end - len(piece.rest)
 
@@ -289,7 +282,7 @@ class Guard:
         seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
         piece: Compiled | None = None
 
-        def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
+        def inspect(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
             nonlocal piece
             declared = tuple((name, kind) for name, kind in cursor.get_description()) if cursor.has_vdbe else ()
             columns = tuple(name for name, _ in declared)
@@ -305,7 +298,7 @@ class Guard:
             return False
 
         cursor = self._db.cursor()
-        cursor.exec_trace = look
+        cursor.exec_trace = inspect
         try:
             # Not from the statement cache: a text that equals a cached one of the node would not be compiled again, and
             # the authorizer would not check it.
@@ -318,7 +311,7 @@ class Guard:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None
             if JOURNAL in sql.lower() and (found := _AT_VIEW.search(str(error))):
-                why = _OUR_NAMES if found[1] is None else _ONLY_READ.format(JOURNAL)
+                why = OUR_NAMES if found[1] is None else _ONLY_READ.format(JOURNAL)
                 raise UnsupportedError(why, sql=sql) from None
             raise translate(error, sql) from error
         except UnicodeEncodeError as error:
@@ -335,7 +328,7 @@ class Guard:
         return piece
 
     def _complete(self, piece: Compiled, seen: _Seen) -> None:
-        """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
+        """Record whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
         piece.configures, piece.defines, piece.is_dear = seen.analyzes, seen.defines, seen.is_dear
         piece.stays, piece.compares = seen.stays, seen.compares
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
@@ -441,7 +434,7 @@ class Guard:
     def _refusal(
         seen: _Seen, action: int, first: str, second: str | None, database: str | None, inside: str | None
     ) -> str | None:
-        """Return why this action is refused, or None; note the touched objects."""
+        """Return why this action is refused, or None; record the touched objects."""
         name = first.lower()
         if action == apsw.SQLITE_PRAGMA:
             if name not in _OF_SCHEMA and name not in pragmas.SETTINGS:
@@ -501,7 +494,7 @@ class Guard:
         elif action in _DDL and second:
             seen.tables.add(second)
         if action in _DDL and (is_ours(name) or is_ours(second or "")):
-            return _OUR_NAMES
+            return OUR_NAMES
         if action in _DDL and database == "temp":
             return _TEMPORARY
         return None
@@ -514,7 +507,7 @@ def _of_temporary(seen: _Seen, action: int, first: str, second: str) -> str | No
         seen.defines = True
         if action in _OF_MODULES:
             return _TEMPORARY_MODULE
-        return _OUR_NAMES if is_ours(name) or is_ours(second) else None
+        return OUR_NAMES if is_ours(name) or is_ours(second) else None
     if action == apsw.SQLITE_READ and name in _CATALOGUE:
         seen.catalogue = True
     return None

@@ -40,13 +40,13 @@ class Text:
 
     size: int = 0  # how many tokens it has
     tables: Counter[str] = field(default_factory=Counter)  # the names at places where SQL expects a table
-    others: Counter[str] = field(default_factory=Counter)  # the names at all places
+    names: Counter[str] = field(default_factory=Counter)  # the names at all places
 
     def add(self, other: "Text") -> None:
         """Add another text, which is a part of this one."""
         self.size += other.size
         self.tables.update(other.tables)
-        self.others.update(other.others)
+        self.names.update(other.names)
 
 
 @dataclass(slots=True)
@@ -60,7 +60,6 @@ class Parsed:
 
 
 T = TypeVar("T")
-Sizes = Callable[[str], int]
 
 
 class Expansion:
@@ -77,7 +76,7 @@ class Expansion:
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
-        # The longest part of each of these names without a quote: text that has none of them cannot mention a name.
+        # The longest part of each name without a quote: a text that has none of these parts mentions none of the names.
         self._parts: set[str] = set()
         if definitions is not None:
             self._read(definitions, known)
@@ -109,7 +108,7 @@ class Expansion:
         self._parts = {max(_QUOTE.split(name), key=len) for name in (*self._tables, *self._columns)}
 
     def _add_table(self, name: str, table: Parsed) -> None:
-        sizes = _resolve(table.named, lambda _: 0, lambda text: text.others)
+        sizes = _sizes_of_columns(table.named)
         self._tables[name] = sum(sizes.values())
         for column, size in sizes.items():
             if size > LIGHT:
@@ -132,7 +131,7 @@ class Expansion:
             found = text.size
             for name, count in text.tables.items():
                 found += count * (named[name] if name in named else size_of(name))
-            for name, count in text.others.items() if self._columns else ():
+            for name, count in text.names.items() if self._columns else ():
                 found += count * self._columns.get(name, 0)
             return found
 
@@ -167,7 +166,7 @@ class Expansion:
         return added
 
     def _may_add(self, sql: str) -> bool:
-        """Return whether a statement may have to be parsed; this search costs a hundredth of parsing a long text."""
+        """Return whether a statement must be parsed; this search costs a hundredth of parsing a long text."""
         text = folded(sql)
         if "with" in text or "create" in text or _MAY_COMPUTE.search(sql):
             return True
@@ -176,7 +175,7 @@ class Expansion:
     def _check_definition(self, parsed: Parsed, sql: str) -> None:
         """Check the size of the table or view that a statement defines, and of the views that name it."""
         if parsed.is_table:
-            sizes = _resolve(parsed.named, lambda _: 0, lambda text: text.others)
+            sizes = _sizes_of_columns(parsed.named)
             name, size = parsed.defines, sum(sizes.values())
         else:
             before = self._sizes_of_views(self._views)
@@ -225,13 +224,11 @@ def _is_written_out(row: Definition) -> bool:
     return row.kind == "table" and row.sql is not None and _MAY_COMPUTE.search(row.sql) is not None
 
 
-def _resolve(texts: Mapping[str, Text], outer: Sizes, names: Callable[[Text], Mapping[str, int]]) -> dict[str, int]:
-    """Return the sizes of texts that name each other; ``outer`` returns the sizes of all other texts that they name."""
+def _sizes_of_columns(texts: Mapping[str, Text]) -> dict[str, int]:
+    """Return the sizes of a table's generated columns, given their texts, which may name each other."""
     found: dict[str, int] = {}
-    for name in _after_their_parts(texts, names):
-        text = texts[name]
-        parts = names(text).items()
-        found[name] = text.size + sum(count * (found[one] if one in found else outer(one)) for one, count in parts)
+    for name in _after_their_parts(texts, lambda one: one.names):
+        found[name] = texts[name].size + sum(count * found.get(part, 0) for part, count in texts[name].names.items())
     return found
 
 
@@ -242,16 +239,16 @@ def _after_their_parts(texts: Mapping[str, T], names: Callable[[T], Iterable[str
         if first in seen:
             continue
         seen.add(first)
-        way = [(first, iter(names(texts[first])))]
-        while way:
-            name, parts = way[-1]
+        stack = [(first, iter(names(texts[first])))]
+        while stack:
+            name, parts = stack[-1]
             part = next((one for one in parts if one in texts and one not in seen), None)
             if part is None:
-                way.pop()
+                stack.pop()
                 yield name
             else:
                 seen.add(part)
-                way.append((part, iter(names(texts[part]))))
+                stack.append((part, iter(names(texts[part]))))
 
 
 @dataclass(slots=True)
@@ -300,7 +297,7 @@ class _Parser:
         return Parsed(self._frames[0].text, self._named, is_table, _defined(head))
 
     def _add(self, token: Token, word: str, name: str, before: str, name_before: str, *, is_table: bool) -> None:
-        """Add a token to the text that it stands in."""
+        """Add a token to the text of the innermost parentheses."""
         depth, text = len(self._frames), self._frames[-1].text
         if word == "(":
             self._frames.append(_Frame(self._candidate, name_before, Text()))
@@ -313,7 +310,7 @@ class _Parser:
         elif not (word in _BETWEEN and self._candidate):
             self._candidate = ""
             if name:
-                text.others[name] += 1
+                text.names[name] += 1
                 if before in _BEFORE_TABLES:
                     text.tables[name] += 1
 

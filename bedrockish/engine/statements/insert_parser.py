@@ -1,7 +1,6 @@
 """Finds the parts of an INSERT in its tokens, as far as they are needed to add a column to it.
 
-It raises ``NotUnderstoodError`` for a text that deviates from SQLite's grammar for INSERT, or could be read in two
-ways.
+The parser raises ``NotUnderstoodError`` for a text that deviates from SQLite's grammar for INSERT, or is ambiguous.
 """
 
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ class InsertParser:
         )
 
     def split(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts between commas, as places of tokens."""
+        """Return the first token of each part between commas, and the token after it, by their indexes."""
         parts, begin, at = [], first, first
         while at < end:
             if self.tokens[at].text == "(":

@@ -27,12 +27,12 @@ WITH_ARGUMENT = frozenset(
     {
         *("foreign_key_check", "foreign_key_list", "index_info", "index_list", "index_xinfo", "integrity_check"),
         *("quick_check", "table_info", "table_list", "table_xinfo"),
-        # SQLite ignores the argument of these.
+        # SQLite ignores the argument of the following.
         *("collation_list", "compile_options", "data_version", "database_list", "freelist_count", "function_list"),
         *("module_list", "page_count", "pragma_list"),
     }
 )
-_AS_EVER = {
+_FIXED = {
     "case_sensitive_like": False,
     "count_changes": False,
     "full_column_names": False,
@@ -137,11 +137,11 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     if name not in ANSWERED or (name == TRIGGERS and first_setting(sql) is None and turns_on(sql)):
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
-    tells = ANSWERED[name]
-    if tells is None and not sets and name not in _ACTS:
+    answer = ANSWERED[name]
+    if answer is None and not sets and name not in _ACTS:
         return sql  # SQLite itself answers a query
-    silent = tells is None or (sets and name in _SETS_SILENTLY)
-    return ("SELECT 1 WHERE 0" if silent else f"SELECT {tells}") + rest
+    silent = answer is None or (sets and name in _SETS_SILENTLY)
+    return ("SELECT 1 WHERE 0" if silent else f"SELECT {answer}") + rest
 
 
 def refusal(name: str, argument: str | None, database: str | None) -> str | None:
@@ -149,8 +149,8 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     known = name.lower()
     if argument is None or known in WITH_ARGUMENT:
         allowed = known in READABLE
-    elif known in _AS_EVER:
-        allowed = is_on(argument) == _AS_EVER[known]
+    elif known in _FIXED:
+        allowed = is_on(argument) == _FIXED[known]
     elif known in REPLICATED:
         allowed = database in (None, "main")
     else:
@@ -199,7 +199,7 @@ def is_keys_off(sql: str) -> bool:
 
 
 def asks(sql: str) -> bool:
-    """Return whether a text asks whether foreign keys are deferred."""
+    """Return whether a text is a query of PRAGMA defer_foreign_keys."""
     return first_word(sql) == "PRAGMA" and DEFER in sql.lower() and not given(sql)[0]
 
 

@@ -108,7 +108,7 @@ class Rights:
             raise self.lacks(role, what)
 
     def lacks(self, role: int, what: str, table: str = "", **details: str) -> ForbiddenError:
-        """Return the error for an action whose role the user lacks; with ``table``, a role for it is enough."""
+        """Return the error for an action whose role the user lacks; with ``table``, a role for this table is enough."""
         name = self.user.removeprefix(CERTIFIED)  # the user that a certificate stands for
         if self.role == NOBODY:
             known = f"; an admin makes that user with 'bedrockish user add URL {name}'" if name != self.user else ""
@@ -166,8 +166,7 @@ class Access:
             name = user.removeprefix(CERTIFIED) or "clients that show no user"
             raise ForbiddenError(
                 f"rights of {name} were taken away while the transaction was open; the transaction did not happen: "
-                "run it again "
-                "with the remaining rights, which 'bedrockish user list' shows to an admin",
+                "run it again with the remaining rights, which 'bedrockish user list' shows to an admin",
                 user=user,
             )
 

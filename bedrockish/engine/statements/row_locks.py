@@ -12,8 +12,8 @@ hint: this node cannot know the future writes of other nodes' clients, and the l
 conflict, as always. To make such conflicts rare, nodes whose transactions have conflicted at a table divide its rows
 among themselves for a while.
 
-A statement that calls the function relaxes only its reads of that table: of these, only the rows that it has locked
-count (see ``readset``). All its changes to them are certified as always, so no row is handed out twice.
+In a statement that calls the function, only the rows that it has locked count as read of that table (see ``readset``).
+All its changes are certified as always, so no row is handed out twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ class RowLocks:
         """Lock a row, and return its key; None if another transaction has the row.
 
         Args:
-            base: the commits that it has seen; None: not known.
+            base: the commits that the calling transaction has seen; None: not known.
 
         Raises:
             SqlError: the table does not exist, the values do not fit its key, or the transaction has too many locks.
@@ -126,7 +126,7 @@ class RowLocks:
 
 
 def _key(table: Table, values: tuple[Value, ...]) -> bytes | None:
-    """Return the key of a row; None if there can be none, because a value is NULL."""
+    """Return the key of a row; None if a value is NULL, because no row has such a key."""
     width = 1 if table.key is None else len(table.key.columns)
     if len(values) != width:
         what = "its rowid" if table.key is None else f"the {width} columns of its primary key"

@@ -46,7 +46,7 @@ class AutoIds:
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
-        self._back: dict[str, list[int]] = {}  # returned leased ids, the next one to assign last
+        self._back: dict[str, list[int]] = {}  # returned leased ids; the next id to assign is the last
         self._seen: dict[str, int] = {}
         self._tables: dict[str, Table] = {}
         self._queries: dict[str, str] = {}
@@ -89,7 +89,7 @@ class AutoIds:
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
-        """Note an id that a transaction under way may use: only higher ids are given from now on."""
+        """Give only higher ids from now on than this one, which a transaction under way may use."""
         if rowid is not None:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 
@@ -128,8 +128,8 @@ class AutoIds:
     def take_back(self, table: str, ids: list[int]) -> None:
         """Take leased, unused ids back; the next rows of the table get them, in this order.
 
-        Ids that this node did not lease are ignored: once a table has the greatest possible id, each further INSERT
-        into it would fail.
+        Ids that this node did not lease are ignored: a client could return the greatest possible id, after which each
+        INSERT into the table would fail.
         """
         highest = self._highest.get(table, 0)
         leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]
@@ -162,7 +162,7 @@ class AutoIds:
         return None  # the greatest possible id is in use: SQLite itself looks for a free one
 
     def _in_table(self, db: apsw.Connection, table: str) -> int:
-        """Return the highest id in the table, including the ids that this statement has noted so far."""
+        """Return the highest id in the table, including the ids that this statement has given so far."""
         seen = self._seen.get(table)
         if seen is not None:
             return seen
@@ -183,7 +183,7 @@ class AutoIds:
         return highest
 
     def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
-        """Note an id that the statement gives itself, so that its later rows do not get it, too."""
+        """Record an id that the statement gives itself, so that no later row of the statement gets it."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # else SQLite will refuse it
             self._seen[table] = max(self._in_table(db, table), rowid)

@@ -28,10 +28,8 @@ from bedrockish_journal.model.changes import Change
 # A request that changes more rows than this in one table counts as writing the whole range from the first changed row
 # to the last, and all of the table's indexes.
 ROWS_MAX = 100_000
-# In a transaction with more single keys than the first number, each table or index with more keys than the second gets
-# one range instead of them.
-POINTS_MAX = 100_000
-GROUP_MAX = 10_000
+POINTS_MAX = 100_000  # single keys of a transaction; with more, tables and indexes with many keys get one range each
+GROUP_MAX = 10_000  # keys of a table or index that then become a range, if there are more
 _NO_TABLES = frozenset[str]()
 RANGES_MAX = 5_000  # in a transaction with more ranges, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for all cached plans together
@@ -95,27 +93,22 @@ class CompiledFacts(Protocol):
     @property
     def sql(self) -> str:
         """The text of the statement."""
-        ...
 
     @property
     def names(self) -> Sequence[str | None]:
         """The name of each parameter; None for a parameter without a name."""
-        ...
 
     @property
     def auto(self) -> object:
         """Another text that may run in place of the statement; None if there is no such text."""
-        ...
 
     @property
     def named(self) -> frozenset[str] | None:
         """The tables that the statement names, for ``virtual_reads``; None if they are not known."""
-        ...
 
     @property
     def settings(self) -> Settings:
         """The settings of the session with which the statement runs."""
-        ...
 
 
 def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Check = unlimited) -> ReadPlan:
@@ -149,7 +142,7 @@ class Analysis:
     ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}
-        self._lengths: dict[str, Lengths] = {}  # of statements without a plan
+        self._lengths: dict[str, Lengths] = {}  # the lengths of statements without a plan
         self._weight = 0  # approximate bytes of both
         self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)

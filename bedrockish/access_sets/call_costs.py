@@ -61,7 +61,7 @@ _GROWTH = 4  # a call of such a function counts as so many ordinary calls
 _LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
 _COLUMNS = frozenset({"Column", "VColumn"})
 COSTLY = CALLS | _LOADS | {"String8", "Integer", "Concat"}
-"""The opcodes that ``lengths`` looks at."""
+"""The opcodes that ``lengths`` counts."""
 _PRODUCTS = {
     "instr(2)": (64 << 10, 640 << 10),
     "replace(3)": (64 << 10, 640 << 10),
@@ -80,8 +80,8 @@ _PRODUCTS = {
     "glob(2)": (64 << 10, 0),
 }
 """Functions whose time grows with the product of two lengths -> the longest value for about 20 ms, and for about 2 s.
-0: any length, because the other value, a pattern, is bounded. For ``json_pretty`` the memory grows so: each element is
-indented by its depth."""
+0: any length, because the other value, a pattern, is bounded. For ``json_pretty`` the product is one of memory: each
+element is indented by its depth."""
 _PATTERNS = frozenset({"like(2)", "like(3)", "glob(2)"})
 LEAST_BYTES = 512
 
@@ -115,7 +115,7 @@ def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
 
 
 def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
-    """Return the same as ``lengths``, without the limits for virtual tables."""
+    """Return the result of ``lengths`` before the limits for virtual tables."""
     names = [name for program in programs for name in _names(program)]
     made = sum(map(_calls, programs))
     copied = sum(map(_copies, programs)) + max(0, _rows(programs) - 1)

@@ -167,7 +167,7 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     changed = definitions.changed_since(before)
     schema = Schema(schema_version(db), _rows(db, "PRAGMA main.encoding")[0][0], definitions=definitions)
     if known is not None and before is not None:
-        _take_over(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
+        _copy(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
     fresh: list[str] = []
     wanted = changed if known is not None else changed | {CATALOGUE}
     found = as_shadows(listed(db, definitions.listed_with(wanted)), definitions)
@@ -194,7 +194,7 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     return schema
 
 
-def _take_over(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
+def _copy(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
     """Copy the known schema, without the tables and indexes of the definitions in ``gone``."""
     schema.tables, schema.roots, schema.parents = dict(known.tables), dict(known.roots), dict(known.parents)
     for row in gone:
@@ -244,7 +244,7 @@ def _read_index(
 ) -> Index:
     _, name, unique, origin, partial = listed
     primary = origin == "pk"
-    itself = primary and without_rowid  # the index is the table itself
+    is_table = primary and without_rowid  # the index is the table itself
     numbers: list[int] = []
     stored: list[int] = []
     specs: list[Spec] = []
@@ -252,7 +252,7 @@ def _read_index(
     opaque = False
     for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({quote(name)})"):
         stored.append(number)
-        if itself and not key:
+        if is_table and not key:
             continue  # the other columns of the row
         spec = Spec((collation or "BINARY").upper(), bool(descending))
         numbers.append(number)
@@ -262,7 +262,7 @@ def _read_index(
         opaque = opaque or spec.collation not in KNOWN_COLLATIONS
     return Index(
         name, table, bool(unique), bool(partial), primary, tuple(numbers), tuple(specs), declared, opaque,
-        "t:" + table if itself else "i:" + name, texts.get(name, ""), tuple(stored),
+        "t:" + table if is_table else "i:" + name, texts.get(name, ""), tuple(stored),
     )  # fmt: skip
 
 

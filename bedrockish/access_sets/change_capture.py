@@ -196,7 +196,7 @@ class Capture:
         log.append(Change(table.name, table.columns, op, rowid, rowid_after, before, after))
 
     def _touch(self, table: str, update: apsw.PreUpdate) -> None:
-        """Note a change of a row that the hook cannot show."""
+        """Record a change of a row that the hook cannot show."""
         touched = self._touched.setdefault(table, Touched())
         touched.changes += 1
         if update.op != INSERT:
@@ -205,7 +205,7 @@ class Capture:
             touched.rowids[update.rowid_new] = None
 
     def _touch_chunk(self, table: str, update: apsw.PreUpdate) -> None:
-        """Note a change of a chunk of vec0, which holds the values of many rows."""
+        """Record a change of a chunk of vec0, which has the values of many rows."""
         chunks = self._touched.setdefault(table, Touched()).chunks
         place = update.table_name, update.rowid_new if update.op == INSERT else update.rowid
         if place not in chunks:
@@ -213,7 +213,7 @@ class Capture:
             chunks[place] = old[-1]
 
     def _find_in_chunks(self, table: str, touched: Touched) -> None:
-        """Note each row whose values in a chunk have changed. Inserted and deleted rows are noted already."""
+        """Record each row whose values in a chunk have changed; inserted and deleted rows are recorded already."""
         layout = f"SELECT size, rowids FROM {quote(table + '_chunks')} WHERE chunk_id = ?"
         for (name, chunk), old in touched.chunks.items():
             new: Any = self._db.execute(f"SELECT * FROM {quote(name)} WHERE rowid = ?", (chunk,)).fetchone()
@@ -245,7 +245,7 @@ class Capture:
         return found
 
     def read_rows(self, touched: dict[str, Touched]) -> Rows:
-        """Read the present values of the changed rows that the hook cannot show; return the rows.
+        """Read and return the present values of the changed rows that the hook cannot show.
 
         Raises:
             TooLargeError: the changes are over the limit.

@@ -63,7 +63,7 @@ class ComputedColumns:
     def values(self, row: Row, rowid: int | None) -> Row | None:
         """Return the values of the expressions for a captured row; None if SQLite fails to compute one.
 
-        That may happen for a row that a partial index does not contain.
+        SQLite may fail for a row that a partial index does not contain.
         """
         values: list[Value] = [row[place] for place in self._places if place is not None]
         if self._has_rowid:
@@ -101,7 +101,7 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
 def comparable_columns(index: Index, table: Table) -> int:
     """Return the number of leading columns of an index whose values have comparable key bytes.
 
-    They end before the first column with an application's collation, or with an expression that cannot be parsed.
+    The first column with an application's collation, or with an expression that cannot be parsed, ends them.
     """
     if not index.opaque:
         return len(index.columns)

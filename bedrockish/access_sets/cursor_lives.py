@@ -12,7 +12,7 @@ from bedrockish.access_sets.opcodes import CURSORS, ENDS, OPENS, OPENS_PRIVATE, 
 _FIRST = 1 << 16  # above all cursor numbers of SQLite
 
 
-def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
+def split_cursors(program: list[Op], check: Check = unlimited) -> list[Op]:
     """Return the program with a separate number for each opening of a cursor.
 
     A cursor is left unchanged if an instruction that uses it can be reached from different openings.
@@ -25,13 +25,13 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
             if op.name in OPENS or op.name in OPENS_PRIVATE:
                 opened.setdefault(op.p1, []).append(op.address)
     several = {cursor for cursor, opens in opened.items() if len(opens) > 1}
-    several -= {cursor for op in program for cursor in named_otherwise(op)}
+    several -= {cursor for op in program for cursor in other_cursors(op)}
     if not several:
         return program
     # A subroutine that does not open the cursor is skipped: its caller continues with the cursor unchanged.
     paths = _Paths(program, check)
     called = paths.reached([op.p2 for op in program if op.name == "Gosub"], returns=False)
-    apart = list(program)
+    split = list(program)
     number = _FIRST
     for cursor in sorted(several):
         opens = set(opened[cursor])
@@ -41,9 +41,9 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
             continue
         for life in lives:
             for address in life:
-                apart[address] = apart[address]._replace(p1=number)
+                split[address] = split[address]._replace(p1=number)
             number += 1
-    return apart
+    return split
 
 
 class _Paths:
@@ -66,7 +66,7 @@ class _Paths:
     def uses(self, used: set[int], opens: set[int], start: int, *, returns: bool) -> set[int]:
         """Return the addresses of the instructions that may use a cursor while it is open from ``start`` on.
 
-        ``opens`` are the addresses of all openings, ``start`` among them; ``used`` those of all uses.
+        ``opens`` has the addresses of all openings of the cursor, and ``used`` those of all its uses.
         """
         ahead = self._following(self._program[start])
         if self._resumes(self._program[start], returns=returns):
@@ -114,7 +114,7 @@ class _Paths:
         return found
 
 
-def named_otherwise(op: Op) -> tuple[int, ...]:
+def other_cursors(op: Op) -> tuple[int, ...]:
     """Return the cursors that an instruction names in an operand other than P1, whose numbers are not replaced."""
     if op.name in ("DeferredSeek", "SorterData"):
         return (op.p3,)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, columns_object, stored_column
 from bedrockish.access_sets.computed_columns import comparable_columns
 from bedrockish.access_sets.constraint_probes import constraint_probes
-from bedrockish.access_sets.cursor_lives import lives_apart, named_otherwise
+from bedrockish.access_sets.cursor_lives import other_cursors, split_cursors
 from bedrockish.access_sets.effort import EVERY, Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import ROWID_SPEC, Spec, column_key, object_prefix
 from bedrockish.access_sets.loop_stops import LoopReader, Stop
@@ -38,7 +38,7 @@ from bedrockish.access_sets.register_values import Atom, Cell, Program, Register
 from bedrockish.access_sets.virtual_reads import VIRTUAL, virtual_reads
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
-_NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
+_NOT_COMPARABLE = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
 TEMPORARY = 1  # P3 of OpenRead and OpenWrite for TEMP tables; higher numbers are attached files
 REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
@@ -166,7 +166,7 @@ class ProgramReads:
         )
 
     def relaxed(self, schema: Schema) -> "ProgramReads":
-        """Return these reads without those of tables in ``locking``, where only the locked rows count as read."""
+        """Return these reads without those of tables in ``locking``, of which only the locked rows count as read."""
         names = {name.lower() for name in self.locking}
         tables = [table for table in schema.tables.values() if table.name.lower() in names]
         objects = {table.object for table in tables} | {index.object for table in tables for index in table.indexes}
@@ -210,7 +210,7 @@ class _Reader:
     def __init__(
         self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool, named: Set[str] | None
     ) -> None:
-        ops = lives_apart(ops, check)
+        ops = split_cursors(ops, check)
         self._named = named
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
@@ -300,12 +300,12 @@ class _Reader:
             if op.name == "Function" and (op.p4 or "").startswith(_SKIP_LOCKED):
                 self._out.locking |= self._names_of(op.p2)
             if op.name == "DeferredSeek":
-                self._comes_to(op.p3, (self._number, op.p1))
+                self._add_rows(op.p3, (self._number, op.p1))
             if (op.name not in POSITIONS and op.name not in WHOLE) or op.address in self._sequences:
                 continue
             if op.p1 in self._private and op.p1 not in self._cursors:
                 continue
-            if op.name == "IfEmpty" and self._is_looked_into(op.p1):
+            if op.name == "IfEmpty" and self._is_positioned(op.p1):
                 continue
             self._position(op, is_probe=op.address in self._constraints)
         return self._out
@@ -324,7 +324,7 @@ class _Reader:
             if not isinstance(found, Table) or not found.has_column_keys:
                 continue
             ops = [
-                op for op in self._program if (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
+                op for op in self._program if (op.name in CURSORS and op.p1 == cursor) or cursor in other_cursors(op)
             ]
             numbers = {stored_column(found, op.p2) for op in ops if op.name == "Column"}
             names = frozenset(found.columns[number].name for number in numbers if number is not None)
@@ -340,7 +340,7 @@ class _Reader:
         values = [atom.payload[1] if atom.kind == "const" else None for atom in atoms]
         return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
 
-    def _is_looked_into(self, cursor: int) -> bool:
+    def _is_positioned(self, cursor: int) -> bool:
         """Return whether an instruction other than the test for an empty table positions this cursor.
 
         If so, the test adds no read: it only lets the program skip lookups, and their reads are recorded anyway.
@@ -350,7 +350,7 @@ class _Reader:
             for op in self._program
         )
 
-    def _comes_to(self, cursor: int, rows: Access | CursorId) -> None:
+    def _add_rows(self, cursor: int, rows: Access | CursorId) -> None:
         self._out.rows.setdefault((self._number, cursor), []).append(rows)
 
     def _position(self, op: Op, *, is_probe: bool) -> None:
@@ -364,7 +364,7 @@ class _Reader:
         elif len(found) != 1 or op.p1 in self._private:
             reason = f"{op.name} of a cursor with several uses"
         elif not self._specs(found[0]):
-            reason = _NOT_TOLD
+            reason = _NOT_COMPARABLE
         reads: list[Dependent]
         if reason is not None:
             reads = [_whole(one, reason) for one in found]
@@ -376,10 +376,10 @@ class _Reader:
             self._out.probes += [read.coarse for read in reads]
             if self._number:  # a foreign-key action changes the row that it finds, and may fire triggers for it
                 for read in reads:
-                    self._comes_to(op.p1, read.fine)
+                    self._add_rows(op.p1, read.fine)
             return
         for read in reads:
-            self._comes_to(op.p1, read.fine)
+            self._add_rows(op.p1, read.fine)
             if read.fine != read.coarse:
                 self._out.dependents.append(read)
             else:
@@ -446,7 +446,7 @@ class _Reader:
             else:
                 return None
         for other in others:
-            self._comes_to(cursor, other)
+            self._add_rows(cursor, other)
         return reads
 
     def _is_rowid_of(self, cell: Cell, table: Table) -> bool:

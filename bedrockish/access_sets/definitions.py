@@ -36,7 +36,7 @@ class Definitions:
     """All definitions that a connection sees now.
 
     Args:
-        known: earlier definitions, or those of another connection; equal ones are taken over.
+        known: earlier definitions, or the definitions of another connection; equal ones are reused.
     """
 
     _rows: dict[int, Definition]
@@ -61,12 +61,12 @@ class Definitions:
         changed: dict[str, list[Definition]] = {folded(row.table): [] for row in (*gone, *fresh)}
         for row in fresh:
             changed[folded(row.table)].append(row)
-        left = {row.place for row in gone}
+        gone_places = {row.place for row in gone}
         for name, rows in changed.items():
-            rows += [row for row in self.by_table.pop(name, ()) if row.place not in left]
+            rows += [row for row in self.by_table.pop(name, ()) if row.place not in gone_places]
             if rows:
                 self.by_table[name] = tuple(sorted(rows, key=itemgetter(0)))
-        self.latent = [row for row in known.latent if row.place not in left] if known is not None else []
+        self.latent = [row for row in known.latent if row.place not in gone_places] if known is not None else []
         self.latent += [row for row in fresh if row.kind in ("trigger", "view")]
         self.virtual = _names(known.virtual if known is not None else frozenset(), gone, fresh, _is_virtual)
         self.system = _names(known.system if known is not None else frozenset(), gone, fresh, _is_system)

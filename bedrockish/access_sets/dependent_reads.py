@@ -206,14 +206,14 @@ class DependentReads:
             self.typed.append(False)
         place = self.sources.index(source)
         number = self.column(cursor, column)
-        assert number is not None, "only what can be asked for is resolved"
+        assert number is not None, "no access that depends on an expression is resolved"
         columns = self.columns[place]
         if number not in columns:
             columns.append(number)
         return place, columns.index(number)
 
     def need_given(self, table: str) -> _Need:
-        """Return the same for the automatic ids of new rows of a table; ``Resolution.wrote`` adds their values."""
+        """Return the need for the automatic ids of a table's new rows, whose values ``Resolution.wrote`` adds."""
         source = (_GIVEN, next((at for (_, at), name in self._given.items() if name == table), len(self._given)))
         if source not in self._given:
             self._given[source] = table
@@ -295,7 +295,7 @@ class _Job:
         self._only_column = self._single()
 
     def _pair(self) -> int | None:
-        """Return the source if all columns come from the same one, so that each row has one combination; else None."""
+        """Return the source from which all columns come, so that each row has one combination; None for several."""
         places = {need[0] for field in self._equal for need, _ in field.cells}
         if len(self._equal) < 2 or len(places) != 1:
             return None
@@ -317,7 +317,7 @@ class _Job:
             if whole in done:
                 continue
             done.add(whole)
-            state.count(len(done))
+            state.count_keys(len(done))
             if self.records:
                 self._record(state, key, low, high)
             if self.feeds:
@@ -359,7 +359,7 @@ class _Job:
         for key in done.intersection(new) if done else ():
             del new[key]
         done.update(new)
-        state.count(len(done))
+        state.count_keys(len(done))
         if self.records and self._is_point:
             state.points.update(new if self._points_of is None else self._points_of(new))
         elif self.records:
@@ -437,7 +437,7 @@ class _Job:
         if has_high:
             many = [(*values, high) for values in many]
         found = list(islice(state.query(sql, many), ROWS_MAX + 1))
-        state.looked_at(len(found))
+        state.count_rows(len(found))
         if len(self.feeds) == 1 and not self._plan.typed[self.feeds[0]]:
             rows = state.rows[self.feeds[0]]
             before = len(rows)
@@ -633,7 +633,7 @@ class _StoppingJob(_Job):
         ):
             if not ends[0] <= self._key(row[:width]) < ends[1]:
                 break
-            state.looked_at(1)
+            state.count_rows(1)
             found = self._give(state, row[width:]) or found
         return found
 
@@ -671,7 +671,7 @@ class Resolution:
         # For each source, its rows so far, with only the columns that other accesses need.
         self.rows: list[dict[tuple[Any, ...], tuple[Any, ...]]] = [{} for _ in plan.sources]
         self._done: list[set[bytes]] = [set() for _ in plan.jobs]
-        self._looked_at = 0
+        self._rows_read = 0
         self._is_as_planned: bool | None = None
         self._resolve()
 
@@ -695,15 +695,15 @@ class Resolution:
             self._is_as_planned = skeleton([Op(*row[:7]) for row in rows]) == self._plan.skeleton
         return self._is_as_planned
 
-    def count(self, keys: int) -> None:
+    def count_keys(self, keys: int) -> None:
         """Raise ``_TooManyError`` if there are too many keys."""
         if keys > KEYS_MAX:
             raise _TooManyError
 
-    def looked_at(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Count rows read by auxiliary queries; raise ``_TooManyError`` if there are too many."""
-        self._looked_at += rows
-        if self._looked_at > ROWS_MAX:
+        self._rows_read += rows
+        if self._rows_read > ROWS_MAX:
             raise _TooManyError
 
     def wrote(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:

@@ -2,8 +2,8 @@
 
 SQLite marks the result of a JSON function as a document, until the value is stored. For a document ``a`` that was made
 in the same statement ``json_array(a)`` is ``[[1]]``, and for the stored text it is ``["[1]"]``. The journal has the
-stored row, from which each node computes generated columns and index entries again. It would compute other values, and
-so other UNIQUE keys, than the leader.
+stored row, from which each node computes generated columns and index entries again. The node would compute other
+values, and so other UNIQUE keys, than the leader.
 """
 
 from bedrockish.access_sets.catalog import Prepare, Schema

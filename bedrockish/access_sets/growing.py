@@ -104,18 +104,18 @@ class Growing:
         self._write_ranges |= ranges
 
     def mark(self) -> None:
-        """Note a savepoint."""
+        """Begin a savepoint."""
         self._since.append((set(), set()))
 
     def release(self, place: int) -> None:
-        """Forget the savepoint with this number, counted from 0, and those after it; the writes since then stay."""
+        """End the savepoint with this index, and the savepoints after it; the writes since then stay."""
         for points, ranges in self._since[place:] if place else ():
             self._since[place - 1][0].update(points)
             self._since[place - 1][1].update(ranges)
         del self._since[place:]
 
     def roll_back(self, place: int) -> None:
-        """Roll back to the savepoint at a place, from 0, which stays; a key that is no longer written counts as read.
+        """Roll back to the savepoint with this index, which stays open; a key that is no longer written counts as read.
 
         The cost grows with the changes that are rolled back, not with all changes.
         """

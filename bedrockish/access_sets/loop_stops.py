@@ -36,8 +36,8 @@ _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
 _NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
 
-# A row passes if the comparison does not jump. By opcode, the operator that it then meets, written from the column to
-# the value: if the column is in P3, and if it is in P1.
+# Opcode -> the condition of a row that passes, for which the instruction does not jump, as an operator between the
+# column and the value: with the column in P3, and with the column in P1.
 _PASSES = {
     "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
 }  # fmt: skip
@@ -143,7 +143,7 @@ class LoopReader:
         # If LIMIT is a parameter, SQLite may choose another plan for its value.
         is_fixed = self._plan_is_fixed(on) and body.limit.kind == body.offset.kind == "const"
         backward = steps[0].name == "Prev"
-        return Stop(tuple(body.row.filters), body.limit, body.offset, backward, is_fixed, body.row.told_partners())
+        return Stop(tuple(body.row.filters), body.limit, body.offset, backward, is_fixed, body.row.as_partners())
 
     def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
         """Find the instructions at the end of a loop that produce rows of NULLs for outer joins.
@@ -178,7 +178,7 @@ class LoopReader:
         return may_jump(op) and any(first <= target <= last for target in (op.p2, *_more_targets(op)))
 
     def table(self, on: Table | Index) -> Table:
-        """Return the table itself, or the table of an index."""
+        """Return a table unchanged, and the table of an index."""
         return on if isinstance(on, Table) else self._schema.tables[on.table]
 
     def value(self, register: int) -> Atom | None:
@@ -263,9 +263,9 @@ class _Row:
     # Pairs of a column and the row that is looked up by it.
     partners: list[tuple[int, "_Row"]] = field(default_factory=list)
 
-    def told_partners(self) -> tuple[Partner, ...]:
+    def as_partners(self) -> tuple[Partner, ...]:
         return tuple(
-            Partner(column, row.table.name, tuple(row.filters), row.told_partners()) for column, row in self.partners
+            Partner(column, row.table.name, tuple(row.filters), row.as_partners()) for column, row in self.partners
         )
 
 

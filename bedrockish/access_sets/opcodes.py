@@ -23,7 +23,7 @@ class Op(NamedTuple):
 
 
 def rows_of(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...] | None]:
-    """Yield the rows of an EXPLAIN; None for a row with a blob that is not valid text, as which EXPLAIN prints it."""
+    """Yield the rows of an EXPLAIN, which prints blobs as text; None for a row whose blob is not valid text."""
     while True:
         try:
             row = next(cursor, ())
@@ -46,7 +46,7 @@ EXACT = frozenset({"SeekRowid", "NotExists", "Found", "NotFound", "NoConflict"})
 BY_ROWID = frozenset({"SeekRowid", "NotExists"})
 SEEKS = frozenset({"SeekLT", "SeekLE", "SeekGE", "SeekGT"})
 POSITIONS = EXACT | SEEKS | {"Rewind", "Last"}
-"""Opcodes that move a cursor to a place that depends on the table's content."""
+"""Opcodes that move a cursor to a row that depends on the table's content."""
 
 WHOLE = frozenset({"Count", "IfEmpty", "IfSizeBetween"})
 """Opcodes whose result depends on the whole table."""
@@ -166,18 +166,18 @@ def is_brief(program: Sequence[Op]) -> bool:
     if any(op.name not in _BRIEF or op.address != number for number, op in enumerate(program)):
         return False
     done: set[int] = set()
-    way: dict[int, list[int]] = {0: _following(program[0])}  # the path to the current address -> successors left
-    while way:
-        here, left = next(reversed(way.items()))
+    path: dict[int, list[int]] = {0: _following(program[0])}  # address on the current path -> successors to visit
+    while path:
+        here, left = next(reversed(path.items()))
         if not left:
-            del way[here]
+            del path[here]
             done.add(here)
             continue
         there = left.pop()
-        if there in way:
+        if there in path:
             return False
         if there < len(program) and there not in done:
-            way[there] = _following(program[there])
+            path[there] = _following(program[there])
     return True
 
 

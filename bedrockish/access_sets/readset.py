@@ -49,14 +49,14 @@ from bedrockish_journal.model.value import value
 Reads = tuple[list[bytes], list[Range]]
 ReadKeys = tuple[Collection[bytes], Collection[Range]]
 
-TOO_DEAR = "statement so long that only the tables it opens are told"
+TOO_DEAR = "statement too long to analyse, so that only the tables it opens are known"
 EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max
 
 # Table functions that show the schema or the file, whose content has no keys.
-_LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
+_WITHOUT_KEYS = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
 _BLOB = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
 )
@@ -155,8 +155,8 @@ def analyse(
     """Return the plan of a statement's reads; ``schema`` must be the present schema of ``db``.
 
     ``nparams`` is the number of parameters in SQLite's numbering; ``bind`` takes them in that order. ``is_what_runs``
-    is False if an equivalent text may run instead, whose loops may end elsewhere. Of a row that is looked up by its id,
-    only the needed columns count as read. ``named`` is the argument of ``virtual_reads``; None if unknown.
+    is False if an equivalent text may run instead, whose loops may end elsewhere. ``named`` is the argument of
+    ``virtual_reads``; None if unknown.
 
     Raises:
         apsw.Error: SQLite cannot prepare the statement; running it would raise the same error.
@@ -175,7 +175,7 @@ def analyse(
     for program, reads in zip(programs, found, strict=True):
         fallbacks.update(dict.fromkeys(reads.fallbacks))
         everything = everything or reads.everything
-        if any(op.name == "VOpen" for op in program) and _LOOKS_BEHIND.search(sql):
+        if any(op.name == "VOpen" for op in program) and _WITHOUT_KEYS.search(sql):
             everything = True
             fallbacks["table function that shows the schema or the file", "everything"] = None
     dependents = DependentReads([] if everything else found, schema, sql, [op for ops in programs for op in ops], check)
@@ -309,7 +309,7 @@ def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimit
 
 
 def _readable(literal: re.Match[str]) -> str:
-    """Return a printable literal for a blob literal of a statement: the same one only for equal blobs.
+    """Return a printable literal in place of a blob literal; different blobs get different literals.
 
     Its value does not matter, because the analysis treats the values of blobs as unknown.
     """

@@ -49,7 +49,7 @@ class Program(NamedTuple):
 
 
 Slot = int | tuple[str, int] | tuple[str, int, int]
-"""The name of a place that holds values: a register; the one column of a list of values (``in``) or of a row set
+"""The name of a set of values: a register; the one column of a list of values (``in``) or of a row set
 (``rowset``), by its cursor; or a column of a private table (``record``), by its cursor and number. The numbers of
 registers and cursors are made unique over all programs."""
 
@@ -79,7 +79,7 @@ class Registers:
         self.lists = [_value_lists(program.ops) for program in programs]
         # A map from kind and payload to affinities, so that adding a value does not search thousands of others.
         self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
-        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # a dict, because each value of an IN list adds the same
+        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # a dict, because the values of an IN list add equal edges
         self._writers: dict[Slot, set[Slot]] = {}
         self._changed_at: dict[int, list[int]] = {}  # register -> addresses at which it may change
         for number, program in enumerate(programs):
@@ -304,7 +304,7 @@ class Registers:
                         self._edges[caller * _STRIDE + first + op.p1, target, ""] = None
 
     def _compare(self, op: Op) -> None:
-        """Note that a comparison may convert its operands in place."""
+        """Apply the affinity of a comparison, which may convert its operands in place."""
         affinity = chr(op.p5 & 0x47)
         if affinity >= "C":
             self._convert(op.p1, "C")
@@ -430,7 +430,7 @@ class PrivateRecords:
         )
 
     def column(self, cursor: int, column: int) -> Slot | None:
-        """Return the slot of a column and note it for ``edges``; None if its values are unknown."""
+        """Return the slot of a column and record it for ``edges``; None if its values are unknown."""
         if column == ROWID:
             has_copies = cursor in self._same or cursor in self._same.values()
             if cursor not in self._known or cursor not in self._ids or has_copies:
@@ -441,7 +441,7 @@ class PrivateRecords:
         return "record", cursor, column
 
     def edges(self) -> list[tuple[Slot, Slot, str]]:
-        """Return the sources of the noted columns: the column's slot, the source's slot and an affinity."""
+        """Return the sources of the recorded columns: the column's slot, the source's slot and an affinity."""
         found: list[tuple[Slot, Slot, str]] = []
         ahead = list(self._asked)
         for cursor, column in ahead:
@@ -479,10 +479,7 @@ def _written_otherwise(ops: list[Op]) -> set[int]:
 
 
 def _value_lists(program: list[Op]) -> set[int]:
-    """Return the cursors of the ephemeral one-column tables that only some instructions fill.
-
-    These are IdxInserts that directly follow the MakeRecord of the record, which has one value.
-    """
+    """Return the cursors of one-column ephemeral tables that only IdxInserts right after a MakeRecord fill."""
     lists: dict[int, bool] = {}
     for op in program:
         if op.name == "OpenEphemeral":

@@ -52,7 +52,7 @@ class VirtualLayout:
     # Shadow table -> its virtual table, if each of its rows stands for a row of the virtual table with the same rowid;
     # else an empty text.
     shadows: Mapping[str, str] = field(default_factory=dict)
-    # Shadow table of vec0 with chunks (each of its rows holds the values of many rows) -> the virtual table.
+    # Shadow table of vec0 with chunks (each of its rows has the values of many rows) -> the virtual table.
     chunks: Mapping[str, str] = field(default_factory=dict)
     # Content table -> the indexes on its rows.
     indexes: Mapping[str, tuple[ContentIndex, ...]] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class VirtualLayout:
         rows = {folded(one.row_table): one.name for one in tables.values() if one.owns_rows}
         of_vec0 = {folded(name): one.name for one in tables.values() if one.module == VEC0 for name in one.shadow_names}
         rows.update({name: owner for name, owner in of_vec0.items() if name == f"{folded(owner)}_auxiliary"})
-        chunks = {name: of_vec0[folded(name)] for name in kinds if "chunks0" in name and folded(name) in of_vec0}
-        chunks |= {name: of_vec0[folded(name)] for name in kinds if "chunks1" in name and folded(name) in of_vec0}
+        held = (name for name in kinds if ("chunks0" in name or "chunks1" in name) and folded(name) in of_vec0)
+        chunks = {name: of_vec0[folded(name)] for name in held}
         shadows = {name: rows.get(folded(name), "") for name, kind in kinds.items() if kind == "shadow"}
         indexes: dict[str, list[ContentIndex]] = {}
         for one in tables.values():
@@ -127,9 +127,9 @@ class VirtualLayout:
         """Return why an index cannot be maintained for the rows of its content table; empty if it can."""
         query = "SELECT name, type, wr FROM pragma_table_list(?) WHERE schema = 'main'"
         found: Any = db.execute(query, (one.content,)).fetchone()
-        way = f"drop {one.name} first, or in the same request"
+        remedy = f"drop {one.name} first, or in the same request"
         if found is None:
-            return f"its content table {one.content} is not there; {way}"
+            return f"its content table {one.content} is not there; {remedy}"
         name, kind, without_rowid = found
         if kind != "table":
             said = {"view": "is a view", "virtual": "is a virtual table"}.get(
@@ -141,7 +141,7 @@ class VirtualLayout:
         columns = list(_columns(db, name))
         lacking = [column for column in _columns(db, one.name) if folded(column) not in map(folded, columns)]
         if lacking:
-            return f"its content table {name} has no column {lacking[0]}; {way}"
+            return f"its content table {name} has no column {lacking[0]}; {remedy}"
         rowid = one.content_rowid
         query = "SELECT 1 FROM pragma_index_list(?, 'main') WHERE origin = 'pk'"
         keys: Any = db.execute(

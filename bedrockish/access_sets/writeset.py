@@ -133,8 +133,7 @@ class WriteKeys:
 
 
 class _TableKeys:
-    """A precompiled function from rows of one table to their keys. It encodes a column once for each collation and
-    affinity.
+    """A precompiled function from rows of one table to their keys, which encodes a column once for each comparison.
 
     A row consists of its captured values, its rowid, and the computed values of its indexes, in this order.
     """
@@ -147,7 +146,7 @@ class _TableKeys:
         self._ranges: list[Range] = []  # the writes of every changed row in addition to its points
         self._sources: list[str] = []
         self._computed: ComputedColumns | None = None
-        self._untold: list[tuple[Range, tuple[int, ...], bool]] = []
+        self._unknown: list[tuple[Range, tuple[int, ...], bool]] = []
         identity = self._identity()
         self._entries: list[_Join] = []
         self._uniques: list[tuple[_Join, tuple[int, ...], bool]] = []
@@ -218,7 +217,7 @@ class _TableKeys:
             if index.unique:
                 columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
                 exact = len(columns) == index.declared and not index.partial
-                self._untold.append((object_range(index.object), tuple(map(self._place, columns)), exact))
+                self._unknown.append((object_range(index.object), tuple(map(self._place, columns)), exact))
             return
         self._entries.append(_joiner(prefix, cells))
         if index.unique:
@@ -251,8 +250,8 @@ class _TableKeys:
         old = None if old_row is None else (*old_row, rowid_old)
         new = None if new_row is None else (*new_row, rowid_new)
         ranges = self._ranges
-        if self._untold:
-            ranges = [*ranges, *self._untold_ranges(old, new)]
+        if self._unknown:
+            ranges = [*ranges, *self._unknown_ranges(old, new)]
         if self._sources:
             extended = self._extended(old, rowid_old), self._extended(new, rowid_new)
             if (old and not extended[0]) or (new and not extended[1]):
@@ -260,12 +259,9 @@ class _TableKeys:
             old, new = extended
         return self._points(old, new), ranges
 
-    def _untold_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the ranges of those UNIQUE indexes in which the row takes or releases a value.
-
-        Only indexes whose comparison of values is unknown have such ranges.
-        """
-        for found, places, exact in self._untold:
+    def _unknown_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
+        """Yield the range of each UNIQUE index of unknown comparison in which the row takes or releases a value."""
+        for found, places, exact in self._unknown:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)
             if not (had or has):
@@ -284,8 +280,8 @@ class _TableKeys:
     def between(self, rowids: Set[int | None]) -> list[Range]:
         """Return ranges with all keys of rows whose rowids are between the least and the greatest of the given ones.
 
-        The rowids do not bound the keys of indexes and of a WITHOUT ROWID table, so the whole index or table is
-        returned."""
+        Of an index, and of a WITHOUT ROWID table, return the whole range: rowids do not bound its keys.
+        """
         if self._table.key is not None or None in rowids:
             return self.whole()
         known = [rowid for rowid in rowids if rowid is not None]

@@ -124,7 +124,7 @@ class Driver(Calls):
                         self._scopes[link].cancel()
                 case _:
                     assert_never(effect)
-        self._alarm.look()
+        self._alarm.reschedule()
 
     def _received(self, number: int, payloads: list[bytes]) -> None:
         now = trio.current_time()

@@ -11,7 +11,7 @@ import trio
 
 
 class Alarm:
-    """Calls ``act`` at the time ``when()``; after each call, ``look`` must be called to set the next.
+    """Calls ``act`` at the time ``when()``; after each call, ``reschedule`` must be called to set the next time.
 
     Args:
         when: returns the time of the next call; None or infinity for never.
@@ -20,20 +20,20 @@ class Alarm:
     """
 
     def __init__(self, when: Callable[[], float | None], now: Callable[[], float], act: Callable[[], None]) -> None:
-        self._next, self._now, self._act = when, now, act
+        self._when, self._now, self._act = when, now, act
         self._at = math.inf
         self._wait: trio.CancelScope | None = None  # the scope in which the task sleeps until the next call
 
-    def look(self) -> None:
+    def reschedule(self) -> None:
         """Act earlier if ``when`` is earlier now. (If it is later, the task wakes at the old time and sleeps on.)"""
         at = self._next()
-        if at is not None and at < self._at:
+        if at < self._at:
             self._at = at
             if self._wait is not None:  # a change of its deadline does not wake the task
                 self._wait.deadline = self._deadline()
 
-    def _when(self) -> float:
-        at = self._next()
+    def _next(self) -> float:
+        at = self._when()
         return math.inf if at is None else at
 
     def _deadline(self) -> float:
@@ -42,12 +42,12 @@ class Alarm:
 
     async def run(self) -> None:
         """Call ``act`` at each deadline, until cancelled."""
-        self._at = self._when()
+        self._at = self._next()
         while True:
             with trio.CancelScope(deadline=self._deadline()) as self._wait:
                 await trio.sleep_forever()
             self._wait = None
-            self._at = self._when()
+            self._at = self._next()
             if self._at <= self._now():
-                self._at = math.inf  # work that ``act`` starts may run later, and then calls ``look``
+                self._at = math.inf  # work that ``act`` starts may run later, and then calls ``reschedule``
                 self._act()

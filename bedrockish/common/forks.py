@@ -6,7 +6,7 @@ open transaction continues in the parent only.
 
 A fork copies locks as they are at that moment. If another thread holds one, it is held in the child for ever, because
 the child does not have that thread. The child replaces Python's locks. It cannot replace the locks inside SQLite, which
-each allocation of memory takes. So a fork waits until each other thread has ended its statement, or stands still in a
+each allocation of memory acquires. So a fork waits until each other thread has ended its statement, or waits in a
 progress handler.
 """
 
@@ -17,16 +17,16 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-WAIT_S = 5.0  # how long a fork waits; a single call of a function may keep it waiting for longer
+WAIT_S = 5.0  # how long a fork waits for other threads
 STEPS = 4_000  # SQLite's virtual machine instructions between two calls of ``stand_still``
-_ASK_S = 0.001  # how long to wait for one lock, and between two attempts to take all
+_ASK_S = 0.001  # how long to wait for one lock, and between two attempts to acquire all
 
 
 class Lock(Protocol):
     """A lock of ``threading``."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock; return whether this was possible in time."""
+        """Acquire the lock; return False after the timeout."""
 
     def release(self) -> None:
         """Release the lock."""
@@ -40,17 +40,17 @@ class Inherited(Protocol):
 
 
 class Running(Protocol):
-    """An object whose threads call SQLite, each while it holds a lock."""
+    """An object whose threads call SQLite, each of them while it holds a lock."""
 
     def fork_locks(self) -> Iterable[Lock]:
-        """Return these locks, in the order in which threads take them."""
+        """Return these locks, in the order in which threads acquire them."""
 
 
 _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
 _RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
-FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has taken
+FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has acquired
 _WAITING: set[int] = set()  # threads that wait for a fork, each of which holds a lock
 _fork_lock, _done = threading.Lock(), threading.Event()  # held during a fork; set after it
 
@@ -68,10 +68,10 @@ def wait_at_forks(running: Running) -> None:
 def stand_still() -> bool:
     """Wait while another thread forks.
 
-    A thread calls this if ``FORKING`` is not empty, when it has just taken its lock: otherwise busy threads would take
-    their locks again before the forking thread gets them. It is also a progress handler, for statements that run long.
+    A thread that has acquired its lock calls this if ``FORKING`` is not empty; otherwise busy threads would acquire
+    their locks again before the forking thread does. Statements that run long call this as their progress handler.
 
-    Return False: the statement goes on.
+    Return False: the statement continues.
     """
     me = threading.get_ident()
     if FORKING and me not in FORKING:
@@ -95,7 +95,7 @@ def _before_fork() -> None:
             else:
                 missing += 1
         # Each waiting thread holds one missing lock. Another missing lock is held by a thread that runs, and may need
-        # one of the locks taken here; so release them and try again.
+        # one of the locks acquired here; so release them and try again.
         if missing <= len(_WAITING) or time.monotonic() > until:
             return
         _release(held, kept)

@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class Keeper(Generic[T]):
-    """The thread, which is started with the first object. A garbage-collected object is no longer looked after.
+    """The thread, which is started with the first object. It drops objects that are garbage-collected.
 
     Args:
-        every_s: the seconds between two looks at all objects.
-        look: looks after an object; gets the seconds since the last look.
+        every_s: the seconds between two rounds over all objects.
+        maintain: maintains an object; gets the seconds since the last round.
     """
 
-    def __init__(self, name: str, every_s: float, look: Callable[[T, float], None]) -> None:
-        self._name, self._every_s, self._look = name, every_s, look
+    def __init__(self, name: str, every_s: float, maintain: Callable[[T, float], None]) -> None:
+        self._name, self._every_s, self._maintain = name, every_s, maintain
         self._lock = threading.Lock()
         self._kept: weakref.WeakSet[T] = weakref.WeakSet()
         self._is_running = False
@@ -33,7 +33,7 @@ class Keeper(Generic[T]):
         self._lock, self._is_running = threading.Lock(), False
 
     def add(self, one: T) -> None:
-        """Look after an object from now on."""
+        """Maintain an object from now on."""
         with self._lock:
             self._kept.add(one)
             if not self._is_running:
@@ -45,15 +45,15 @@ class Keeper(Generic[T]):
         while True:
             time.sleep(self._every_s)
             now = time.monotonic()
-            self._look_at_all(now - last)
+            self._maintain_all(now - last)
             last = now
 
-    def _look_at_all(self, elapsed_s: float) -> None:
+    def _maintain_all(self, elapsed_s: float) -> None:
         with self._lock:
             kept = list(self._kept)
         for one in kept:
             try:
-                self._look(one, elapsed_s)
+                self._maintain(one, elapsed_s)
             except Exception:  # the thread continues with the other objects of the program
                 logger.exception("%s: %r failed; the keeper drops it", self._name, one)
                 with self._lock:

@@ -42,7 +42,7 @@ class Sums(logging.Filter):
     def __init__(self, lines: int = LINES_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._lines, self._now = lines, now
-        # The begin of the minute, and the number of lines since.
+        # Kind of line -> the begin of its minute, and the number of lines since.
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

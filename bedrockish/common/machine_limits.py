@@ -23,13 +23,13 @@ def too_low() -> str:
 
 
 def _soft(limit: str) -> int:
-    resource = importlib.import_module("resource")  # Windows lacks it, where only the errors are named
+    resource = importlib.import_module("resource")  # not at the top of this module, because Windows lacks it
     found, _ = resource.getrlimit(getattr(resource, limit))
     return sys.maxsize if found == resource.RLIM_INFINITY else found
 
 
 def why_refused(error: BaseException) -> str:
-    """Return what the machine lacks, or which limit it has applied, when it raised an error; empty for other errors."""
+    """Return the lack or the limit of the machine that has caused an error, and the remedy; empty for other errors."""
     match error:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             return f"too many files are open; {_FILES}"

@@ -62,7 +62,7 @@ def read_hash(text: str) -> PasswordHash | None:
 
 
 def _scrypt(password: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:
-    # The same password typed on two keyboards may come as different code points. A lone surrogate has no UTF-8 form,
+    # The same password typed on two keyboards may arrive as different code points. A lone surrogate has no UTF-8 form,
     # hence ``surrogatepass``.
     data = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
     memory = (128 * r * ((1 << log_n) + p + 2)) + (1 << 20)

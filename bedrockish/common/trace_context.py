@@ -13,9 +13,7 @@ current_traceparent: ContextVar[str] = ContextVar("current_traceparent", default
 
 
 def read_traceparent(given: object) -> str:
-    """Return a valid ``traceparent`` unchanged, and an empty text for an invalid one: the request is not refused for
-    it.
-    """
+    """Return a valid ``traceparent`` unchanged; empty for an invalid one, for which no request is refused."""
     return given if isinstance(given, str) and _PARENT.fullmatch(given) else ""
 
 

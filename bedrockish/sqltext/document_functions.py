@@ -14,7 +14,7 @@ _FUNCTIONS = frozenset(
 
 @remembered
 def reads_documents(sql: str) -> bool:
-    """Return whether a text may call such a function; True for a text that cannot be tokenized."""
+    """Return whether a text may call one of these functions; True for a text that cannot be tokenized."""
     if "json" not in sql.lower():
         return False
     try:

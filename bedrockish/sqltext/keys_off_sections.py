@@ -43,7 +43,7 @@ def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def section_end(texts: Sequence[str], at: int) -> int:
     """Return the end of the section that begins with PRAGMA foreign_keys = OFF at position ``at``.
 
-    If no statement of the section changes the schema, or one controls a transaction, the PRAGMA stands alone.
+    The section is only the PRAGMA if none of its statements changes the schema, or if one controls a transaction.
     """
     changes = False
     end = at + 1
@@ -74,8 +74,8 @@ def check_no_action(sql: str, parents: Iterable[str]) -> None:
     for parent in parents:
         if parent.lower() in names:
             raise UnsupportedError(
-                f"PRAGMA foreign_keys is off, and foreign keys that refer to {parent} would act here all the same "
-                "(CASCADE, SET NULL, SET DEFAULT): for rows they are always enforced; switch it on, or change the "
-                "schema before, in the same transaction",
+                f"PRAGMA foreign_keys is off, but nodes always enforce foreign keys for rows, and those that refer to "
+                f"{parent} would act (CASCADE, SET NULL, SET DEFAULT); switch it on, or change the schema before, in "
+                "the same transaction",
                 sql=sql,
             )

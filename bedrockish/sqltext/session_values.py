@@ -71,7 +71,10 @@ class SessionValues:
         return self.set_before(self.fill(self.take_settings(sql)))
 
     def take_settings(self, sql: str) -> str:
-        """Note the settings with which a text begins; return the rest, or a statement with their result if empty."""
+        """Apply the settings with which a text begins, and return the remaining text.
+
+        If nothing remains, return a statement with the result of the settings.
+        """
         found = first_setting(sql)
         if found is None:
             return sql
@@ -87,7 +90,7 @@ class SessionValues:
         return sql if sql.strip() else answer
 
     def set_before(self, sql: str) -> str:
-        """Return a statement with the settings before it that are on and may change its meaning."""
+        """Return a statement after the settings that are on and may change its meaning."""
         if not self.settings:
             return sql
         kind = kind_of(sql)
@@ -97,13 +100,11 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request, each with the settings before it, including settings that the request
-        itself makes.
-        """
+        """Return the statements of one request, each after its settings, including those that the request makes."""
         found: list[str] = []
         last = None
         for sql in texts:
-            # A text sets the same settings again when it is repeated, so its result is the same.
+            # A repeated text applies the same settings again, so its result is the same.
             found.append(found[-1] if sql is last else self.set_before(self.take_settings(sql)))
             last = sql
         return found
@@ -111,7 +112,7 @@ class SessionValues:
     def fill(self, sql: str) -> str:
         """Return a statement with the session's values in place of the functions."""
         if len(sql) > TEXT_MAX or not asks_values(sql) or verb_of(sql) in ("CREATE", "ALTER"):
-            return sql  # in a trigger or a view, the functions must be evaluated when it is used
+            return sql  # in a trigger or a view, the functions must be evaluated at each use
         try:
             found = tokens(sql)
         except NotTokensError:
@@ -149,7 +150,7 @@ def _may_fill(sql: str) -> bool:
 
 @remembered
 def asks_values(sql: str) -> bool:
-    """Return whether a text may call one of the functions."""
+    """Return whether a text may call a function that returns a value of the session."""
     return _MENTIONED.search(sql) is not None
 
 

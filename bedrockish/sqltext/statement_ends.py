@@ -1,6 +1,6 @@
-"""Where the statements of an SQL text begin and end, found in one pass over the text. Pure.
+"""Finds where the statements of an SQL text begin and end, in one pass over the text. Pure.
 
-A semicolon ends a statement unless it stands in a string, a quoted name, a comment or the body of a trigger. The body
+A semicolon ends a statement unless it is in a string, a quoted name, a comment or the body of a trigger. The body
 of a trigger ends with END between two semicolons, as in SQLite's shell. Each pattern here is possessive: a pattern that
 could try a second way to cut a text into blanks and comments would take exponential time.
 """
@@ -46,9 +46,7 @@ def first_word(sql: str) -> str:
 
 
 def statement_end(sql: str, at: int = 0) -> int | None:
-    """Return the position after the semicolon that ends the statement at ``at``.
-
-    Return the position, or None if the statement goes to the end of the text.
+    """Return the position after the semicolon that ends a statement; None if it ends with the text.
 
     Args:
         at: the begin of the statement, from ``statement_start``.

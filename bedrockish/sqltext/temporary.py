@@ -8,7 +8,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
-_HEAD = 12  # number of first tokens that include the name in CREATE TEMP TABLE IF NOT EXISTS
+_HEAD = 12  # so many first tokens include the name in CREATE TEMP TABLE IF NOT EXISTS
 
 
 @remembered
@@ -35,7 +35,7 @@ def make_temporary(statements: Iterable[str]) -> bool:
 
 
 def first_temporary(statements: Iterable[str]) -> int | None:
-    """Return the place of the first statement that makes a TEMP object; None if none does."""
+    """Return the index of the first statement that makes a TEMP object; None if none does."""
     return next((place for place, sql in enumerate(statements) if makes_temporary(sql)), None)
 
 

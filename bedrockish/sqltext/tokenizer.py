@@ -131,7 +131,7 @@ def spliced(sql: str, cuts: Iterable[Cut]) -> str:
 
 
 def with_queries(sql: str, found: list[Token], queries: str, cuts: Iterable[Cut]) -> str:
-    """Return a SELECT, which may begin with WITH, with more queries first in its WITH, and with parts replaced."""
+    """Return a SELECT with ``queries`` first in its WITH, which it may have already, and with parts replaced."""
     if found[0].is_word("SELECT"):
         begin, head = found[0].start, f"WITH {queries} "
     else:

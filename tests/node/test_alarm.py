@@ -21,7 +21,7 @@ class Sleeper:
 
     def wants(self, when: float | None) -> None:
         self.when = when
-        self.alarm.look()
+        self.alarm.reschedule()
 
 
 async def test_alarm_rings_at_the_newest_time_that_was_set(autojump_clock: trio.testing.MockClock) -> None:

@@ -152,7 +152,7 @@ class TurnLoop:
         if self._unfinished is not None or self._has_work():
             self._wake.set()
             return False
-        self._alarm.look()
+        self._alarm.reschedule()
         return True
 
     async def run(self) -> None:
@@ -189,7 +189,7 @@ class TurnLoop:
             await trio.lowlevel.checkpoint()
             return
         self._wake = trio.Event()
-        self._alarm.look()
+        self._alarm.reschedule()
         self._is_waiting = True
         try:
             await self._wake.wait()

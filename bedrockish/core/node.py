@@ -41,7 +41,7 @@ IDLE_BEATS = 5  # an idle node sends its state at every fifth interval, at most;
 def idle_ms(settings: Settings) -> int:
     """Return the interval of the heartbeats of an idle node.
 
-    It leaves half of ``suspicion_ms`` for the way of a message: with a longer interval the node would seem silent.
+    It leaves half of ``suspicion_ms`` for the delay of a message: with a longer interval the node would seem silent.
     """
     return max(settings.heartbeat_ms, min(IDLE_BEATS * settings.heartbeat_ms, settings.suspicion_ms // 2))
 
@@ -161,8 +161,8 @@ class Node:
             self.coordinator.together.settle()
         self._settle()
         # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
-        if self.coordinator.contention.reservations.is_news:
-            self.coordinator.contention.reservations.is_news = False
+        if self.coordinator.contention.reservations.is_changed:
+            self.coordinator.contention.reservations.is_changed = False
             self.safe_time.gossip()
         # Transactions wait for the scheduled schema change, so close time at each step, not only at a heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
@@ -333,7 +333,7 @@ class Node:
             # This node counts a transaction as committed only when it has the entry: only then can it apply the commit.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        # Up to safe time the journal alone tells the outcomes, so ignore a message about one: it is late or wrong.
+        # Up to safe time the journal has every outcome: a message about one of them is late or wrong.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 

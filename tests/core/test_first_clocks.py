@@ -53,7 +53,7 @@ def test_request_names_the_missing_clocks_when_it_times_out() -> None:
     net.ask("A", add("one", "k", timeout_s=2.0))
     net.run(1.0)
     [request_id] = net.places["A"].core.coordinator.replies.in_flight.values()
-    assert request_id.refusal == "node A has not heard yet from a majority of the voters what their wall clocks say"
+    assert request_id.refusal == "node A does not know the wall clocks of a majority of the voters yet"
     net.run(3.0)
     assert net.told("A")["one"] == "did not happen"
 

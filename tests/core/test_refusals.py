@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bedrockish.api.requests import SESSION, STRICT, Request, Statement
-from bedrockish.core.coordinator.request import _way_out
+from bedrockish.core.coordinator.request import _advice
 from bedrockish.core.protocol.messages import Check
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import command_key
@@ -93,5 +93,5 @@ def test_conflict_with_an_earlier_run_of_the_command_gets_no_advice() -> None:
     """A change of members without a quorum was advised to run over a range of keys at a time."""
     read = SimpleNamespace(touched=frozenset(), has_ranges=True, write_points=(), write_ranges=())
     inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read)
-    assert _way_out(inflight, command_key("c1")) == ""
-    assert "all the time" in _way_out(inflight, command_key("c2"))
+    assert _advice(inflight, command_key("c1")) == ""
+    assert "all the time" in _advice(inflight, command_key("c2"))

@@ -127,12 +127,12 @@ def test_statement_over_a_busy_table_commits(took_s: float) -> None:
     net.ask("A", total("all"))
     began = net.seconds
     assert net.go_on(5.0, net.ended("A", "all"))
-    assert net.seconds - began < reservations.TIRED_S + 6 * took_s + 0.5
+    assert net.seconds - began < reservations.AGE_S_MIN + 6 * took_s + 0.5
     if took_s:
         assert len(net.executed) <= 12
     net.go_on(0.3)
     assert [one.commands for one in journal(net)].count(("all",)) == 1
-    assert max(wait for _, wait in net.waits) < reservations.TIRED_S + 3 * took_s + 0.3
+    assert max(wait for _, wait in net.waits) < reservations.AGE_S_MIN + 3 * took_s + 0.3
     assert [net.held(name) for name in "ABC"] == [None, None, None]
 
 
@@ -307,7 +307,7 @@ def lose(net: Net, name: str, number: int, access_set: AccessSet, kind: str = RO
     inflight = InFlight(number, total(f"{name}-{number}"), 100.0, attempts=9)
     now(net, name)
     coordinator.replies.in_flight[number] = inflight
-    coordinator.contention.reservations.in_vain(inflight, access_set, kind)
+    coordinator.contention.reservations.reserve_if_needed(inflight, access_set, kind)
     return inflight
 
 
@@ -357,7 +357,7 @@ def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None
     first = InFlight(904, total("first"), 100.0, attempts=1)
     long = InFlight(905, total("long"), 100.0, attempts=9, took_s=3.0)
     for inflight in (once, young, first, long):
-        contention.reservations.in_vain(inflight, TABLE)
+        contention.reservations.reserve_if_needed(inflight, TABLE)
         assert not inflight.reserves
     assert lose(net, "A", 906, TABLE).reserves
     assert not lose(net, "A", 907, TABLE).reserves  # each node has one at a time
@@ -489,7 +489,7 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
     for number in range(steps):
         for place, clock in ((asks, number), (other, (1 << 60) + number)):
             place.core.state.reserved = (clock, 1 << 40, said)
-            place.core.coordinator.contention.reservations.is_news = number % 3 == 0
+            place.core.coordinator.contention.reservations.is_changed = number % 3 == 0
             net.play(place.name, "wake")
         net.run(step_s)
         held_s += step_s * (honoured.held is not None)
@@ -536,7 +536,7 @@ def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
     assert inflight.access_set is not None
     inflight.attempts, inflight.came, coordinator.state.commit_s = 9, -9.0, 0.01
     now(net, "A")
-    coordinator.contention.reservations.in_vain(inflight, inflight.access_set)
+    coordinator.contention.reservations.reserve_if_needed(inflight, inflight.access_set)
     assert (inflight.goes_first, inflight.stage) == (True, Stage.PAUSED)
     net.run(0.035)
     assert inflight.stage is Stage.PAUSED

@@ -203,14 +203,14 @@ _AGREEMENT: dict[str, Fault] = {
         "a voter runs the tests before it holds a transaction for a recovery",
         (
             _Recovery,
-            "_stand",
+            "_try_to_hold",
             "never: bool | None = ",
             "state.votes.hold(transaction)\n    return say.Standing.HELD, []\n    never: bool | None = ",
         ),
     ),
     "holds a transaction that conflicts with a commit": fault(
         "a voter answers NEVER if the transaction conflicts with a commit outside its base",
-        (_Recovery, "_stand", "if never or state.clock.cut", "if state.clock.cut"),
+        (_Recovery, "_try_to_hold", "if never or state.clock.cut", "if state.clock.cut"),
         **DUELS,
     ),
     "promises below its promise": fault(
@@ -224,7 +224,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "holds below its cut": fault(
         "a voter answers NEVER if the transaction's clock is at or below the cut",
-        (_Recovery, "_stand", "or state.clock.cut >= txid.clock", ""),
+        (_Recovery, "_try_to_hold", "or state.clock.cut >= txid.clock", ""),
         **_ONE_WAY,
     ),
     "known outcome still accepts": fault(

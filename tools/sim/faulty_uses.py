@@ -225,7 +225,7 @@ USES: dict[str, Fault] = {
     ),
     "rows are not compared for a recovery": fault(
         "a voter compares rows before it holds a transaction for a recovery",
-        (recovery.Recovery, "_stand", 'if state.why_rows_differ(transaction) != "":', "if False:"),
+        (recovery.Recovery, "_try_to_hold", 'if state.why_rows_differ(transaction) != "":', "if False:"),
         **_ORPHANS,
     ),
     "rows are not compared when they are applied": fault(

@@ -38,7 +38,7 @@ class Rollbacks:
 
         A BEGIN may leave before its leader's vote is durable. If the leader then crashes, voters hold a transaction of
         which the leader knows nothing. The leader has not committed it, and has lost the approvals. So the restarted
-        leader gives it up: otherwise it would block its keys until a recovery.
+        leader gives the transaction up, which would otherwise block its keys until a recovery.
         """
         state = self.state
         for txid in txids:
@@ -74,8 +74,8 @@ class Rollbacks:
         vote = state.votes.by_txid[txid]
         assert txid.leader == state.me, "ballot 1 is its leader's alone"
         assert vote.promised < 2, "a transaction that is promised to a recovery is not given up"
-        # The vote stays held, and the transaction pending, until a majority has accepted. This is not written to the
-        # file: after a restart the transaction is given up again.
+        # The vote stays held, and the transaction pending, until a majority has accepted. The rollback is not written
+        # to the file: after a restart the transaction is given up again.
         vote.promised, vote.accepted = 1, (1, False)
         # Our own acceptance is one of the majority, as our approval was one of the quorum.
         self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
@@ -111,7 +111,7 @@ class Rollbacks:
         self._repeats.pop(txid, None)
 
     def repeat(self) -> None:
-        """Send ROLLBACK again to the voters that have not accepted it; a learner ignores it until it is promoted."""
+        """Send ROLLBACK again to the voters that have not accepted it."""
         state = self.state
         for txid, accepted in self.rolling.items():
             if self._repeats[txid].is_due(state.clock.now.seconds):

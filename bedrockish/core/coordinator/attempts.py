@@ -36,7 +36,7 @@ class Attempt:
     """
 
     transaction: Transaction
-    numbers: list[int]  # the numbers of the requests that share the transaction, the first request's before the others
+    numbers: list[int]  # of the requests that share the transaction: first the request whose execution it commits
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class Attempt:
 
     @property
     def winner(self) -> str:
-        """The leader of the only transaction for which voters have rejected this one; empty if there is no such one."""
+        """The leader of the transaction for which voters have rejected this one; empty if there is not exactly one."""
         others = {reject.other for reject in self.rejects.values()}
         other = others.pop() if len(others) == 1 else None
         return other.leader if other is not None else ""
 
     def is_hasty(self, winner: Known | None) -> bool:
-        """Return whether this is a schema change that comes into force too soon: not after a row transaction's clock.
+        """Return whether this schema change lost to a row transaction whose clock is not below its activation.
 
         ``winner`` is the commit for which the change is given up, if there is one.
         """
@@ -113,7 +113,7 @@ class Attempts:
         self.state, self.apply_queue, self.replies = state, apply_queue, replies
         # ``rollbacks``: the transactions that were given up, until a majority has accepted their rollback.
         self.contention, self.together, self.rollbacks = contention, together, contention.rollbacks
-        self.open: dict[Txid, Attempt] = {}  # the transactions that have not ended, by name
+        self.open: dict[Txid, Attempt] = {}  # the transactions that have not ended
         self.quickest = QuickestVoters(state)  # the voters that answer first
 
     def begin(self, inflight: InFlight, attempt: Attempt) -> None:
@@ -124,7 +124,7 @@ class Attempts:
         # written later, and the batches become durable in their order.
         state.votes.hold(transaction)
         attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
-        assert txid not in self.open, "a name is given once"
+        assert txid not in self.open, "a txid is used once"
         self.open[txid] = attempt
         for number in attempt.numbers:
             one = self.replies.in_flight[number]
@@ -155,15 +155,13 @@ class Attempts:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def _early(self, transaction: Transaction) -> Early | None:
-        """Return the facts that must be durable before a first BEGIN leaves, if it need not wait for our own vote.
+        """Return the facts that must be durable before a first BEGIN leaves; None: all writes of the step and our vote.
 
-        None: BEGIN leaves when all writes of this step are durable, our vote among them.
-
-        BEGIN need not wait for the vote. A leader that loses the vote in a crash has also lost the approvals, so it can
-        never commit the transaction, and may approve a rival. Only a recovery could be misled: it may count out a
-        silent leader, because a leader must hold its own transaction (J6). With four voters or fewer no recovery does
-        that; with more, BEGIN waits for the vote. Two facts must be durable: the clock, because the transaction's name
-        contains it, and the leader's own commits in the base. All else in a BEGIN stays true after a crash.
+        A leader that loses its vote in a crash has also lost the approvals, so it can never commit the transaction, and
+        may approve a rival. Only a recovery could be misled: it may count out a silent leader, because a leader must
+        hold its own transaction (J6). With four voters or fewer no recovery does that; with more, BEGIN waits for the
+        vote. Two facts must be durable: the clock, because the txid contains it, and the leader's own commits in the
+        base. All else in a BEGIN stays true after a crash.
         """
         state = self.state
         # Changes of the schema and of the members are rare enough to wait. The rollbacks that a BEGIN carries are only
@@ -334,7 +332,7 @@ class Attempts:
             self.contention.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
             if lost is not None:
                 transaction = attempt.transaction
-                self.contention.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
+                self.contention.reservations.reserve_if_needed(in_flight[0], transaction.access_set, transaction.kind)
 
     def _takes_turns(self, attempt: Attempt, inflight: InFlight, *, is_beaten: bool) -> bool:
         """Return whether a request whose transaction was given up is executed again at its turn among the leaders.

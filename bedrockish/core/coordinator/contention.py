@@ -85,10 +85,10 @@ class Contention:
         for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # else our BEGIN carries its rollback
                 inflight.lost = found
-                self.reservations.in_vain(inflight, access_set, kind)
+                self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The other requests for its keys wait for its reservation: if it waited for one of them, neither could go on.
+        # The other requests for these keys wait for the reservation of this one: if it waited for them, none could run.
         if inflight.goes_first:
             return None
         # An earlier request of this node may pause for the same keys. It goes first: otherwise the newest request would
@@ -100,10 +100,10 @@ class Contention:
         return OthersTurn(left_ms, leader) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
-        """Return the wait of a request with a reservation for a pending transaction of another leader, or None.
+        """Return the wait for another leader's pending transaction on the keys reserved here, or None.
 
-        The other leader began that transaction before the reservation reached it. Until the transaction ends, an
-        execution of the request would fail again.
+        The other leader began the transaction before the reservation reached it. Until the transaction ends, the
+        request that goes first would fail again.
         """
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
@@ -171,7 +171,7 @@ class Contention:
         inflight.contested = True
         # A request for very many keys conflicts with every turn, so it would never be executed.
         if inflight.access_set is not None:
-            self.reservations.in_vain(inflight, inflight.access_set)
+            self.reservations.reserve_if_needed(inflight, inflight.access_set)
 
     def leave(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request, and those that wait for its reservation to end."""

@@ -5,9 +5,9 @@ waits for the transactions that it conflicts with, and is then executed again on
 "did not happen" only when every attempt that it made is known to have been rolled back.
 
 On the way to its transaction, or to its answer if it only reads, a request is moved by ``Coordinator.advance`` alone.
-Timers, completions and the parts that unblock the request note that its stage has ended. The handler of the stage then
-returns the next stage, or the reason for it, and ``advance`` enters that stage. A request in flight depends on a
-transaction: ``Attempts`` answers the request, or lets it pause, together with all requests that share the transaction.
+Timers, completions and the parts that unblock the request queue it when its stage has ended. The handler of the stage
+then returns a ``Step``, and ``advance`` carries it out. A request in flight depends on a transaction: ``Attempts``
+answers the request, or lets it pause, together with all requests that share the transaction.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,8 +44,8 @@ from bedrockish_journal.model.clock import CLOCK_LIMIT, moved
 from bedrockish_journal.model.transaction import SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
 
-# The next stage of a request, or the reason for it: an attempt is begun (IN_FLIGHT), the end of an obstacle is waited
-# for (WAITING, PAUSED), and an error is answered as soon as no attempt of the request can still commit (ENDING).
+# The next step of a request: a stage to enter, an attempt to begin (IN_FLIGHT), an obstacle to wait for (WAITING,
+# PAUSED), an answer, or an error, which is answered when no attempt of the request can still commit (ENDING).
 Step = (
     Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.BEHIND, Stage.AHEAD, Stage.SCHEMA]
     | Attempt
@@ -120,7 +120,7 @@ class Coordinator:
             self.ready.add(ready[0])
 
     def settle(self) -> None:
-        """Start the requests whose session, and whose schema, this node has caught up with."""
+        """Start the requests whose session's commits this node has applied, or whose schema change is in force."""
         if self.replies.schema_barrier.waiting and self.state.schema.scheduled is None:
             self._release_from_barrier()
         for inflight in list(self._behind.values()):
@@ -149,7 +149,7 @@ class Coordinator:
             self.ready.add(inflight)
 
     def stage_ended(self, stage: Stage, number: int, end: End = None) -> None:
-        """Note that a stage of a request is over; without effect if the request has left that stage already."""
+        """Queue a request for ``advance`` because its stage is over; ignore one that has left that stage already."""
         # The request may be gone: its client has disconnected, or its deadline has passed. The executor has already
         # rolled the execution back.
         inflight = self.replies.in_flight.get(number)
@@ -157,9 +157,8 @@ class Coordinator:
             self.ready.queue[number] = inflight, stage, end
 
     def advance(self) -> None:
-        """Move the requests that are ready to their next stages, one after the other, until no request is ready.
+        """Carry out the next step of each ready request until no request is ready.
 
-        Only this loop moves requests on: the handler of a request's stage returns the next stage, or the reason for it.
         A request leaves the loop for a stage in which it waits; the end of that stage makes it ready again.
         """
         replies, contention, ready = self.replies, self.contention, self.ready
@@ -224,10 +223,10 @@ class Coordinator:
         return Stage.EXECUTING
 
     def _schema_ahead(self, inflight: InFlight) -> Step | None:
-        """Return the wait for a pending schema change, if a request executed before its end would have to run twice.
+        """Return the wait for a schema change if a request executed before the change's end would have to run again.
 
-        A request that changes the schema waits for every other change, and any other request for a change whose
-        activation its clock has passed.
+        A request that changes the schema waits for every other change; any other request waits for a change that
+        activates at or below the request's clock.
         """
         state = self.state
         clock = CLOCK_LIMIT if inflight.alters else state.clock.read()
@@ -266,7 +265,7 @@ class Coordinator:
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
     def _pause_over(self, inflight: InFlight, _end: End) -> Step:
-        self.contention.wait_queue.go_on(inflight.number)
+        self.contention.wait_queue.remove_head(inflight.number)
         # This request paused for the turn of its rivals, and they have begun no transaction: drop them.
         if inflight.turn is not None:
             self.contention.turns.passed(*inflight.turn)
@@ -372,7 +371,7 @@ class Coordinator:
         if is_valid and prepared.schema == self.state.schema.version:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set
-        self.contention.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
+        self.contention.reservations.reserve_if_needed(inflight, AccessSet(reads.read_points, reads.read_ranges))
         changes = self.state.votes.pending.schema_changes()
         if changes:
             return WaitFor(changes[0].txid)
@@ -387,7 +386,7 @@ class Coordinator:
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
         inflight.access_set = access_set
-        self.contention.reservations.in_vain(inflight, access_set, prepared.kind)
+        self.contention.reservations.reserve_if_needed(inflight, access_set, prepared.kind)
         return Pause(1) if inflight.goes_first else self._take_up(inflight)
 
     def _arrived(self, inflight: InFlight, _end: End) -> Step:
@@ -407,7 +406,7 @@ class Coordinator:
             return self._lead(inflight, moved)
         if inflight.once:
             return self._end_or_check(inflight, prepared, moved)
-        self.contention.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
+        self.contention.reservations.reserve_if_needed(inflight, prepared.access_set, prepared.kind)
         return self._take_up(inflight)
 
     def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> Step:
@@ -432,7 +431,7 @@ class Coordinator:
             if self._divide(inflight, prepared):
                 return self._take_up(inflight)
             return self._happened(inflight, happened)
-        # The transaction's clock decides: below the scheduled change's activation, it goes on, on the old schema.
+        # A transaction whose clock is below the scheduled change's activation continues on the old schema.
         is_scheduled = state.schema.scheduled is not None
         if is_scheduled and self.replies.schema_barrier.blocks(prepared, clock):
             return Stage.SCHEMA
@@ -480,7 +479,7 @@ class Coordinator:
         state, access_set, reservations = self.state, inflight.access_set, self.contention.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
-            reservations.in_vain(inflight, access_set, prepared.kind)
+            reservations.reserve_if_needed(inflight, access_set, prepared.kind)
             # A commit that the snapshot lacks has left the conflict window, so it cannot be compared and counts as a
             # conflict.
             return Pause(1)
@@ -489,7 +488,7 @@ class Coordinator:
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
             inflight.lost = found
-            reservations.in_vain(inflight, access_set, prepared.kind)
+            reservations.reserve_if_needed(inflight, access_set, prepared.kind)
             # The commit is not in the snapshot: execute the request, with those behind it, on a newer snapshot.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return Pause(after_ms)
@@ -499,7 +498,7 @@ class Coordinator:
         return obstacle
 
     def _attempt(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> Step:
-        """Return the transaction to begin for a request without an obstacle, unless others go first."""
+        """Return the attempt to begin for a request without an obstacle, or the reason why it cannot begin now."""
         state = self.state
         assert inflight.access_set is not None
         # The clock that the client got earlier may be below closed time by now, or used by an earlier attempt.

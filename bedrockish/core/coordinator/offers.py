@@ -1,4 +1,4 @@
-"""Offers of large transactions: a leader sends the pieces of one to the voters before the transaction gets its clock.
+"""Offers: a leader sends the pieces of a large transaction to the voters before the transaction gets its clock.
 
 The transaction begins when its pieces are durable at a quorum. So the messages between the choice of the clock and the
 approvals are small for a transaction of any size, and closed time does not pass its clock in the meantime.
@@ -54,9 +54,9 @@ class Offers:
         if not cut.pieces:
             return False
         before = self.ahead.get(request)
-        # The new execution has no other pieces than the offered one: the voters have them, or are fetching them.
+        # All pieces of the new execution are offered already: the voters have them, or are fetching them.
         if before is not None and cut.pieces.keys() <= before.cut.pieces.keys():
-            return not self._is_there(before)
+            return not self._is_at_quorum(before)
         # Other pieces get a new number, so that a voter's STORED shows which offer it belongs to.
         self._count += 1
         # A piece that occurs twice is sent once.
@@ -68,7 +68,7 @@ class Offers:
             self._withdraw(before)  # after the new offer is sent, so that voters keep the pieces that both share
         return True
 
-    def _is_there(self, one: Ahead) -> bool:
+    def _is_at_quorum(self, one: Ahead) -> bool:
         voters = self.state.roster.voters
         # This node counts as well: it saves its pieces before BEGIN can leave (``on_stored``).
         return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
@@ -78,7 +78,7 @@ class Offers:
         state, now = self.state, self.state.clock.now.seconds
         on_the_way = 0
         for one in self.ahead.values():
-            if self._is_there(one):
+            if self._is_at_quorum(one):
                 continue
             on_the_way += one.size
             # A first offer above the bound is sent too: otherwise it would wait for ever.
@@ -108,10 +108,10 @@ class Offers:
                 if not message.stored:
                     self.state.counts["offers_turned_down"] += 1  # the voter has no room: the offer is repeated later
                     return None
-                was_there = self._is_there(one)
+                was_there = self._is_at_quorum(one)
                 one.stored.add(peer)
                 # The request is returned once, at the answer that completes the quorum.
-                if was_there or not self._is_there(one):
+                if was_there or not self._is_at_quorum(one):
                     return None
                 for digest, piece in one.cut.pieces.items():  # this node approves, so its pieces must be durable
                     self.staging.save(digest, piece.read())
@@ -132,7 +132,7 @@ class Offers:
         """Repeat the offers that voters have not answered, and withdraw those whose request is over."""
         state, now = self.state, self.state.clock.now.seconds
         for request in [request for request in self.ahead if request not in requests]:
-            # The voters are told that the offer is over, because its stored pieces take the room of other offers.
+            # The voters must drop the stored pieces, which count against the room for other offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
             for node, repeat in one.told.items():

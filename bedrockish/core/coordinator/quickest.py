@@ -48,14 +48,14 @@ class QuickestVoters:
         return LATE_TIMES * max([self._usual_s.get(node, 0.0) for node in asked])
 
     def answered(self, node: str, took_s: float) -> None:
-        """Note how long an answer took, in seconds."""
+        """Record how long an answer took, in seconds."""
         usual_s = self._usual_s.get(node, took_s)
         self._usual_s[node] = usual_s + WEIGHT * (took_s - usual_s)
 
     def note_late(self, node: str, late_s: float) -> None:
-        """Note that a voter has not answered for so many seconds.
+        """Record that a voter has been silent for ``late_s`` seconds; they count twice, as its answer is still to come.
 
-        The seconds count twice. The voter's answer is still to come, so they are too few; and the voters that are asked
-        only now would otherwise seem slower, because their answers are measured from the first question on.
+        The voters that are asked only now would otherwise seem slower: their answers, too, are timed from the first
+        question.
         """
         self._usual_s[node] = max(self._usual_s.get(node, 0.0), 2 * late_s)

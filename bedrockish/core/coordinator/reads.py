@@ -106,7 +106,7 @@ class Reading:
             return False
         # This node counts as a voter without a conflict, because the read was just compared with its commits and
         # pending transactions.
-        clear = {state.me} if self._tells(base) else set()
+        clear = {state.me} if self._counts_as_answer(base) else set()
         config = state.roster.membership.version
         read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear, config)
         if len(read.clear) >= state.roster.majority:
@@ -128,14 +128,14 @@ class Reading:
         state = self.state
         config, applied = state.roster.membership.version, dict(state.timelines.applied)
         awaited, clear = Awaited(config), set[str]()
-        if self._tells(applied):
+        if self._counts_as_answer(applied):
             clear.add(state.me)
             awaited.names.update(self._others_outside(applied))
         read = Read(inflight.number, base, EVERY_KEY, patience_s, inflight.deadline, clear, config)
         if len(clear) >= state.roster.majority:
             return self._verdict(read, awaited, applied)
         overdue = min(state.clock.now.seconds + patience_s, inflight.deadline)
-        self._put([read], 0, applied, EVERY_KEY_PACKED, overdue, clear, awaited)
+        self._send([read], 0, applied, EVERY_KEY_PACKED, overdue, clear, awaited)
         return None
 
     @staticmethod
@@ -143,11 +143,11 @@ class Reading:
         """Return True if a read has seen all that a majority knew, else the transactions that it has to wait for."""
         return True if not (awaited.names or awaited.safe) and covers(read.base, asked) else awaited
 
-    def _tells(self, base: Vector) -> bool:
-        """Return whether this node's own comparison of a state with all that it knows counts as a voter's answer.
+    def _counts_as_answer(self, base: Vector) -> bool:
+        """Return whether this node's own comparison with a state counts as a voter's answer.
 
-        Like other voters (``on_check``) it cannot compare with dropped commits, so it does not count if the state lacks
-        any, unless it is the sole voter.
+        A voter does not answer about a state that lacks commits which its window has dropped (``on_check``), unless it
+        is the sole voter.
         """
         state = self.state
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
@@ -163,14 +163,14 @@ class Reading:
         if self._others_outside(base):
             state.outbox.emit(NewerTold(number, may_be=True))
             return
-        clear = {state.me} if self._tells(base) else set()
+        clear = {state.me} if self._counts_as_answer(base) else set()
         missing = state.roster.majority - len(clear)
         if missing <= 0 or len(state.roster.voters_up()) < missing:
             state.outbox.emit(NewerTold(number, may_be=missing > 0))
             return
-        self._put([], number, base, EVERY_KEY_PACKED, None, clear)
+        self._send([], number, base, EVERY_KEY_PACKED, None, clear)
 
-    def _put(
+    def _send(
         self,
         reads: list[Read],
         number: int,
@@ -224,7 +224,7 @@ class Reading:
         # Usually the base has all commits and no transaction is pending.
         if newer is not None and not newer and not self.state.votes.pending.transactions:
             return []
-        return self._in_the_way(base, EVERY_KEY)
+        return self._conflicting(base, EVERY_KEY)
 
     def _ask(self, reads: list[Read]) -> int:
         """Ask the voters about all of these reads; return the number of the question.
@@ -241,7 +241,7 @@ class Reading:
         overdue = max(min(now + read.patience_s, read.deadline) for read in reads)
         # This node compared each read after the read's arrival, so the comparison need not be repeated now.
         clear = {state.me} if all(read.clear for read in reads) else set()
-        return self._put(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
+        return self._send(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
 
     def _ask_waiting(self) -> Verdicts:
         """Ask about the waiting reads, if no shared question is under way; return the reads that already conflict at
@@ -293,12 +293,12 @@ class Reading:
             if state.roster.is_voter(node) and peer.up and state.clock.now.seconds - peer.heard <= suspicion_s:
                 heard.add(node)
         is_short = len(heard) < state.roster.majority or not covers(base, state.timelines.taken)
-        return is_short or bool(self._in_the_way(base, prepared.access_set))
+        return is_short or bool(self._conflicting(base, prepared.access_set))
 
     def _has_conflict(self, base: Vector, access_set: AccessSet) -> bool:
-        return bool(self._in_the_way(base, access_set))
+        return bool(self._conflicting(base, access_set))
 
-    def _in_the_way(self, base: Vector, access_set: AccessSet) -> list[Txid]:
+    def _conflicting(self, base: Vector, access_set: AccessSet) -> list[Txid]:
         state = self.state
         # Without its writes, the access set does not conflict with reads of other transactions.
         reads_only = AccessSet(access_set.read_points, access_set.read_ranges)
@@ -312,8 +312,8 @@ class Reading:
             EntryMalformedError: the access set of the read cannot be decoded.
         """
         try:
-            is_of_newer = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
-            access_set = EVERY_KEY if is_of_newer else AccessSet.unpack(cbor2.loads(message.access_set))
+            asks_every_key = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
+            access_set = EVERY_KEY if asks_every_key else AccessSet.unpack(cbor2.loads(message.access_set))
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(
                 f"these {len(message.access_set)} bytes are not an access set: {error}"
@@ -325,10 +325,10 @@ class Reading:
         if not covers(message.vector, state.commit_window.floor):
             return  # commits that the base lacks are dropped here; too few answers let the read be executed again
         base = message.vector
-        others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
+        others = self._others_outside(base) if asks_every_key else self._conflicting(base, access_set)
         # A read of the cluster's own tables waits for all transactions that are named. For another read one conflict is
         # enough; a few more are named for the reader of the log.
-        named = tuple(others[: NAMED_MAX if is_of_newer else NAMED_BEFORE])
+        named = tuple(others[: NAMED_MAX if asks_every_key else NAMED_BEFORE])
         state.outbox.send(peer, Checked(message.read, named, state.clock.read()))
 
     def on_checked(self, peer: str, message: Checked) -> Verdicts:

@@ -1,4 +1,4 @@
-"""The requests of our clients that are under way, and their answers."""
+"""The answers to our clients' requests."""
 
 from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as requests
@@ -84,8 +84,8 @@ class Replies:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
-        # Not this node but a recovery or safe time has rolled the transaction back: the command is executed again. But
-        # if the request is in flight with a later transaction, it waits for that one.
+        # A recovery or safe time has rolled the transaction back: the command is executed again, unless the request is
+        # already in flight with a later transaction.
         elif inflight.stage is Stage.IN_FLIGHT and inflight.begun == transaction.txid.clock:
             self.contention.pause(inflight, requests.RETRY_MS_MIN * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:

@@ -58,7 +58,9 @@ class Stage(Enum):
 
 
 _ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
-_AGAIN = frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS  # what executing it begins with
+_AGAIN = (
+    frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
+)  # the stages that begin another execution
 
 # The stages of a request as one automaton: by stage, the possible next stages. An answered request has no stage.
 MOVES: Mapping[Stage, frozenset[Stage]] = {
@@ -83,8 +85,8 @@ class Awaited:
     """The transactions whose ends a strict read of the cluster's own tables waits for."""
 
     config: int  # the version of the membership whose majority was asked
-    names: set[Txid] = field(default_factory=set)  # those whose end is not known, or not applied, here
-    safe: int = 0  # the clock that safe time has to reach: it stands for transactions that an answer had no room for
+    names: set[Txid] = field(default_factory=set)  # those that have not ended here, or whose commit is not applied
+    safe: int = 0  # the clock that safe time has to reach, because an answer had no room for all transactions
     asked: int = 0  # how often their leaders were asked for their outcomes
 
     def add(self, others: Iterable[Txid], clock: int) -> None:
@@ -145,7 +147,7 @@ class InFlight:
     # Its last execution, if it is large; begun again as long as a new execution would have the same result.
     kept: Prepared | None = None
     contested: bool = False  # whether it has waited for other transactions, or was rejected because of one
-    writes: bool = False  # whether it has been led, or the driver knows that it writes
+    writes: bool = False  # whether an execution of it has written, or the driver knows that it writes
     alters: bool = False  # whether its last execution changed the schema
     hasty: int = 0  # how often its schema change would have come into force too soon for a voter
     # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
@@ -167,7 +169,7 @@ class InFlight:
 
     @property
     def can_share(self) -> bool:
-        """Whether the request has only statements, and writes, so that others like it can share its transaction."""
+        """Whether the request only writes rows, by statements, so that similar requests can share its transaction."""
         request = self.request
         is_apart = self.wants_clock or self.alters or request.read_only or request.change
         return self.writes and not is_apart
@@ -191,9 +193,8 @@ class InFlight:
         the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # A request that waits for others does not count as at work, because another node may be quicker, unless its
-        # reservation is honoured here. A request whose pieces cannot reach a quorum does not either: another node may
-        # reach one.
+        # Another node may be quicker for a request that waits for others, unless the request has a reservation. And
+        # another node may reach a quorum, if this one cannot send the pieces to a quorum.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:
@@ -246,7 +247,7 @@ def make_transaction(
         Txid(clock, state.me),
         # Sorted, so that equal transactions have equal bytes and one hash.
         dict(sorted(state.timelines.in_short(prepared.base).items())),
-        # Not the present safe time: it may have passed commits that came while the request was executed.
+        # Not the present safe time: it may have passed commits that arrived while the request was executed.
         state.safe_of(prepared.base),
         prepared.schema,
         state.roster.membership.version,
@@ -294,7 +295,7 @@ def schema_failed(failure: str) -> BedrockishError:
 def no_safe_time(state: State) -> str:
     """Return why a transaction was not begun: safe time is too far behind our clock."""
     late_ms = milliseconds(state.clock.value) - milliseconds(state.clock.safe)
-    behind = f"is {late_ms} ms behind" if state.clock.safe else "is not there yet"
+    behind = f"is {late_ms} ms behind" if state.clock.safe else "is not known yet"
     return (
         f"safe time {behind} at node {state.me}: no majority of the voters answers, or the clock of {state.me} is too "
         "far ahead of theirs; 'bedrockish clock URL' shows both"
@@ -303,14 +304,14 @@ def no_safe_time(state: State) -> str:
 
 def no_time(state: State) -> str:
     """Return why a transaction was not begun: too few voters have reported their wall clocks to this node."""
-    return f"node {state.me} has not heard yet from a majority of the voters what their wall clocks say"
+    return f"node {state.me} does not know the wall clocks of a majority of the voters yet"
 
 
 def clock_refused(me: str, peer: str) -> str:
     """Return why a voter refused a transaction: our clock is too far ahead."""
     return (
         f"{peer} refuses it, because the clock of {me} is further ahead than most voters' clocks allow; set the "
-        f"machine's clock, or turn the following of it off ('bedrockish clock URL off')"
+        f"machine's clock, or stop following it ('bedrockish clock URL off')"
     )
 
 
@@ -389,7 +390,7 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal, marked as made by a node that lacks commits of which it knows."""
+    """Return a refusal with the mark that its node knows of commits that it lacks."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 
@@ -425,24 +426,24 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
             return UnavailableError(
                 f"command {request.command} did not happen: {rows_differ(state.me, inflight.differs)}"
             )
-        return _outrun(inflight, reject.other, reject.key, state)
+        return _conflict_error(inflight, reject.other, reject.key, state)
     if inflight.lost is None or inflight.late:
         return DeadlineError(
             f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
             f"did not happen{came_too_late(inflight.late) if inflight.late else ''}"
         )
-    return _outrun(inflight, inflight.lost.other, inflight.lost.key, state)
+    return _conflict_error(inflight, inflight.lost.other, inflight.lost.key, state)
 
 
 MEMBERS_OR_USERS = "the members or users of the cluster"
 
 
-def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> ConflictError:
+def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -> ConflictError:
     """Return the error for a request that met conflicts until its deadline."""
     name = MEMBERS_OR_USERS if other in state.commit_window.member_changes else readable(object_of(key))
     return ConflictError(
         f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
-        f"attempts; it did not happen, and it is safe to run it again{_way_out(inflight, key)}",
+        f"attempts; it did not happen, and it is safe to run it again{_advice(inflight, key)}",
         table=name,
         key=key.hex(),
         other=str(other),
@@ -451,8 +452,8 @@ def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> Confli
     )
 
 
-def _way_out(inflight: InFlight, key: bytes) -> str:
-    """Return advice for a request that lost by a range in which others write all the time; empty for single keys."""
+def _advice(inflight: InFlight, key: bytes) -> str:
+    """Return advice for a request that lost because others wrote into a range of it; empty for single keys."""
     access_set = inflight.access_set
     is_own = key == command_key(inflight.request.command)
     if access_set is None or is_own or key in access_set.touched or not access_set.has_ranges:

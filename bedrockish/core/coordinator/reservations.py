@@ -38,7 +38,7 @@ from bedrockish_journal.model.access_set import (
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Txid
 
-IN_VAIN, TIRED_S = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
+ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
 TIMES = 2.5  # the duration of a reservation, in times of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
@@ -67,7 +67,7 @@ class Reservations:
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
         self.held: Reservation | None = None  # the reservation that is honoured here now, or None
-        self.is_news = False  # whether this node's own reservation has changed and has to be gossiped
+        self.is_changed = False  # whether this node's own reservation has changed and has to be gossiped
         self.told: dict[str, Reservation] = {}  # the reservations of all leaders, by leader, including this node's own
         self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
@@ -77,13 +77,13 @@ class Reservations:
 
     # -- our own ---------------------------------------------------------------------------------------------------
 
-    def in_vain(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """Make a reservation for a request that lost an execution to others or waits for them, if it needs one.
+    def reserve_if_needed(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
+        """Make a reservation for a request that failed because of others or waits for them, if it needs one.
 
         Args:
             access_set: the access set of its last execution.
         """
-        if not self._is_tired(inflight, access_set, kind):
+        if not self._qualifies(inflight, access_set, kind):
             return
         # The request is executed again and again without a commit. The requests behind it must not wait as long, or
         # they would need reservations themselves.
@@ -94,9 +94,13 @@ class Reservations:
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set))
 
-    def _is_tired(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:
-        """Return whether a request is so large, so old and so often executed that it needs a reservation."""
-        if inflight.attempts < IN_VAIN or inflight.once or self._state.clock.now.seconds - inflight.came < TIRED_S:
+    def _qualifies(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:
+        """Return whether a request is large and old enough, and was executed often enough, to need a reservation."""
+        if (
+            inflight.attempts < ATTEMPTS_MIN
+            or inflight.once
+            or self._state.clock.now.seconds - inflight.came < AGE_S_MIN
+        ):
             return False
         # Changes of the schema or of the members are excluded, by their kind or by their range of clocks.
         if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
@@ -110,7 +114,7 @@ class Reservations:
         access_set, said = short(access_set)
         txid = Txid(state.clock.tick(), state.me)
         state.reserved = (txid.clock, for_ms, said)
-        self._own, self.is_news = inflight.number, True
+        self._own, self.is_changed = inflight.number, True
         self.told[state.me] = Reservation(txid, for_ms, access_set)
         inflight.reserves = True
         state.counts["reservations"] += 1
@@ -119,13 +123,13 @@ class Reservations:
     def ended(self, inflight: InFlight) -> None:
         """End the reservation of a request that is over."""
         if inflight.reserves:
-            self._take_back(inflight)
+            self._withdraw(inflight)
             self.choose()
 
-    def _take_back(self, inflight: InFlight) -> None:
+    def _withdraw(self, inflight: InFlight) -> None:
         inflight.reserves = inflight.goes_first = False
         del self.told[self._state.me]
-        self._own, self._state.reserved, self.is_news = None, None, True
+        self._own, self._state.reserved, self.is_changed = None, None, True
 
     @property
     def _asking(self) -> InFlight | None:
@@ -149,7 +153,7 @@ class Reservations:
         return held.txid
 
     def heard(self, peer: str, reserved: Reserved) -> None:
-        """Note the reservation of a peer; None ends it.
+        """Record the reservation of a peer; None ends it.
 
         Raises:
             EntryMalformedError: its access set cannot be read.
@@ -188,12 +192,12 @@ class Reservations:
             inflight = self._asking
             if inflight is not None and inflight.goes_first:
                 # The request did not commit in time. It may make a new reservation, which is younger than the others.
-                self._take_back(inflight)
+                self._withdraw(inflight)
         # A reservation of 0 ms is skipped: it could never be honoured, would never end, and would block the others.
         waiting = (one for one in self.told.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
-            self._let_go(held)
+            self._release(held)
         if first is not None and self.held is None:
             self._honour(first)
 
@@ -216,18 +220,17 @@ class Reservations:
             self._wait_queue.leave(inflight)
             # A request that it waits for may itself wait for this reservation.
             if inflight.stage is Stage.WAITING:
-                self._wait_queue.take_out(inflight)
+                self._wait_queue.remove(inflight)
                 self._pause(inflight, self.settling_ms())
 
-    def _let_go(self, held: Reservation) -> None:
+    def _release(self, held: Reservation) -> None:
         now = self._state.clock.now.seconds
         self._left_s, self._as_of = self._left_s - (now - self._as_of), now
         self.held = None
         inflight = self._asking
         if inflight is not None:
             inflight.goes_first = False  # an older reservation has arrived later
-        # The requests that waited for this reservation need not conflict with each other, so all of them go on.
-        self._wait_queue.let_go(held.txid)
+        self._wait_queue.unblock_all(held.txid)
 
 
 def without_names(access_set: AccessSet) -> AccessSet:

@@ -72,10 +72,10 @@ class AccessSets(Protocol):
     """The reads and writes of an open transaction so far."""
 
     def conflicts_with(self, writer: AccessSet) -> bytes | None:
-        """Return a key that the writer writes and this one has read, looked up or written; None without such a key."""
+        """Return a key that the writer writes and this transaction has read, looked up or written, or None."""
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
-        """Return a key that the reader has read or looked up and this transaction writes; None without such a key."""
+        """Return a key that the reader has read or looked up and this transaction writes, or None."""
 
     def rests_on(self) -> AccessSet:
         """Return, as reads, all keys that no other transaction may have written since."""
@@ -87,10 +87,9 @@ class AccessSets(Protocol):
 def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError | None:
     """Return the error for an open transaction if a commit outside its base conflicts with it; else None.
 
-    Such a commit has written keys that the transaction depends on, or read keys that it has written.
-    Without such a commit the transaction would have the same results on the newest data. The reads of a commit count,
-    though this transaction comes after it, because of foreign keys: the delete of a parent does not read its children,
-    and only the insert of a child reads the parent.
+    A commit conflicts if it wrote keys that the transaction depends on, or read keys that the transaction writes. Its
+    reads count because of foreign keys: the delete of a parent does not read the children, and only the insert of a
+    child reads the parent.
     """
     config = state.roster.membership.version  # rights are checked again before the next statement, and at COMMIT
     # Usually few commits; each is compared with the transaction's reads and writes so far.
@@ -113,8 +112,7 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
     name = MEMBERS_OR_USERS if found.other in state.commit_window.member_changes else readable(found.object)
     return ConflictError(
         f"{found.other} of {found.other.leader} has changed {name} since the transaction began; the transaction did "
-        "not happen: "
-        "run it again",
+        "not happen: run it again",
         table=name,
         key=found.key.hex(),
         other=str(found.other),
@@ -150,8 +148,8 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
 def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
     """Return an execution on the newest commits, as ``move``; None if it may have another result now.
 
-    Nothing is counted or noted, and the clock is not read: a driver calls this between two steps of the core, and the
-    core's own check follows.
+    The call changes no counter and reads no clock: a driver makes it between two steps of the core, whose own check
+    follows.
     """
     if prepared.schema != state.schema.version or state.commit_window.has_dropped(prepared.base):
         return None

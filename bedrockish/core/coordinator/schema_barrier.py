@@ -59,9 +59,9 @@ class SchemaBarrier:
         return [inflight for inflight in waiting if inflight.stage is Stage.SCHEMA]
 
     def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
-        """Let a request whose schema change is committed wait until that is in force here.
+        """Let a request whose schema change is committed wait until the change is in force here.
 
-        The end of its attempt and, after another execution, the journal may both report the commit: it is noted once.
+        The end of its attempt and, after another execution, the journal may both report the commit.
         """
         if inflight.stage is Stage.ACTIVATING:
             return

@@ -46,20 +46,20 @@ class Turns:
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
-        """Note that one of our transactions waits for a transaction of this leader, or was rejected for it."""
+        """Record that one of our transactions waits for a transaction of this leader, or was rejected for it."""
         # Our own requests wait for each other in the queue, and need no turns; and former members lead nothing.
         if leader in self._state.roster.peers:
             self._rivals[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float, before: Collection[str]) -> None:
-        """Drop the rivals of ``before`` that were last noted at or before ``since``, in seconds.
+        """Drop the rivals of ``before`` that last conflicted at or before ``since``, in seconds.
 
         They have not used their turns. A rival whose turn comes after ours had none to use.
         """
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
-        """Reserve the keys of an ended transaction for which others wait: new requests, too, wait for their turn."""
+        """Reserve the keys of an ended transaction for the requests that waited for it; new ones wait for a turn."""
         # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
         pause_ms = self.pause_ms(txid.leader, alters=access_set is CHANGES)
         if pause_ms and txid not in self.until:
@@ -73,9 +73,9 @@ class Turns:
                 self._forget(found[0])
 
     def left_ms(self, access_set: AccessSet) -> tuple[float, str]:
-        """Return for how long it is the turn of others on keys of an access set, in milliseconds; 0 if it is not.
+        """Return the milliseconds for which other leaders have their turn on keys of an access set; 0 if none has.
 
-        Return the leader of the ended transaction as well, after which these turns come.
+        The second value is the leader of the ended transaction that these turns follow.
         """
         now, left_s, leader = self._state.clock.now.seconds, 0.0, ""
         for txid in [txid for txid, until in self.until.items() if until <= now]:
@@ -86,20 +86,20 @@ class Turns:
         return 1000 * left_s, leader
 
     def pause_ms(self, leader: str, *, alters: bool) -> float:
-        """Return how long, in milliseconds, requests wait for our turn that waited for a transaction of this leader."""
+        """Return the milliseconds until our turn after a transaction of this leader."""
         return self.turn_ms(alters=alters) * len(self.before(leader))
 
     def turn_ms(self, *, alters: bool) -> float:
-        """Return how long a turn is, in milliseconds; a schema change is executed first, as long as here."""
+        """Return the milliseconds of a turn; a schema change is executed in it, for as long as the last one here."""
         return 1000 * (COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
 
     def note_change(self, seconds: float) -> None:
-        """Note how long a schema change was executed; where there are thousands of tables, each takes long."""
+        """Record how long a schema change was executed; with thousands of tables, each takes long."""
         self.change_s = min(seconds, CHANGE_S_MAX)
 
     def before(self, leader: str) -> list[str]:
         """Return the leaders whose turns come before ours after a transaction of ``leader``; none without rivals."""
-        rivals, me = self._present(), self._state.me
+        rivals, me = self._recent_rivals(), self._state.me
         if not rivals:
             return []
         # Ordered by name, from the last leader on: all nodes compute the same order without a message.
@@ -114,20 +114,20 @@ class Turns:
         The base, which these transactions have in common, decides which leader is first. So another leader is first
         after each commit.
         """
-        ring = sorted({self._state.me, *self._present()})
+        ring = sorted({self._state.me, *self._recent_rivals()})
         return (ring.index(self._state.me) - sum(base.values())) % len(ring)
 
-    def _present(self) -> list[str]:
+    def _recent_rivals(self) -> list[str]:
         """Return the reachable rivals with which transactions of ours conflicted lately."""
         # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
         since = self._state.clock.now.seconds - MEMORY * self._state.commit_s
-        return [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
+        return [rival for rival, at in self._rivals.items() if at >= since and self._is_up(rival)]
 
     def _forget(self, txid: Txid) -> None:
         self._reserved.remove(txid)
         del self.until[txid]
 
-    def _is_there(self, rival: str) -> bool:
+    def _is_up(self, rival: str) -> bool:
         peer = self._state.roster.peers.get(rival)
         return peer is not None and peer.up
 
@@ -154,29 +154,29 @@ class WaitQueue:
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
         # From now on no request lines up behind it; the requests behind it wait with it (``_queue``).
-        self.go_on(inflight.number)
+        self.remove_head(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
         queue = self.waits.setdefault(other, deque())
         _queue(inflight, queue)
-        # A request before it in the queue would wait for its reservation, and so block it.
+        # A request ahead in the queue would wait for this request's reservation, and so block this request.
         if inflight.goes_first:
             queue.remove(inflight.number)
             queue.appendleft(inflight.number)
 
     def hold_back(self, inflight: InFlight, reservation: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a reservation."""
-        self.go_on(inflight.number)
+        self.remove_head(inflight.number)
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
-    def let_go(self, txid: Txid) -> None:
+    def unblock_all(self, txid: Txid) -> None:
         """Unblock all requests that wait for a transaction or reservation: they need not conflict with each other."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
                 self._ready.add(inflight)
 
-    def take_out(self, inflight: InFlight) -> None:
+    def remove(self, inflight: InFlight) -> None:
         """Remove a waiting request from its queue."""
         for queue in (*self.waits.values(), *(other.behind for other in self._in_flight.values())):
             if inflight.number in queue:
@@ -185,11 +185,11 @@ class WaitQueue:
     def pause(self, inflight: InFlight) -> None:
         """Let others that want the same keys line up behind a request that pauses."""
         if inflight.access_set is not None:
-            self.go_on(inflight.number)
+            self.remove_head(inflight.number)
             self.heads[inflight.number] = inflight
             self._head_keys.add(inflight.number, CHANGES if inflight.alters else inflight.access_set)
 
-    def go_on(self, number: int) -> None:
+    def remove_head(self, number: int) -> None:
         """Remove a request from the pausing requests."""
         if self.heads.pop(number, None) is not None:
             self._head_keys.remove(number)
@@ -278,7 +278,7 @@ class WaitQueue:
         inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
-        """Unblock the requests that waited for a transaction that blocks no request here any more, at their turn.
+        """Unblock, at their turn, the requests that waited for a transaction: it blocks no request here any more.
 
         Requests that waited for a change of the schema or of the members have only this wait in common, so all go on,
         except schema changes.
@@ -290,29 +290,29 @@ class WaitQueue:
         for number in changes:
             queue.remove(number)
         if kind != ROWS:
-            self.let_go(txid)
-            self._go_on(deque(changes))
+            self.unblock_all(txid)
+            self._unblock_first(deque(changes))
             return
         del self.waits[txid]
         # Requests that waited for rows want the same rows: the first goes on, the rest stay behind it.
-        self._go_on(queue, txid.leader)
-        self._go_on(deque(changes), txid.leader)
+        self._unblock_first(queue, txid.leader)
+        self._unblock_first(deque(changes), txid.leader)
 
     def change_in_force(self, waited: Sequence[InFlight], leader: str) -> None:
-        """Unblock the first of the schema changes that waited for one of ``leader`` to be in force, at its turn."""
+        """Unblock, at its turn, the first of the schema changes that waited for a change of ``leader``."""
         for inflight in waited:
             inflight.move(Stage.WAITING)
-        self._go_on(deque(inflight.number for inflight in waited), leader)
+        self._unblock_first(deque(inflight.number for inflight in waited), leader)
 
     def leave(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request."""
-        self.go_on(inflight.number)
+        self.remove_head(inflight.number)
         if inflight.behind:
             queue, inflight.behind = inflight.behind, deque()
-            self._go_on(queue)
+            self._unblock_first(queue)
 
-    def _go_on(self, queue: deque[int], leader: str = "") -> None:
-        """Let the first request of a queue go on, at its turn if they have waited for a transaction of ``leader``."""
+    def _unblock_first(self, queue: deque[int], leader: str = "") -> None:
+        """Unblock the first request of a queue, at its turn if the queue waited for a transaction of ``leader``."""
         while queue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
@@ -372,7 +372,7 @@ class Together:
             self._ready.add(group[0])
 
     def note_executed(self, inflight: InFlight) -> None:
-        """Note that the first request of a group is executed; the group waits for it only while it is executed."""
+        """Record that the first request of a group is executed; the group waits for it only during its execution."""
         # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight

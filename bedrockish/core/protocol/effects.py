@@ -123,7 +123,7 @@ class DropPieces:
 
 @value
 class Assemble:
-    """Put together parts, each of them bytes or the name of a saved piece; later step ``Assembled`` with the bytes.
+    """Join parts, each of them bytes or the name of a saved piece, and later step ``Assembled`` with the result.
 
     Other events may come before ``Assembled``; until then the core deletes none of these pieces.
     """

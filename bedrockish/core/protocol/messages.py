@@ -10,8 +10,8 @@ Nodes of two releases speak with each other while a cluster is upgraded. How to 
   the field asks ``state.roster.level >= N`` first, where N is the level of the release that adds it.
 * A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. While the cluster is below that level, no
   node may send the kind (``Outbox.send`` asserts this), and each node behaves like the older release.
-* ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` holds what the
-  earlier levels read.
+* ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` lists the kinds
+  and fields of the earlier levels.
 """
 
 from collections.abc import Callable, Mapping
@@ -500,7 +500,7 @@ def encode(message: Message) -> bytes:
 
 @value
 class Whole:
-    """A message that was put together, and the transaction in it; None if it has none or a malformed one."""
+    """An assembled message, and the transaction in it; None if it has none, or a malformed one."""
 
     message: Message
     transaction: Transaction | None
@@ -521,7 +521,7 @@ def read_whole(data: bytes) -> Whole | None:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message. Missing trailing fields, as an older release sends it, have their defaults.
+    """Decode a message. Trailing fields that an older release does not send have their defaults.
 
     Raises:
         UnknownMessageError: this version does not know the message's kind.

@@ -24,7 +24,7 @@ from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
 PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
-TRAVELLING_MAX_S = 60.0  # so long a round waits at most for voters that are fetching its body
+TRAVELLING_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
 PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
 
 
@@ -171,9 +171,9 @@ class Recovery:
         if ballot >= ENDED:
             return  # no recovery reaches such ballots: a node is faulty, and safe time will end the transaction
         self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
-        self._ask(txid)
+        self._send_recover(txid)
 
-    def _ask(self, txid: Txid) -> None:
+    def _send_recover(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
         message = say.Recover(round_.transaction.body, round_.ballot, state.clock.read())
         # RECOVER has the body, so that a voter without the BEGIN can hold the transaction, and finish it if this node
@@ -268,7 +268,7 @@ class Recovery:
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         # The rollbacks were accepted before (P6), so the transactions that its leader gave up do not block this one.
-        standing, blockers = self._stand(vote, transaction)
+        standing, blockers = self._try_to_hold(vote, transaction)
         self._say(
             peer,
             say.Promise(
@@ -283,7 +283,7 @@ class Recovery:
             ),
         )
 
-    def _stand(self, vote: Vote, transaction: Transaction) -> tuple[say.Standing, list[Transaction]]:
+    def _try_to_hold(self, vote: Vote, transaction: Transaction) -> tuple[say.Standing, list[Transaction]]:
         """Try to hold a transaction, with the tests of an approval but with the cut instead of closed time."""
         state, txid = self.state, transaction.txid
         if vote.held:  # P7: it is pending here
@@ -450,11 +450,10 @@ class Recovery:
             state.outbox.send_all(say.Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: say.Refused) -> None:
-        """Note that a voter has promised a higher ballot; this node's next round uses a ballot above it."""
+        """Promise the higher ballot that a voter has promised, so that this node's next ballot is above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
-            # Promising the higher ballot here makes the next ballot of this node greater.
             vote.promised = max(vote.promised, message.promised)
             self.state.votes.persist(vote)
 

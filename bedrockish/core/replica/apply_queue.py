@@ -34,7 +34,7 @@ class Gap:
     """A timeline of which this node lacks ticks up to ``upto``."""
 
     upto: int  # the last tick that is known to exist
-    since: float  # seconds at which the gap was noted
+    since: float  # seconds at which the gap was found
     asked: Repeat | None = None  # when to ask again; None if a peer can be asked at once
     peer: str = ""  # the peer that was asked last
 
@@ -238,7 +238,7 @@ class ApplyQueue:
         here = state.schema.version
         # Applying it would write rows into the columns of another schema.
         if needed != here:
-            what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and comes upon {here}"
+            what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and {here} is in force here"
             state.outbox.emit(Halt(what))
         return needed == here
 
@@ -297,7 +297,7 @@ class ApplyQueue:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def want(self, vector: Vector) -> None:
-        """Note that these ticks exist and are needed here."""
+        """Record that these ticks exist and are needed here."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
                 # The COMMIT usually arrives without a request; ``fetch_missing`` asks for it when it has been missing
@@ -306,10 +306,9 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer, which has rejected our transaction for this one, for the outcome of this one.
+        """Ask a peer that has rejected our transaction for this one about its outcome, unless its leader can tell us.
 
-        We ask if we neither know the outcome nor have a link to its leader: then its COMMIT does not reach us, and the
-        peer would reject our next transactions for the same reason.
+        Without the outcome, the peer would reject our next transactions for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
@@ -409,7 +408,6 @@ class ApplyQueue:
             state.give_up_fetching(
                 f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals, or find "
                 "damaged in them; where it is damaged, run 'bedrockish member repair', and start this node again; else "
-                "stop it, "
-                f"run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', without "
-                "--replay, for the node NEW on an empty file"
+                f"stop it, run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', "
+                "without --replay, for the node NEW on an empty file"
             )

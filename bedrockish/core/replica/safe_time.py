@@ -41,7 +41,7 @@ class SafeTime:
         self._due: Txid | None = None  # the schema change that is due
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
-        """Note the clocks and ticks that a peer has applied, closed and cut."""
+        """Record the ticks that a peer has applied, and its closed time and cut."""
         known = self.state.roster.peers.get(peer)
         if known is None:
             return
@@ -76,7 +76,7 @@ class SafeTime:
                 self.state.hold_journal(name, hold)
 
     def held(self, name: str, clock: int | None) -> None:
-        """Note the clock from which on a reader of this node needs the journal; None releases the journal.
+        """Record the clock from which a reader of this node needs the journal; None releases the journal.
 
         A clock below the reader's earlier one is a new start of the reader.
         """
@@ -264,7 +264,7 @@ class SafeTime:
         # memory.
         state.commit_window.pack(settled, state.votes.outcomes)
         # V16 accepts a base only if it has all commits that are a conflict window older than the transaction. For a
-        # commit that is dropped sooner, the window notes a floor, which V16 tests as well.
+        # commit that is dropped sooner, the window keeps a floor, which V16 tests as well.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())
@@ -273,7 +273,7 @@ class SafeTime:
         """Return the safe time of a conflict window ago: a clock that only counts does not tell the age of a commit."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
-        # Sixteen notes in a window are exact enough: the safe time has to be about that old, and no younger.
+        # Sixteen samples per window suffice: the safe time has to be about a window old, and no younger.
         if not aged or state.clock.now.seconds - aged[-1][0] >= window_s / 16:
             aged.append((state.clock.now.seconds, state.clock.safe))
         found = 0

@@ -39,12 +39,12 @@ class Offered:
     names: frozenset[bytes]  # the names of all its pieces
     size: int
     missing: set[bytes]  # the names of the pieces that are not saved here
-    touched: float  # seconds at which the transaction was last offered, or one of its pieces came
+    touched: float  # seconds at which the transaction was last offered, or one of its pieces last arrived
 
 
 @dataclass(slots=True)
 class Incomplete:
-    """A message that lacks pieces; ``since``: the seconds at which one of its pieces last came."""
+    """A message that lacks pieces; ``since``: the seconds at which one of its pieces last arrived."""
 
     peer: str
     parts: tuple[Part, ...]
@@ -62,8 +62,8 @@ class Pull:
     window: float = WINDOW_MIN  # how many pieces may be on their way
     least: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
 
-    def came(self, digest: bytes, seconds: float) -> int | None:
-        """Note that a piece has arrived, and how long it took; return its size, or None if it was not asked for."""
+    def arrived(self, digest: bytes, seconds: float) -> int | None:
+        """Remove an arrived piece, adapt the window to its delay, and return its size; None if it was not asked for."""
         if digest not in self.asked:
             return None
         since, size = self.asked.pop(digest)
@@ -140,7 +140,7 @@ class Staging:
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
         assembling = sum(one.peer == peer for one in state.pieces.assembling)
-        # Bounded for each peer, so that a peer that sends much does not use up the bounds of the others.
+        # Each peer has its own bounds, so that a peer that sends much does not block the others.
         if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
@@ -192,17 +192,17 @@ class Staging:
         """Receive a piece that was asked for, or the answer that the peer does not have it any more."""
         state, digest, data = self.state, message.digest, message.data
         pull = self.pulls.get(peer)
-        size = None if pull is None else pull.came(digest, state.clock.now.seconds)
+        size = None if pull is None else pull.arrived(digest, state.clock.now.seconds)
         if size is None:
-            return  # it came twice, or was never asked for
+            return  # it arrived twice, or was never asked for
         # A piece must have the right hash, because it may become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
-            self._not_there(peer, digest)
+            self._drop_dependents(peer, digest)
         else:
-            self._came(digest, data)
+            self._store(digest, data)
         self._ask(peer)
 
-    def _not_there(self, peer: str, digest: bytes) -> None:
+    def _drop_dependents(self, peer: str, digest: bytes) -> None:
         """Drop the peer's offers and messages that lack a piece which the peer does not have any more.
 
         The peer sends them again if they still count.
@@ -211,7 +211,7 @@ class Staging:
         for key in [key for key, offer in self.offers.items() if key[0] == peer and digest in offer.missing]:
             del self.offers[key]
 
-    def _came(self, digest: bytes, data: bytes) -> None:
+    def _store(self, digest: bytes, data: bytes) -> None:
         state = self.state
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]

@@ -249,12 +249,12 @@ class AccessIndex(Generic[Name]):
                     yield name, found
         # A schema change writes all clocks from its activation on, and the index does not have the clocks that
         # transactions read. So the change is compared with every set.
-        everybody = any(_has_clocks(each) for each in access_set.write_ranges)
-        others = self.sets if everybody else self._ranged
+        compares_all = any(_has_clocks(each) for each in access_set.write_ranges)
+        others = self.sets if compares_all else self._ranged
         if not others:
             return
         # First find the candidates by table or index: of a hundred ranges, few are in the tables that this set touches.
-        candidates = None if everybody else self._holders_of_ranges(access_set)
+        candidates = None if compares_all else self._holders_of_ranges(access_set)
         if candidates is not None and candidates <= seen:
             return
         for name, other in others.items():

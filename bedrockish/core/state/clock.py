@@ -131,7 +131,7 @@ class Clock:
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
-        """Note how far the other voters' walls are ahead of our monotonic clock; None: a voter has not reported one."""
+        """Record how far the other voters' walls are ahead of our monotonic clock; None: not reported."""
         self.walls = sorted(one for one in ahead if one is not None)
 
     def follow_wall(self, *, follows: bool) -> None:
@@ -229,7 +229,7 @@ class Clock:
         self.closed, self.cut, self.safe, self.settled = closed, cut, safe, max(safe, self.settled)
 
     def settle(self, clock: int) -> None:
-        """Note the clock up to which no transaction can still be decided, even if some entries are missing here."""
+        """Raise the clock up to which no transaction can still be decided, even if some entries are missing here."""
         self.settled = max(self.settled, clock)
 
 
@@ -259,7 +259,7 @@ class ClosingLag:
         return min(self._most, max(self._least, 2 * self._late))
 
     def read(self, seconds: float, clock: int) -> None:
-        """Take a reading of the node's clock."""
+        """Record a reading of the node's clock."""
         if seconds > self._decayed:
             # Let the lateness decay by the seconds that have passed: readings come at irregular intervals.
             self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
@@ -280,7 +280,7 @@ class ClosingLag:
         return found
 
     def late(self, seconds: float, clock: int) -> None:
-        """Note the lateness of a BEGIN: the seconds since our own clock passed the BEGIN's clock."""
+        """Observe the lateness of a BEGIN: the seconds since our own clock passed the BEGIN's clock."""
         for when, reading in self._readings:
             if reading >= clock:
                 self._late = max(self._late, seconds - when)

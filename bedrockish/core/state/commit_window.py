@@ -20,7 +20,7 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
-FEW = 32  # if access sets have ranges, up to so many commits are compared one by one; more are looked up by key
+FEW = 32  # if access sets have ranges, up to this many commits are compared one by one; more are looked up by key
 FEWER = 2  # the same if no access set has ranges: looking up each key costs as much as two comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
 KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
@@ -44,15 +44,15 @@ class _Line:
         if len(self.commits) > LATEST:
             self._drop()
 
-    def let_go(self, known: Container[Txid]) -> None:
+    def drop_packed(self, known: Container[Txid]) -> None:
         """Drop the commits at the start of the line that are packed, so that each commit is kept once."""
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
-    def let_go_up_to(self, txid: Txid) -> None:
+    def drop_up_to(self, txid: Txid) -> None:
         """Drop a commit, and all before it, if the line has the commit.
 
-        A further place of the commit was noted in its packed form, and the line's object does not have it.
+        The commit's packed form has a further place, which the object in the line lacks.
         """
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
@@ -123,7 +123,7 @@ class CommitWindow:
         return any(base.get(leader, 0) < tick for leader, tick in floors)
 
     def note_member_change(self, txid: Txid, config: int) -> None:
-        """Note a change of the members, so that ``newer_than`` and ``first_conflict`` can except it.
+        """Record a change of the members, which is not always a conflict (``revalidation``).
 
         A transaction without the change in its base, and without any other conflict, reads and writes the same after
         the change. So it may move up to a base with the change, if its user's rights are checked by the membership of
@@ -142,9 +142,9 @@ class CommitWindow:
     def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
         """Leave out a commit that would be dropped at once, but raise the floor to it.
 
-        Return False, without any effect, if the commit is here under another place: then ``add`` notes the new place.
+        Return False, without any effect, if the commit is here under another place: then ``add`` adds the new place.
 
-        A repeat whose first place was dropped is left out as well: noted with its second place alone, it would seem
+        A repeat whose first place was dropped is left out as well: added with its second place alone, it would seem
         unseen by each base that has only the first. It raises no floor, because its first place has done so.
         """
         if txid in self.known or self._packed_in(txid) is not None:
@@ -155,7 +155,7 @@ class CommitWindow:
         return True
 
     def add(self, place: Place, transaction: Transaction) -> None:
-        """Note a commit, or a further place of a commit that is here."""
+        """Record a commit, or a further place of a commit that is here."""
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
@@ -194,12 +194,12 @@ class CommitWindow:
         return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)
 
     def _add_packed_place(self, segment: Segment, txid: Txid, place: Place) -> None:
-        """Note a further place of a commit that is packed."""
+        """Record a further place of a commit that is packed."""
         segment.add_place(txid, place)
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
         for line in self._lines.values():
-            line.let_go_up_to(txid)  # a packed commit stays in its line while an earlier one is not packed
+            line.drop_up_to(txid)  # a packed commit stays in its line while an earlier one is not packed
         self._restart_line(place)
 
     def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
@@ -327,7 +327,7 @@ class CommitWindow:
         self._packed = merge(self._packed, segment.covered)
         self._packed_newest = max(self._packed_newest, segment.newest)
         for line in self._lines.values():
-            line.let_go(self.known)
+            line.drop_packed(self.known)
 
     def _take(self, txid: Txid) -> Known:
         self._index.remove(txid)

@@ -71,7 +71,7 @@ class Contests:
         self._met: dict[bytes, float] = {}  # key -> seconds of the last conflict, in that order
 
     def meet(self, key: bytes, seconds: float) -> None:
-        """Note that transactions of two leaders have conflicted at a key."""
+        """Record that transactions of two leaders have conflicted at a key."""
         self._met.pop(key, None)
         self._met[key] = seconds
         if len(self._met) > KEYS_MAX:
@@ -87,7 +87,7 @@ class Contests:
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """Note that a transaction of this node has lost to one of another leader."""
+        """Record that a transaction of this node has lost to one of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # The memory is bounded: a forgotten rival costs one conflict at most.
             self._last.clear()

@@ -36,7 +36,7 @@ class Outbox:
     @property
     def is_applying(self) -> bool:
         """Whether this step applies an entry or a schema change: the tables do not have it yet."""
-        for effect in self.effects:  # noqa: SIM110  a generator costs more than there is to look at
+        for effect in self.effects:  # noqa: SIM110  a generator costs more than the loop
             if isinstance(effect, Apply | Activate):
                 return True
         return False
@@ -98,7 +98,7 @@ def _size(message: Message) -> int:
 
 
 class Timer(StrEnum):
-    """The kinds of calls that are made later; for each call about one subject, a comment names the subject."""
+    """The kinds of timers; a comment names the subject of a timer that has one."""
 
     HEARTBEAT = "heartbeat"
     VOTES = "votes"  # deferred BEGINs are judged in the next step

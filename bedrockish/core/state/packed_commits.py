@@ -91,7 +91,7 @@ class Keys:
             yield self._bytes[begin:end]
             begin = end
 
-    def place(self, key: bytes) -> int:
+    def bisect(self, key: bytes) -> int:
         """Return the index of the first packed key that is not smaller than a key; the packed keys are in order."""
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
@@ -103,9 +103,9 @@ class Keys:
                 return found
             points = frozenset()
         for low, high in chain(((key, key + b"\0") for key in sorted(points)), ranges):
-            place = self.place(low)
-            if place < len(self._ends) and self[place] < high:
-                return self[place]
+            index = self.bisect(low)
+            if index < len(self._ends) and self[index] < high:
+                return self[index]
         return None
 
 
@@ -201,14 +201,14 @@ class Segment:
 
     def owner_of(self, txid: Txid) -> int | None:
         """Return the number of a commit in this segment, None if it is not here."""
-        # Without this test, looking for the commit of a late place would search every segment.
+        # Without this test, the lookup for a late place would search every segment.
         if not self.oldest <= txid.clock <= self.newest:
             return None
         clocks = enumerate(self._clocks)
         return next((owner for owner, clock in clocks if clock == txid.clock and self._txid(owner) == txid), None)
 
     def add_place(self, txid: Txid, place: Place) -> None:
-        """Note a further place of a commit of this segment."""
+        """Record a further place of a commit of this segment."""
         owner = self.owner_of(txid)
         assert owner is not None, f"{txid} is not in this segment"
         self._more.setdefault(owner, []).append(place)
@@ -296,7 +296,7 @@ class Segment:
 
     def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
         self._sort()
-        for number in range(self._keys.place(low), len(self._keys)):
+        for number in range(self._keys.bisect(low), len(self._keys)):
             key = self._keys[number]
             if key >= high:
                 return

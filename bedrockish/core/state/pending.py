@@ -86,7 +86,7 @@ class OwnEnds:
         return len(self._at)
 
     def add(self, transaction: Transaction, clock: int) -> None:
-        """Note the end of a transaction, and the clock at which this node learned it. These clocks never go back."""
+        """Record the end of a transaction, and the clock at which this node learned it. These clocks never go back."""
         assert clock >= self.latest
         self.latest, self._at[transaction.txid] = clock, clock
         self._ended.append((clock, transaction.txid))

@@ -110,7 +110,7 @@ class Roster:
         return False
 
     def hear(self, peer: str, level: int) -> None:
-        """Note that a peer has sent a message, of a kind that belongs to a release level."""
+        """Record that a peer has sent a message of a kind that release level ``level`` introduced."""
         self.let_in.add(peer)
         # The sender has applied the change that raises the cluster to this level. This node may still lack the change,
         # but answers at the raised level.
@@ -118,16 +118,16 @@ class Roster:
             self.heard_level = level
 
     def accuse(self, peer: str, reason: str) -> None:
-        """Note a peer that refuses our file as another or an older one, and its reason."""
+        """Record that a peer refuses our file as another or an older one, and its reason."""
         if peer in self.peers:
             self.accused[peer] = reason
 
     def acquit(self, peer: str) -> None:
-        """Note that a peer accepts our file after all."""
+        """Drop the accusation of a peer that accepts our file now."""
         self.accused.pop(peer, None)
 
     def lose(self, reason: str) -> bool:
-        """Note the reason why the file lacks a promise of this node; return whether it is the first reason."""
+        """Record the reason why the file lacks a promise of this node; return whether it is the first reason."""
         if self.lost:
             return False
         self.lost = reason

@@ -115,13 +115,13 @@ class State:
             self.schedule(recovered.scheduled)
 
     def count_batches(self, batches: int) -> None:
-        """Note how many durable batches the file has seen."""
+        """Record how many durable batches the file has seen."""
         self.batches = batches
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def set_now(self, now: Now) -> None:
-        """Take a reading of the driver's clocks; several events of one turn share one."""
+        """Pass on a reading of the driver's clocks; the events of one turn share a reading."""
         if now is not self.clock.reading:
             self.clock.set_now(now, self.roster.walls_needed)
 
@@ -131,7 +131,7 @@ class State:
         return bool(self.roster.voters) and len(self.clock.walls) >= self.roster.walls_needed
 
     def hear_wall(self, peer: Peer, wall_ms: int) -> None:
-        """Note a peer's wall clock."""
+        """Record a peer's wall clock."""
         peer.wall_ahead_ms = wall_ms - int(self.clock.now.seconds * 1000)
         self._hear_walls()
 
@@ -143,7 +143,7 @@ class State:
     def hear_clock(self, peer: str, clock: int) -> bool:
         """Move up to the clock of a message without a promise or an outcome; return False if the clock is refused."""
         ahead = self.clock.ahead_ms(clock)
-        # Note how far the clock is ahead, followed or not: ``status`` names the peer.
+        # Record how far the clock is ahead, followed or not: ``status`` names the peer.
         known = self.roster.peers.get(peer)
         if known is not None:
             # Before a majority has reported its wall clocks, every clock is ahead of the known walls, and no clock
@@ -171,20 +171,19 @@ class State:
         """Become an ordinary member once all commits are applied that the cluster had when it added this node."""
         if self.roster.join_if_caught_up(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
-            # Note it in the file, for the next restart.
             self.outbox.emit(Keep("joining", 0))
             self.outbox.emit(SetMembers(self.roster.membership))
 
     def lose(self, reason: str) -> None:
-        """Note in the file that the file lacks some of this node's promises, so that the node never votes again.
+        """Record in the file that it lacks some of this node's promises, so that the node never votes again.
 
-        It is stored because the evidence may be gone later: the peer that knows of the lost promises may leave.
+        The reason is stored because the peer that knows of the lost promises may leave.
         """
         if self.roster.lose(reason):
             self.outbox.emit(Keep("lost", reason))
 
     def give_up_fetching(self, reason: str) -> None:
-        """Note, for people, why this node will never get the entries that it lacks."""
+        """Record, for people, why this node will never get the entries that it lacks."""
         self.stuck = reason
 
     @property
@@ -204,13 +203,13 @@ class State:
         return ""
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
-        """Note that another leader's transaction conflicted with one of ours."""
+        """Record that another leader's transaction conflicted with one of ours."""
         # A node that no longer votes does not lead either, so no request has to leave it a turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
     def note_commit(self, seconds: float) -> None:
-        """Note how many seconds after its BEGIN one of our transactions had its quorum."""
+        """Record how many seconds after its BEGIN one of our transactions had its quorum."""
         # A commit that had to wait for a dead voter does not show the usual time, so it counts only up to a bound.
         self.commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self.commit_s)
 
@@ -231,8 +230,8 @@ class State:
         """Return the clock for the token of a read at this node now: above the clock of every applied transaction.
 
         The clock is also below the activation of the scheduled schema change: with a later clock, the session would
-        count as having seen the next schema, and would wait even at this node until that is in force. Both are
-        possible, because every transaction that is applied before the activation has a smaller clock.
+        count as having seen the next schema, and would wait even at this node until that is in force. Both bounds can
+        hold, because every transaction that is applied before the activation has a smaller clock.
         """
         clock, scheduled = self.clock.read(), self.schema.scheduled
         return clock if scheduled is None else min(clock, scheduled.activates - 1)
@@ -240,8 +239,8 @@ class State:
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
         """Return a transaction other than ``own`` that has executed one of these commands already, or None.
 
-        It counts even if the base of the new transaction has it. A leader looks for an earlier transaction of a command
-        before it executes the command; if there is one nevertheless, the leader did not find it.
+        It counts even if the base of the new transaction has it: the leader searched for it before the execution, and
+        did not find it.
         """
         for command in commands:
             key = command_key(command)
@@ -341,7 +340,7 @@ class State:
         return why
 
     def hold_journal(self, name: str, hold: tuple[int, int]) -> None:
-        """Note, durably, the clock from which on a reader needs the journal."""
+        """Record durably the clock from which a reader needs the journal."""
         self.holds[name] = hold
         self.outbox.emit(KeepHold(name, *hold))
 
@@ -356,7 +355,7 @@ class State:
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # A repeat was committed at another place before, so it is not pending. Test that before its end is noted.
+        # A repeat was committed at another place before, so it is not pending. Test that before its end is recorded.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # The transaction leaves ``pending`` here and enters the commit window below, with no conflict test in between.
         self.votes.end(txid, commit=True)
@@ -369,14 +368,14 @@ class State:
             window.add(place, entry.transaction)
 
     def _note_pending(self, entry: Entry, since: float) -> None:
-        """Note how long a commit of another leader was pending here: we wait longer before we ask a slow leader."""
+        """Record how long a commit of another leader was pending here: we wait longer before we ask a slow leader."""
         peer = self.roster.peers.get(entry.leader)
         # An adopted transaction does not count: it was pending until a recovery finished it.
         if peer is not None and entry.leader == entry.txid.leader:
             peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
 
     def note_answer(self, seconds: float) -> None:
-        """Note how many seconds after its BEGIN a voter has approved one of our transactions."""
+        """Record how many seconds after its BEGIN a voter has approved one of our transactions."""
         self.answer_s += WEIGHT * (seconds - self.answer_s)
 
     @property

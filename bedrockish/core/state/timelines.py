@@ -38,13 +38,13 @@ class Timelines:
         self.applied[leader] = tick
 
     def remove(self, upto: Vector) -> None:
-        """Note the last ticks that were removed from the journal."""
+        """Record the last ticks that were removed from the journal."""
         self.removed = merge(self.removed, upto)
 
     # -- timelines that are retired --------------------------------------------------------------------------------
 
     def retire(self, places: Iterable[tuple[str, int]]) -> None:
-        """Note the places of a membership change: a vector that covers them contains the timelines that it retires."""
+        """Record the places of a membership change: a vector that covers them contains the timelines it retires."""
         self.retirement = dict(places)
 
     def _without_retired(self, vector: Vector) -> dict[str, int]:

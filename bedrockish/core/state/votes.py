@@ -143,7 +143,7 @@ class Votes:
     # -- outcomes --------------------------------------------------------------------------------------------------
 
     def end(self, txid: Txid, *, commit: bool) -> None:
-        """Note the outcome of a transaction."""
+        """Record the outcome of a transaction."""
         known = self.outcomes.get(txid)
         assert known is None or known == commit, f"{txid} has two outcomes"
         if known is not None:
@@ -157,7 +157,7 @@ class Votes:
             return
         if not commit:
             if txid.leader == self.me and vote.transaction is not None:
-                # Note the present clock and not the transaction's: V10 concerns transactions that began before this
+                # Record the present clock and not the transaction's: V10 concerns transactions that began before this
                 # node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
             # The vote is kept until safe time passes it, because a node that recovers a conflicting transaction must
@@ -166,7 +166,7 @@ class Votes:
             self.persist(vote)
 
     def apply(self, txid: Txid) -> None:
-        """Note that a transaction is applied at one of its places."""
+        """Record that a transaction is applied at one of its places."""
         assert txid not in self.pending, f"{txid} is applied and pending"
         self.done.add(txid)
         self.late = self.late or txid.clock <= self.clock.settled

@@ -90,7 +90,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
             return
         except Exception as error:
             was_up = was_up or up.is_set()
-            again = what_to_begin_again_for(error)
+            again = why_restart(error)
             if again is not None:
                 # Kept for the restart: even if it is delayed, by a full disk, the node must report the damage then.
                 damage = again if isinstance(again, DamagedError) else None
@@ -114,7 +114,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 if len(config.peers) > 1:  # a comparison with the other nodes finds further damage
                     damage = DamagedError("an index could not be read, and was rebuilt", table="", page=str(error))
                 continue
-            why_not = _why_not_begun(error)
+            why_not = _why_unusable(error)
             if not was_up or not (_is_fault(error) or why_not):
                 raise
             if trio.current_time() - began > PAUSE_S_MAX:
@@ -165,11 +165,11 @@ async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
     except BedrockishError as error:
         logger.error("the indexes may be rebuilt when this is corrected and the node is started: %s", error.message)
         return False
-    logger.warning("the indexes were made anew")
+    logger.warning("the indexes were rebuilt")
     return True
 
 
-def _why_not_begun(error: Exception) -> str:
+def _why_unusable(error: Exception) -> str:
     """Return why the configuration cannot be used for now, such as an address in use; empty for other errors."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -217,7 +217,7 @@ async def _run(
         await _serve(runtime, config, credentials, plugins, up, departure)
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(trio.Cancelled)
-        if cancelled is not None and rest is not None and isinstance(what_to_begin_again_for(rest), RestartError):
+        if cancelled is not None and rest is not None and isinstance(why_restart(rest), RestartError):
             raise cancelled from None  # the node was about to restart, and is cancelled: not an error
         raise
     finally:
@@ -235,14 +235,14 @@ def warn_of_readers(config: Config) -> None:
         logger.warning("%s, the node's private key, can be read by every user of the machine: chmod 600 it", key)
 
 
-def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError | None:
+def why_restart(error: BaseException) -> RestartError | DamagedError | None:
     """Return why a node restarts in the same process; None if it must end.
 
     Damaged tables do not end a node: it restarts as after a crash, from its durable state, and reports the damage. If
     the process ended, its supervisor would start it again, and it would end at the same entry each time.
     """
     if isinstance(error, BaseExceptionGroup):
-        found = [what_to_begin_again_for(one) for one in error.exceptions if not isinstance(one, trio.Cancelled)]
+        found = [why_restart(one) for one in error.exceptions if not isinstance(one, trio.Cancelled)]
         known = [one for one in found if one is not None]
         return known[0] if known and len(known) == len(found) else None
     if isinstance(error, RestartError) or (isinstance(error, DamagedError) and "table" in error.details):
@@ -389,7 +389,7 @@ def _repairs(
     runtime.upkeep.reports += [scrubber.status, indexes.status]
     return {
         "comparing tables": scrubber.watch,
-        "looking at indexes": indexes.watch,
+        "checking indexes": indexes.watch,
         "repairing tables": healer.watch,
         "comparing a copy with its journal": healer.prove,
     }

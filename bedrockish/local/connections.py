@@ -29,7 +29,7 @@ ASK_S = 0.01  # how long a closing thread waits before it interrupts the running
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # how often, and at which intervals, to ask for the file of a busy connection
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
 _lock = threading.Lock()  # guards ``_open``
-_opening = threading.Lock()  # held while a thread looks whether another library has the file
+_opening = threading.Lock()  # held while a thread checks whether another library has the file open
 _is_watching = False
 _abandoned: list[object] = []  # the parent's connections after a fork; never closed here, which could harm the parent
 

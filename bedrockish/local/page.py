@@ -2,7 +2,7 @@
 
 The node maps ``A.sqlite-node``, 4096 bytes, and writes to it; programs of the machine map it and read it. docs/wire.md
 has the format. A sequence number is odd while the node writes, and a checksum detects a torn copy. A reader that finds
-either reads again; if the page stays so, the reader takes the file as not served.
+an odd number or a wrong checksum reads again; if neither ends, the reader treats the file as not served.
 
 Before the node closes, exchanges or repairs its file, it raises ``generation`` on the page. So a reader that has opened
 the file, and then finds the generation unchanged, has opened the file that the node serves.
@@ -28,7 +28,7 @@ MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
 BATCHES = 64  # number of last batches for which the page has the number of WAL frames
-SILENT_NS = 4_000_000_000  # a node without a heartbeat for so long counts as gone, as on a link
+SILENT_NS = 4_000_000_000  # a node without a heartbeat for this time counts as gone, as on a link
 TORN_TRIES, TORN_S = 200, 0.0001
 _HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts
 _FACTS = Struct("<I16sIIQQQQQQQI")
@@ -71,7 +71,7 @@ class Facts(NamedTuple):
         if self.mode == STOPPED and self.runs:
             return (
                 f"its node, process {self.process}, runs and does not serve it now: it begins again or waits, and "
-                "'bedrockish status' with its URL still_has why"
+                "'bedrockish status' with its URL shows why"
             )
         if self.mode > READING:
             return f"its node is {MODES.get(self.mode, 'of another release')}"

@@ -86,8 +86,7 @@ def check_prepared(
             if table is None or change.columns != table.columns:
                 raise ConflictError(
                     f"table {change.table} has another form since the transaction began; the transaction did not "
-                    "happen: run it "
-                    "again",
+                    "happen: run it again",
                     table="schema",
                 )
             written.add(change.table)

@@ -37,7 +37,7 @@ from bedrockish.local.program_functions import End, Give, ProgramError
 from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Reader, seen_by
 from bedrockish.sqltext.attach import Order
 
-IDLE_S = 0.1  # a snapshot that is not read for so long is released
+IDLE_S = 0.1  # a snapshot that is not read for this time is released
 _FOREVER = float("inf")
 
 
@@ -45,7 +45,7 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read: its snapshot, the page's bytes, until when these prove that the node runs, its level and token."""
+    """The last read. ``until``: the time up to which ``last_bytes``, of the page, prove that the node runs."""
 
     reader: Reader
     moment: FileMoment
@@ -74,7 +74,7 @@ class LocalReads:
         self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
         self._until = _FOREVER  # the deadline of the running read
-        self._is_left: Callable[[], bool] = _is_wanted
+        self._is_left: Callable[[], bool] = _never
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._is_running = False
@@ -230,7 +230,7 @@ class LocalReads:
         try:
             return self.read(statements, level, token)
         finally:
-            self._is_left = _is_wanted
+            self._is_left = _never
             lock.release()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class LocalReads:
             return found, self._token_after(reader, level, token)
 
     def _token_after(self, reader: Reader, level: str, token: Token) -> Token:
-        """Return the session's token after a read; note the read for ``read_again``; release its snapshot if due."""
+        """Return the session's token after a read; keep the read for ``read_again``; release its snapshot if due."""
         moment, snapshots = reader.moment, self._snapshots
         assert moment is not None
         if snapshots.is_log_ending and not snapshots.pins:
@@ -389,7 +389,7 @@ class LocalReads:
         self._snapshots.abandon()
         self.lock = threading.RLock()
         self._until, self._known = _FOREVER, None
-        self._is_left, self._is_running, self.ending = _is_wanted, False, None
+        self._is_left, self._is_running, self.ending = _never, False, None
 
     def release(self) -> None:
         """Release a snapshot without recent reads. Called by the keeper."""
@@ -415,7 +415,7 @@ class LocalReads:
                 self._snapshots.close()
 
 
-def _is_wanted() -> bool:
+def _never() -> bool:
     """Return False: the caller waits for the read until it is over."""
     return False
 

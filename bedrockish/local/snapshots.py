@@ -27,7 +27,7 @@ from bedrockish_journal.model.vector import covers
 TEXTS_MAX = 2_000  # compiled texts that are remembered
 AGAIN_S = 0.1  # between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
-PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for so long is released as well
+PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for this time is released as well
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
@@ -297,9 +297,9 @@ class FileSnapshots:
         return first
 
     def _move_on(self, facts: Facts) -> Reader:
-        """Take the newest snapshot; return the connection for reads: the newest if durable, else the old snapshot's.
+        """Take the newest snapshot; return its connection if it is durable, or if no older snapshot is held.
 
-        Without an old snapshot, return the newest even if it is not durable yet.
+        Otherwise return the connection of the older snapshot.
         """
         published = self.published
         assert published is not None

@@ -93,7 +93,7 @@ class LocalTransaction:
         return ""
 
     def decide(self, error: BaseException | None) -> None:
-        """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
+        """Handle the outcome of COMMIT: ``error`` is None if it succeeded. Without TEMP tables there is no work."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -175,8 +175,7 @@ class LocalTransaction:
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements with the same text together, from the one at ``first`` on.
 
-        Return their results, and the place up to which these reach. Without results, the caller runs the statements up
-        to that place one by one.
+        Return their results and an index. Without results, the caller runs the statements before the index one by one.
 
         Raises:
             BedrockishError: as ``run``.
@@ -319,7 +318,7 @@ class LocalTransaction:
 class _Statement:
     """A context manager around each statement of a transaction.
 
-    Within it the program's progress handler is called, and the row ids of the statement are noted in the transaction.
+    Within it the program's progress handler is called, and the transaction keeps the row ids of the statement.
     An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
     """
 

@@ -1,8 +1,4 @@
-"""Open transactions of a program, executed in its own process on a node's file. The node learns of them at COMMIT.
-
-Each transaction runs in a ``Workspace``, a durable snapshot with a private overlay, by the engine's own executor. Its
-COMMIT is one message with the keys read, the keys written, and the rows; the node certifies it like its own open
-transactions. Before COMMIT the node holds no state of the transaction, so a program that dies leaves nothing there.
+"""Open transactions of a program, executed in its own process on a node's file (``transaction``).
 
 Some statements need the node: changes of the schema, and calls of ``transaction_clock()``, ``cluster_clock()``,
 ``skip_locked()`` or a function of a plugin. Then the earlier statements are repeated at the node. If each has the same
@@ -29,7 +25,7 @@ from bedrockish.local.reads import LocalReads, closed
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.workspace_pool import FileWorkspace, WorkspacePool
 
-OPEN_S = 60.0  # a transaction is rolled back after so long, because its snapshot blocks the node's checkpoints
+OPEN_S = 60.0  # a transaction is rolled back after this time, because its snapshot blocks the node's checkpoints
 
 BeginWith = Callable[
     ["LocalTransactions", FileWorkspace, Request, FileMoment, LocalTransaction | None], LocalTransaction

@@ -96,7 +96,7 @@ class FileWorkspace:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the workspace's connections have failed."""
+        """Whether the workspace's connections have failed."""
         return self.workspace.is_broken
 
     def close(self) -> None:
@@ -237,8 +237,7 @@ class WorkspacePool:
         if now is None or (now.generation, now.since) != (facts.generation, facts.since):
             raise UnavailableError(
                 "the node has stopped, or has exchanged its file, since the transaction began; the transaction did "
-                "not happen: run "
-                "it again"
+                "not happen: run it again"
             )
 
     def give_back(self, file_workspace: FileWorkspace) -> None:

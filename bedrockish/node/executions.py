@@ -38,11 +38,11 @@ from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge as merge_vectors
 from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
-LONG_CHANGE_S = 0.2  # an index whose trial takes so long is built online, during a delay of the change
+LONG_CHANGE_S = 0.2  # an index whose trial takes longer is built online, during a delay of the change
 # The delay of such a change: some seconds, and a multiple of the trial's time, because the build gets only half of the
 # time and other machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20
-TRIAL_FACTOR = 2  # building an FTS5 index takes so many times as long as its trial, which merges no segments
+TRIAL_FACTOR = 2  # building an FTS5 index takes twice as long as its trial, which merges no segments
 SHORT = 50  # the most statements of a request that may share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 

@@ -63,7 +63,7 @@ class Plugins:
         return {"digests": dict(self.digests), "modules": sorted(installed())}
 
     def learn(self, node: str, told: object) -> None:
-        """Note another node's modules, and warn if they differ from ours."""
+        """Record another node's modules, and warn if they differ from ours."""
         digests: dict[str, str] = {}
         if isinstance(told, Mapping):
             listed, modules = told.get("digests"), told.get("modules")

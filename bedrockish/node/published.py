@@ -46,7 +46,7 @@ class Publisher:
             return REFUSING
         return SERVING if self._state.health.writes else READING
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update the page at once if the node's mode has changed."""
         if self._page is not None and self._page.mode != self._mode:
             self._beat(self._page)
@@ -58,7 +58,7 @@ class Publisher:
         """Write a heartbeat to the page twice a second, until cancelled."""
         while self._page is not None:
             self._beat(self._page)
-            self._keep(self._page)
+            self._restore(self._page)
             await trio.sleep(BEAT_S)
 
     async def keep_socket(self, listen: Callable[[socket.socket], None]) -> None:
@@ -75,7 +75,7 @@ class Publisher:
             listen(local_socket.listen(path, SOCKET_MODE))
             logger.warning("%s was removed, and is there again", path)
 
-    def _keep(self, page: Page) -> None:
+    def _restore(self, page: Page) -> None:
         """Write the page again if its file was removed or replaced, such as by a cleaning of the directory."""
         if page.is_in_place or not page.has_its_file:
             return

@@ -60,7 +60,7 @@ from bedrockish.node.scheduling.strict_reads import StrictRead, StrictReads
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.waiters import Waiters
-from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.scheduling.workers import WorkerPool, leaving
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish.node.transactions.steps import Submission
 from bedrockish_journal.model.transaction import Transaction
@@ -403,7 +403,7 @@ class Runtime:
     def _cycle(self) -> Turn:
         yield from self._turn()
         self.output.send_early()
-        self.publisher.look()  # a node that has stopped serving publishes that before it writes another batch
+        self.publisher.refresh()  # a node that has stopped serving publishes that before it writes another batch
         yield from self.gate.pass_on()
 
     @property
@@ -536,7 +536,7 @@ class Runtime:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> float | None:
-        """Return the time of the next work that no event begins; None if there is not any."""
+        """Return the time of the next work that no event begins, or None."""
         gathered = self._groups.due_at() if self._writes.count and not self.gate.is_syncing else None
         return min(filter(None, (self.core.deadline(), self.gate.deadline, gathered)), default=None)
 
@@ -568,7 +568,7 @@ class Runtime:
             mark.set()
 
     def synced(self, batches: int) -> None:
-        """Note the number of durable batches, for each HELLO, and send the answers of reads that depend on them."""
+        """Record the number of durable batches, for each HELLO, and send the answers of reads that depend on them."""
         self.output.info["batches"] = batches
         if self._reads.unsynced:
             self._reads.synced(batches)
@@ -580,13 +580,13 @@ class Runtime:
         self.is_leaving = self.transactions.is_leaving = True
 
     def is_busy(self, now_s: float) -> bool:
-        """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
+        """Return whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
         return bool(self.waiters.open or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
         """Answer the requests that cannot have happened; return the number of other requests, with unknown outcomes.
 
-        ``numbers``: the requests to look at; by default all.
+        ``numbers``: the requests to end; by default all.
         """
         for read in self._strict.give_up() if numbers is None else ():
             self.waiters.tell(read.request, read.done, leaving())
@@ -625,8 +625,3 @@ class Runtime:
         for waiter in list(self.waiters.open.values()):  # a copy: a client that is answered may ask again at once
             text = "the node is stopping; send the command again with its id, to another node"
             self.waiters.end(waiter, OutcomeUnknownError(text, command=waiter.request.command))
-
-
-def leaving() -> UnavailableError:
-    """Return the error for a request that comes while the node stops."""
-    return UnavailableError("the node is stopping; the request did not happen: send it to another node")

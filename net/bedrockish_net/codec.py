@@ -52,7 +52,7 @@ def decode_event(kind: Kind, payload: bytes) -> events.Event:
         case Kind.PING | Kind.PONG:
             if len(payload) > events.PING_BYTES_MAX:
                 raise RemoteProtocolError(
-                    Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; {events.PING_BYTES_MAX} may be"
+                    Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; the limit is {events.PING_BYTES_MAX}"
                 )
             return events.Ping(payload) if kind is Kind.PING else events.Pong(payload)
         case Kind.HELLO:

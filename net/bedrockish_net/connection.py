@@ -64,7 +64,7 @@ class Connection:
         self.local_state = State.HELLO  # the state of our end
         self.remote_state = State.HELLO  # the state of the other end
         self.is_open = False  # whether both ends may send messages
-        self.remote: Hello | None = None  # the other end's HELLO; None before it came
+        self.remote: Hello | None = None  # the other end's HELLO; None before it arrived
         self._limits = limits or Limits()
         self._frames = FrameReader(self._limits.hello_bytes_max)
         self._ended = False

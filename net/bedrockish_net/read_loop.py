@@ -34,7 +34,7 @@ class Courtesy:
 
     WORTH_S = 250e-6  # the time that a readable socket is worth; ten times the work of a session read
     SHARE = 1 / 8  # the weight of the last call in the averages, which begin at 0
-    REST = 50 / SHARE  # a pause is so many times as long as the average call: 2 % of the time is lost at most
+    REST = 50 / SHARE  # a pause lasts as long as this many average calls, so that at most 2 % of the time is lost
     REST_MIN_S = 0.002
 
     def __init__(

@@ -117,7 +117,7 @@ class Link:
                     nursery.start_soon(self._read)
                 else:
                     self._take_rest()  # bytes that came together with the HELLO
-                    self._read_on()
+                    self.read_on()
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_alive)
         finally:
@@ -214,10 +214,6 @@ class Link:
         """Account for incomplete messages with ``inflow``, which may pause reading in favour of other connections."""
         self._inflow = inflow
 
-    def read_on(self) -> None:
-        """Resume reading, because ``inflow`` may allow it now."""
-        self._read_on()
-
     def pause(self) -> None:
         """Stop reading until ``resume``, so that the other end has to wait."""
         self._is_paused = True
@@ -226,7 +222,7 @@ class Link:
         """Resume reading after ``pause``."""
         if self._is_paused:
             self._is_paused = False
-            self._read_on()
+            self.read_on()
 
     async def wait_closed(self) -> LinkClosedError:
         """Wait until the link ends, and return the reason."""
@@ -258,7 +254,7 @@ class Link:
         await self._wait_for_message()
         payload = self._inbox.popleft()
         self._inbox_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
-        self._read_on()
+        self.read_on()
         return payload
 
     def drop(self, code: str, reason: str) -> None:
@@ -423,7 +419,7 @@ class Link:
                 return
             self._take_read(data, trio.current_time())
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
         """Resume reading, if the link is open and not held up."""
         if self._read_loop is None:
             self._reader.unpark_all()

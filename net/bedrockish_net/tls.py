@@ -109,7 +109,7 @@ def read_revoked(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _shown(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
+def _certificate_of(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
     """Return the other end's certificate; empty if it has none, and None for a stream without TLS."""
     import trio  # not at the top, because a program without an event loop only creates contexts
 
@@ -128,7 +128,7 @@ def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
         RefusedError: the certificate is revoked.
         BrokenResourceError: the connection broke.
     """
-    certificate = _shown(stream)
+    certificate = _certificate_of(stream)
     if certificate and int(certificate["serialNumber"], 16) in revoked:
         names, serial = ", ".join(sorted(certificate_names(certificate))) or "no node", certificate["serialNumber"]
         raise RefusedError(
@@ -138,7 +138,7 @@ def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
 
 def has_certificate(stream: "trio.abc.Stream") -> bool:
     """Return whether the other end of a TLS stream has a certificate; TLS has checked that it is valid."""
-    return bool(_shown(stream))
+    return bool(_certificate_of(stream))
 
 
 def certificate_end(stream: "trio.abc.Stream") -> float | None:
@@ -149,7 +149,7 @@ def certificate_end(stream: "trio.abc.Stream") -> float | None:
     import trio
 
     try:
-        certificate = _shown(stream)
+        certificate = _certificate_of(stream)
     except trio.BrokenResourceError:
         return None
     return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
@@ -160,7 +160,7 @@ def certificate_holders(stream: "trio.abc.Stream") -> list[str]:
 
     The list is empty without a certificate, and has an empty text for a certificate without names.
     """
-    certificate = _shown(stream)
+    certificate = _certificate_of(stream)
     if not certificate:
         return []
     common = [str(value) for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -209,7 +209,7 @@ def check_certificate(stream: "trio.abc.Stream", node: str) -> None:
     Raises:
         RefusedError: the peer has no certificate, or that of another node.
     """
-    shown = _shown(stream)
+    shown = _certificate_of(stream)
     if shown is None:
         return
     names = certificate_names(shown)

@@ -87,7 +87,7 @@ async def test_node_at_an_unknown_address_is_reported_by_both_sides(tmp_path: Pa
         moved.start()
         await until_said(cluster, 0, f"C is heard, and does not answer at its address, 127.0.0.1:{before}")
         await until_said(
-            cluster, 2, f"none of them comes to this node at the address that they know, 127.0.0.1:{before}"
+            cluster, 2, f"none of them reaches this node at the address that they know, 127.0.0.1:{before}"
         )
         own = cluster.url(0, only=True)
         assert (await run("member", "address", own, "C", f"127.0.0.1:{wrong}")).returncode == 0

@@ -143,7 +143,7 @@ def test_token_replaces_the_password_at_every_interface(cluster: LocalCluster, m
         come(Caller(cluster, here, "mara", token), "CREATE TABLE maras(x)")
     with pytest.raises(RefusedError, match=r"this token is mara's, and not of the user 'adam'|send the h"):
         come(Caller(cluster, here, "adam", token), "SELECT 1")
-    with pytest.raises(RefusedError, match=r"this token is not good here|send the h"):
+    with pytest.raises(RefusedError, match=r"this token is not valid here|send the h"):
         come(Caller(cluster, here, "mara", forged), "SELECT 1")
     with connect(cluster.url()) as db:
         asked = "SELECT count(*) FROM bedrockish_changes WHERE user_name = 'mara' AND row_after LIKE ?"
@@ -201,7 +201,7 @@ async def test_link_ends_when_the_tokens_user_or_password_changes(cluster: Local
         else:
             await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
         # The request that ran when the user was removed is refused for that reason.
-        says = "not good here, or not any more|does not know mona"
+        says = "not valid here, or not any more|does not know mona"
         with trio.fail_after(20), pytest.raises((AuthenticationError, ForbiddenError), match=says):
             await _ask_for_ever(client)
     if how == "password":

@@ -49,7 +49,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("unproven_copy", {"alarms": {"unproven_copy": {"reason": "not compared"}}}, "not compared"),
     ("journal_damaged", {"journal_damaged": {"A5": "its hash is another"}}, "A5: its hash is another"),
     ("in_doubt", {"in_doubt": [{"txid": "9B", "leader": "B", "age_ms": 11_000}]}, "9B, led by B, .* for 11 s"),
-    ("safe_time", {"safe_lag_ms": 20_000} | others(report_lag_ms=19_000), "stood for 20 s; it waits for B"),
+    ("safe_time", {"safe_lag_ms": 20_000} | others(report_lag_ms=19_000), "not advanced for 20 s; it waits for B"),
     ("clock_skew", others(wall_offset_ms=-60_000), "clock of B is 60.0 s behind"),
     ("clock_skew", {"nodes": {n: {**NODE, "wall_offset_ms": -60_000} for n in "ABC"}}, "this machine.* ahead of most"),
     ("clock_ahead", {"clock_ahead_ms": 3_600_000}, "cluster's clock is 3600 s ahead of most machines'"),
@@ -68,7 +68,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "address",
         {"nodes": {n: {**NODE, "silent_ms": 4_000 * (n != "A"), "address": f"{n}:1"} for n in "ABC"}},
-        "none of them comes to this node at .* they know, A:1",
+        "none of them reaches this node at .* they know, A:1",
     ),
     ("node_away", others(silent_ms=15_000), "B has not been heard for 15 s"),
     (
@@ -77,10 +77,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         r"B has not been heard for 15 s \(certificate has expired\)",
     ),
     ("node_behind", {"applied": {"A": 999}} | others(), "B lacks 994 commits"),
-    ("node_slow", others(report_lag_ms=4_000), "B says is 4.0 s old"),
+    ("node_slow", others(report_lag_ms=4_000), "messages of B are 4.0 s old"),
     ("node_trouble", others(up=False, trouble="another file"), "B: another file"),
     ("nonsense", {"left_alone": {"C": 12.0}}, "C sends messages that cannot be read"),
-    ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
+    (
+        "upgrade_unfinished",
+        {"level": 2, "cluster_level": 1} | others(level=1),
+        "at release level 1, .* B has reported 1",
+    ),
     ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
     ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),
     ("certificate", {"certificate_fault": "a.pem: it names B"}, "^a.pem: it names B$"),
@@ -138,8 +142,8 @@ def test_clock_ahead_does_not_hide_a_slow_node() -> None:
     slow = ahead | {"nodes": ahead["nodes"] | {"B": {**NODE, **stands, "report_lag_ms": 12_000}}}
     told = lasting(slow | {"safe_lag_ms": 15_000})
     assert set(told) == {"clock_skew", "safe_time", "node_slow"}
-    assert told["safe_time"] == "safe time has stood for 15 s; it waits for B"
-    assert told["node_slow"] == "what B says is 12.0 s old when it comes"
+    assert told["safe_time"] == "safe time has not advanced for 15 s; it waits for B"
+    assert told["node_slow"] == "the messages of B are 12.0 s old when they arrive"
 
 
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:

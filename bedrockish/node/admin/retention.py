@@ -34,14 +34,14 @@ CLOCK_KEY = "cluster_clock"  # key in the file: 1 or 0 if the operator has set i
 LOOK_S = 10.0  # between two checks of the journal's length
 PACK_LOOK_S = 60.0  # between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
-PACKING_S = 60.0  # packing runs at most so long before the journal's length and the file's size are looked at again
-PACK_REST = 4.0  # after each pack, packing pauses for so many times the duration of the pack
+PACKING_S = 60.0  # packing runs at most this long before the journal's length and the file's size are checked again
+PACK_REST = 4.0  # the pause after each pack, as a multiple of the pack's duration
 SLICE, SLICE_BYTES = 200, 4 << 20  # entries removed at a time, and bytes of their bodies: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # a file with more than FREE_MAX of its pages free shrinks, until FREE_KEPT are free
-FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
+FREE_PAGES_MAX = 4_096  # up to this many free pages (16 MiB) are not worth the work
 SHRINK_PAGES = 100  # pages that are returned to the disk at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
-COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least so long after it was made
+COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least this long after it was made
 HOLDS_MAX = 100
 HOLD_NAMES_MAX = 1_000  # released names are remembered, or an older message of a node would restore the hold
 
@@ -115,15 +115,15 @@ class Upkeep:
 
     def tick(self) -> int:
         """Return a new value of the clock for a statement; its ceiling is durable before an answer can leave."""
-        return self._told(self._core.tick(self._clocks.lately()))
+        return self._raise_ceiling_for(self._core.tick(self._clocks.lately()))
 
     def skip(self, count: int) -> int:
         """Advance the clock by ``count`` values, which then belong to the caller; return the clock's new value."""
         clock = self._core.state.clock
         clock.adjust(clock.value + count)
-        return self._told(clock.value)
+        return self._raise_ceiling_for(clock.value)
 
-    def _told(self, value: int) -> int:
+    def _raise_ceiling_for(self, value: int) -> int:
         if value > self._core.state.clock.ceiling:
             self._post(Woken())  # the next step of the core stores a higher ceiling
         return value
@@ -194,7 +194,7 @@ class Upkeep:
                 f"{name}: readers have used {HOLD_NAMES_MAX} names, which is the limit; use one of these names again"
             )
         if after is not None and not isinstance(after, str):
-            raise UsageError("a reader's place should be a cursor of the feed, as text")
+            raise UsageError("a reader's position should be a cursor of the feed, as text")
         try:
             cursor = parse_cursor(after)
         except JournalError as error:

@@ -15,7 +15,7 @@ Status = Mapping[str, Any]
 # Returns the text of a trouble, with its facts, from a status; empty without the trouble.
 Find = Callable[[Status], str]
 
-BEHIND_MAX = 200  # commits that a node may lack: under load some are always on their way
+BEHIND_MAX = 200  # commits that a node may lack: under load some are always under way
 SILENT_MS_MAX = 3_000
 IN_DOUBT_MS_MAX = 10_000
 SAFE_LAG_MS_MAX = 10_000
@@ -23,8 +23,7 @@ SLOW_MS_MAX = 3_000  # how late a voter's closed time may arrive here
 SKEW_MS_MAX = 1_000
 SYNC_MS_MAX = 1_000  # how long the disk may take for a sync, on average
 CLOCK_AHEAD_S_MAX = 10.0  # more than clock_offset_ms, by which one node may be ahead of the others
-DISK_FREE_PARTS = 10  # a disk is nearly full if less than one part in so many is free,
-DISK_FREE_BYTES = 5 << 30  # and less than so many bytes
+DISK_FREE_PARTS, DISK_FREE_BYTES = 10, 5 << 30  # a disk is nearly full below a tenth, and below 5 GiB, of free room
 CERTIFICATE_DAYS = 30
 DAY_S = 86_400
 OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
@@ -98,8 +97,8 @@ def _out_of_service(status: Status) -> str:
 
 @_trouble(
     "too few voters are in reach for anything to be committed",
-    "start the voters that are down, or repair the network between them; 'bedrockish nodes' says whom this node "
-    "does not hear",
+    "start the voters that are down, or repair the network between them; 'bedrockish nodes' shows which ones "
+    "this node does not hear",
     useless=True,
 )
 def _no_quorum(status: Status) -> str:
@@ -158,8 +157,8 @@ def _one_voter(status: Status) -> str:
 
 @_trouble(
     "the disk of the database is nearly full",
-    "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
-    "or give it a larger disk",
+    "make room before it is full, because this node then stops writing: shorten the journal ('bedrockish journal "
+    "prune'), or use a larger disk",
 )
 def _disk_filling(status: Status) -> str:
     disk = status.get("disk")
@@ -179,7 +178,7 @@ def _unproven_copy(status: Status) -> str:
 
 @_trouble(
     "entries of this node's journal are damaged, and it cannot give them to others",
-    "fill the node again from another one ('bedrockish member repair URL NODE'); its tables are not concerned",
+    "fill the node again from another one ('bedrockish member repair URL NODE'); its tables are not affected",
 )
 def _journal_damaged(status: Status) -> str:
     damaged = status.get("journal_damaged", {})
@@ -203,7 +202,7 @@ def _in_doubt(status: Status) -> str:
 
 
 @_trouble(
-    "safe time stands: strict reads, the feed and schema changes wait for it",
+    "safe time does not advance: strict reads, the feed and schema changes wait for it",
     "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
     after_s=2.0,  # a node that was paused, or waited for room, needs time to receive messages
 )
@@ -218,7 +217,7 @@ def _safe_time(status: Status) -> str:
     voters = ((name, node) for name, node in _others(status).items() if node["role"] == "voter")
     late = [name for name, node in voters if (node.get("report_lag_ms") or 0.0) > lag / 2]
     because = f"; it waits for {', '.join(late)}" if late else ""
-    return f"safe time has stood for {lag / 1000:.0f} s{because}"
+    return f"safe time has not advanced for {lag / 1000:.0f} s{because}"
 
 
 def _own_offset_ms(status: Status) -> float:
@@ -321,7 +320,7 @@ def _memory_full(status: Status) -> str:
 
 @_trouble(
     "too many files and connections are open: new clients are refused",
-    "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
+    "find the clients with many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
 )
 def _files(status: Status) -> str:
     files = status.get("files")
@@ -366,7 +365,7 @@ def _address(status: Status) -> str:
     me = status["nodes"].get(status["node"])  # a joining node is not a member yet, so its peers need not reach it
     if me and others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
         own = me.get("address")
-        found.append(f"all others answer, and none of them comes to this node at the address that they know, {own}")
+        found.append(f"all others answer, and none of them reaches this node at the address that they know, {own}")
     return _each(found)
 
 
@@ -409,7 +408,7 @@ def _node_behind(status: Status) -> str:
 )
 def _node_slow(status: Status) -> str:
     return _each(
-        f"what {name} says is {node['report_lag_ms'] / 1000:.1f} s old when it comes"
+        f"the messages of {name} are {node['report_lag_ms'] / 1000:.1f} s old when they arrive"
         for name, node in sorted(_others(status).items())
         if reaches(node) and (node.get("report_lag_ms") or 0.0) > SLOW_MS_MAX and not _only_counts(status)
     )
@@ -443,8 +442,8 @@ def _upgrade_unfinished(status: Status) -> str:
     }
     if level >= own or not below:
         return ""
-    told = _each(f"{name} has told {level or 'none'}" for name, level in below.items())
-    return f"the cluster speaks at release level {level}, and this program could do {own}: {told}"
+    told = _each(f"{name} has reported {level or 'none'}" for name, level in below.items())
+    return f"the cluster speaks at release level {level}, and this program supports {own}: {told}"
 
 
 @_trouble(
@@ -465,7 +464,7 @@ def _certificate(status: Status) -> str:
 
 @_trouble(
     "the disk takes long for each sync, and every commit here waits for it",
-    "look what else uses the disk, and at the metric bedrockish_sync_seconds; move the node to a quicker disk",
+    "check what else uses the disk, and the metric bedrockish_sync_seconds; move the node to a quicker disk",
     after_s=10.0,
 )
 def _disk_slow(status: Status) -> str:

@@ -21,7 +21,7 @@ from bedrockish.engine.storage.scratch_files import (
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-PAUSE_S_MAX = 60  # before a node that failed again and again looks for room
+PAUSE_S_MAX = 60  # the longest pause before a node that failed repeatedly checks for room
 FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved for members, SQLite, and the watcher
 
 
@@ -88,8 +88,7 @@ class Room:
     """A waiting node's check whether its file can be written again.
 
     A node that found room and soon failed again needs more than the probe has written, such as for a batch of many
-    entries. Each further time it waits longer, and probes for more: a start raises the clock, and lasts a moment in
-    which the node seems to be well.
+    entries. After each such failure it waits longer, and probes for more.
 
     Args:
         failures: how many times in a row the node has soon failed again.

@@ -45,7 +45,7 @@ from bedrockish_net.x509 import read_certificate
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 30.0  # between two looks at the own certificate
+LOOK_S = 30.0  # between two checks of this node's own certificate
 TRIES_MAX = 10  # wrong passwords of one user from one address in WINDOW_S
 ADDRESS_TRIES_MAX = 100  # wrong passwords of all users from one address in WINDOW_S
 USER_CHARACTERS_MAX = 100
@@ -71,7 +71,7 @@ class Credentials:
         self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None without TLS
         self.listen_context: ssl.SSLContext | None = None  # for links that it accepts
         self.reads = 0  # how often the files were read
-        # When the node's certificate and its authority's end: file -> seconds since 1970.
+        # When the node's certificate and its authority's expire: file -> seconds since 1970.
         self.ends: dict[str, float] = {}
         self._fault, self._looked_s = "", 0.0
         self.reload()
@@ -95,7 +95,7 @@ class Credentials:
         except CertificateError as error:
             raise ConfigError(f"security: {error}") from error
         fault = self._judge(files, dial, listen, revoked)
-        # A list with this node's own certificate is used, because it protects the others that are on it.
+        # A revocation list that names this node's own certificate is used, too: it may name stolen ones as well.
         if self.reads and not self.fault() and (unfit := self._judge(files, dial, listen, frozenset())):
             raise ConfigError(f"security: {unfit}")
         if fault:
@@ -287,7 +287,7 @@ class Gate:
         if token is None or said is None or not is_signed(given, said.secret, cluster_id):
             if address:
                 logger.warning("wrong token from %s", address)
-            raise AuthenticationError("this token is not good here, or not any more: its user's password was changed")
+            raise AuthenticationError("this token is not valid here, or not any more: its user's password was changed")
         if now_ms >= token.until_ms:
             raise AuthenticationError(
                 f"the token of {token.user} has ended; make another one with 'bedrockish user token URL {token.user}'"

@@ -45,9 +45,9 @@ def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
     node, ours = hello.node, membership.cluster_id
     theirs, level, store = hello.info.get(ID, ""), hello.info.get(LEVEL_KEY, 1), hello.info.get("store")
     if not isinstance(theirs, str) or type(level) is not int:
-        return Refusal(Code.MALFORMED, f"HELLO of {node} has an id of a cluster or a level that is none")
+        return Refusal(Code.MALFORMED, f"HELLO of {node} has a malformed cluster id or level")
     if not isinstance(store, str) or type(hello.info.get("batches")) is not int:
-        return Refusal(Code.MALFORMED, f"HELLO of {node} does not say which file it has, or how long that is")
+        return Refusal(Code.MALFORMED, f"HELLO of {node} lacks the id of its file or its number of batches")
     if level < membership.level:
         return Refusal(
             OLDER_RELEASE,

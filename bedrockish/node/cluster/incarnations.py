@@ -102,7 +102,7 @@ class Incarnations:
         return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Note that a peer's file has grown, written by the same process."""
+        """Record that a peer's file has grown, written by the same process."""
         seen = self._seen.get(node, Seen())
         self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
 
@@ -140,6 +140,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
 
     Without this check an impostor could tell a member of a state of our file that never existed, and the member's
     refusal would stop us for ever.
+
     Args:
         said: the ``info`` of its refusal.
         own: the facts of this node's file in its HELLO.

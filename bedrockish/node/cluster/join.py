@@ -85,14 +85,14 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
             yield call
             nursery.cancel_scope.cancel()
     except* (NetError, BedrockishError) as errors:  # one clause: two clauses that raise would raise a group
-        found = _meant(errors)
+        found = _cause(errors)
         if isinstance(found, NetError):
             why = explain_end(found)
             found = why if isinstance(why, AuthenticationError) else UnavailableError(f"{address}: {why}")
         raise found from errors
 
 
-def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | BedrockishError:
+def _cause(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | BedrockishError:
     """Return one error of a group for the caller: a BedrockishError if there is one, else an error of the link."""
     said, _ = group.split(BedrockishError)
     found: BaseException = said if said is not None else group
@@ -114,7 +114,7 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
         MembershipError: the cluster does not admit the node.
         BedrockishError: no node could be asked, or none could give a copy.
     """
-    path = _place(config)
+    path = _checked_path(config)
     with claimed(path):
         await _join(config, url, path, replay=replay)
 
@@ -130,14 +130,14 @@ async def _join(config: Config, url: str, path: Path, *, replay: bool) -> None:
         await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
     logger.info("%s is a learner of the cluster now", config.node)
     last: BedrockishError = UnavailableError(f"no node can be asked at {hide_password(url)}")
-    for donor in _turns(config, target):
+    for donor in _donors(config, target):
         try:
             async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
                 told, bootstrap, why_not = await _facts(call, config.node, store)
                 if replay and why_not:
                     raise UsageError(f"{why_not}; join without --replay, by a copy")
                 if replay:
-                    _begin(path, config, bootstrap, store, encode_joining(told))
+                    _make_empty(path, config, bootstrap, store, encode_joining(told))
                 else:
                     await _copy(call, path, config.node, store, encode_joining(told))
             return
@@ -147,7 +147,7 @@ async def _join(config: Config, url: str, path: Path, *, replay: bool) -> None:
     raise last
 
 
-def _place(config: Config) -> Path:
+def _checked_path(config: Config) -> Path:
     path = whole_path(config.database)
     founder = founded_alone(path) if path.exists() else ""
     if founder:
@@ -163,7 +163,7 @@ def _place(config: Config) -> Path:
     return path
 
 
-def _turns(config: Config, target: Target) -> list[Address]:
+def _donors(config: Config, target: Target) -> list[Address]:
     """Return the addresses of the nodes that may have the data: those of the URL, without this node."""
     return [address for address in target.addresses if address != config.peers[config.node]]
 
@@ -204,7 +204,7 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
 
 async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
     """Refuse a replay that is impossible, before the cluster has admitted us."""
-    for donor in _turns(config, target):
+    for donor in _donors(config, target):
         with suppress(UnavailableError):
             async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
                 why_not = _not_whole(await call(Ask(1, JOIN)))
@@ -221,7 +221,7 @@ def _not_whole(packed: Mapping[str, Any]) -> str:
     return "the cluster began with a database that had tables already, so its journal is not all that it has"
 
 
-def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
+def _make_empty(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
     """Make an empty file that knows the cluster; the journal comes when the node runs."""
     founding = Founding(config.node, read_membership(bootstrap), store, joining)
     Engine.open(path, founding=founding).close()

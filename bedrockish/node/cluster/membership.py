@@ -52,7 +52,7 @@ FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node 
 LEVEL_S = 1.0  # between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
-HEAR_S = 0.02  # between two checks whether a member has sent a message since an order came
+HEAR_S = 0.02  # between two checks whether a member has sent a message since an order arrived
 
 
 def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
@@ -71,10 +71,10 @@ def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nurse
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
     mesh.set_peers({**before, **now})
     if before.keys() - now.keys():
-        nursery.start_soon(_part, mesh, core)
+        nursery.start_soon(_drop_former, mesh, core)
 
 
-async def _part(mesh: Mesh, core: Node) -> None:
+async def _drop_former(mesh: Mesh, core: Node) -> None:
     await trio.sleep(FAREWELL_S)
     mesh.set_peers(addresses(core.state.roster.links()))
 
@@ -104,7 +104,7 @@ def judge(core: Node, known: Incarnations, hello: Hello) -> None:
 
 
 def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
-    """Note durably that a process begins on this file; return the facts about the file for each HELLO.
+    """Record durably that a process begins on this file; return the facts about the file for each HELLO.
 
     Args:
         start: a random id.

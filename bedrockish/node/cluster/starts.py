@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import cbor2
 
 STARTS = "starts"  # the key of the starts in a file and in a HELLO
-STARTS_MAX = 256  # a file keeps so many of its last starts
+STARTS_MAX = 256  # the number of starts that a file keeps, the last ones
 
 Start = tuple[bytes, int]  # the id of a start, and the number of batches in the file at that moment
 

@@ -194,7 +194,7 @@ class Healer:
             self._wake = trio.Event()
         while self._core.state.blocked:
             for txid in sorted(self._core.state.blocked):
-                await self._look_again(txid)
+                await self._check_blocked(txid)
             await trio.sleep(LOOK_AGAIN_S)
 
     async def prove(self) -> None:
@@ -220,7 +220,7 @@ class Healer:
             health.clear_alarm(UNPROVEN)
             logger.info("the tables of the copy equal a replay of its journal")
 
-    async def _look_again(self, txid: Txid) -> None:
+    async def _check_blocked(self, txid: Txid) -> None:
         """Ask whether other nodes have since applied an entry that no node could apply; if so, restart: this node is
         damaged.
         """
@@ -367,9 +367,9 @@ class Healer:
                 raise
 
     def _proven(self, source: str, report: Report | None) -> bool:
-        """Whether the tables of a source equal those of a majority, in which this damaged node does not count.
+        """Return whether the tables of a source equal those of a majority, in which this damaged node does not count.
 
-        If another node is damaged, too, this is false: then the rows that may be wrong were not compared.
+        If another node is damaged, too, return False: its rows, which may be the right ones, were not compared.
         """
         state = self._core.state
         if report is None or report.skipped or source not in report.nodes:

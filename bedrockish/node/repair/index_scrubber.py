@@ -59,7 +59,7 @@ class IndexScrubber:
                 await self._wake.wait()
             is_hurried, self._wake = self._wake.is_set(), trio.Event()
             began = trio.current_time()
-            rows, lacks = await self._look_through(None if is_hurried else Pace(told.scrub_rows_per_second))
+            rows, lacks = await self._check_tables(None if is_hurried else Pace(told.scrub_rows_per_second))
             if lacks is not None and await self._is_damaged(lacks):
                 return
             passes = self._last["passes"] + 1
@@ -67,7 +67,7 @@ class IndexScrubber:
             next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
-    async def _look_through(self, pace: Pace | None) -> tuple[int, DamagedError | None]:
+    async def _check_tables(self, pace: Pace | None) -> tuple[int, DamagedError | None]:
         """Check all tables; return the number of rows that were read, and the error if an index lacks a row."""
         rows = 0
         try:
@@ -90,7 +90,7 @@ class IndexScrubber:
         except DamagedError as error:
             return rows, error
         except UnavailableError as error:  # the next pass may succeed
-            logger.info("the indexes could not be looked at: %s", error.message)
+            logger.info("the indexes could not be checked: %s", error.message)
         return rows, None
 
     async def _in_thread(self, action: Callable[..., Any]) -> Any:

@@ -32,7 +32,7 @@ AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
 DOUBT_S = 1.0  # between two checks whether this voter has received a transaction with other before-images
 ORDER_S = 5.0  # the least time between two comparisons by order
-REST = 4  # times the time that a range took, before the next one; small tables cost more than their rows
+REST = 4  # the pause after a range, as a multiple of its duration: small tables cost more than their rows
 
 
 @asynccontextmanager

@@ -1,8 +1,7 @@
 """The verdict on damage: whether only this node's tables are wrong, or no node can apply an entry. Pure.
 
 Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are equal to
-most others'. The verdict is only what follows from these facts; it is to wait while a node that could know more does
-not answer.
+most others'. While a node that could know more does not answer, the verdict is to wait.
 """
 
 from collections.abc import Collection, Mapping

@@ -38,7 +38,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish_journal.model.vector import Vector, covers
 
 TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
-PAUSE_S = 0.001  # after a pause of so many seconds between reads, other work has had the loop
+PAUSE_S = 0.001  # after a longer pause between reads, other work has had the loop
 TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # remembered texts, and the characters of each: together below 32 MB
 LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
 # Words of statements that write, and functions whose values SQLite takes from the connection, to which a session is not

@@ -43,10 +43,10 @@ class Submit(Protocol):
         shares: bool = False,
         base: Vector | None = None,
     ) -> Awaitable[Answer]:
-        """Return the answer.
+        """Return the answer. ``base`` is the durable state of a strict read.
 
-        ``prepare`` executes the request, ``once`` if always with the same result, which then can be merged with those
-        of other requests if it ``shares`` its transaction. ``base`` is the durable state of a strict read.
+        ``prepare`` executes the request: with ``once`` it returns the same result each time, and with ``shares`` this
+        result can be merged with those of other requests.
         """
 
 
@@ -174,7 +174,7 @@ class FsyncThread:
 
     @property
     def is_quick(self) -> bool:
-        """Return whether the loop should wait for the next sync, because that costs less than two thread switches.
+        """Whether the loop should wait for the next sync, because that costs less than two thread switches.
 
         A quick disk can hang without warning. A disk that has stalled is not trusted for a minute, so a disk that
         stalls now and then blocks reads, status and votes once in a minute at most.

@@ -40,13 +40,13 @@ class Output(Protocol):
         """Prepare for the commit of the batch."""
 
     def flushed(self) -> None:
-        """Note that a batch was committed, and that its sync is under way or over."""
+        """Record that a batch was committed, and that its sync is under way or over."""
 
     def release(self, kept: Kept) -> None:
         """Send output."""
 
     def synced(self, batches: int) -> None:
-        """Note that all batches up to this one are durable."""
+        """Record that all batches up to this one are durable."""
 
 
 class DurabilityGate:
@@ -66,14 +66,12 @@ class DurabilityGate:
         self._linger_until = 0.0
 
     def begin(self) -> None:
-        """Note that all batches of the file are durable, because the node has synced the file at its start."""
+        """Count all batches of the file as durable, because the node has synced the file at its start."""
         self.durable_batches = self._engine.batch.number
 
     @property
     def has_work(self) -> bool:
-        """Return whether to call ``pass_on`` now; while a batch lingers, only a waiter or the ``deadline`` makes it
-        due.
-        """
+        """Whether to call ``pass_on`` now; while a batch lingers, only for a waiter or at the ``deadline``."""
         if self.stage is BatchStage.SYNCING:
             return False
         return self.kept.is_awaited or (
@@ -87,7 +85,7 @@ class DurabilityGate:
 
     @property
     def has_output(self) -> bool:
-        """True while any output waits here."""
+        """Whether any output waits here."""
         return bool(self.kept or self._closed)
 
     @property

@@ -34,7 +34,7 @@ class GroupTimer:
         self._until = 0.0
 
     def answered(self, count: int, waiting: int) -> None:
-        """Note that ``count`` requests are answered at this moment, while ``waiting`` writes wait."""
+        """Decide how long to wait for more writes: ``count`` requests are answered now, ``waiting`` writes wait."""
         if not count:
             return
         self.together = count
@@ -52,6 +52,6 @@ class GroupTimer:
         return self._until or None
 
     def executed(self, count: int) -> None:
-        """Note that ``count`` writes are executed as a group."""
+        """Learn from a group of ``count`` writes, which is executed now, how many writes to expect."""
         self._likely = count + 1 if count >= self._wanted else count
         self._wanted, self._until = 1, 0.0

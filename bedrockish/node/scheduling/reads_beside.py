@@ -67,7 +67,7 @@ class ReadsBeside:
         self._wanted.set()
 
     def look(self) -> None:
-        """Note that a request has arrived while the writer is away."""
+        """Try to answer a request that has arrived while the writer is away."""
         if not self._has_failed:
             self._wanted.set()
 

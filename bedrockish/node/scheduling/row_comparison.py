@@ -78,7 +78,7 @@ class RowComparison:
             else:
                 why = await self._on_snapshot(transaction)
         except UnavailableError:
-            pass  # no room for another connection: they are compared in the loop
+            pass  # no room for another connection: the rows are compared in the loop
         except DamagedError as error:
             self._stop(error)
             return

@@ -30,7 +30,7 @@ from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # reads that share a question
 NOWHERE: Vector = {}
-PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for so many seconds
+PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for this time
 
 
 class StrictRead(NamedTuple):
@@ -93,7 +93,7 @@ class StrictReads:
 
     @property
     def is_due(self) -> bool:
-        """Return whether reads wait and no question is under way."""
+        """Whether reads wait and no question is under way."""
         return bool(self._waiting) and not self._asked
 
     def question(self) -> NewerAsked | None:

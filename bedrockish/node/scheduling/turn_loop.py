@@ -113,7 +113,7 @@ class TurnLoop:
         self.read = self.away = lambda: None
 
     def ring(self) -> None:
-        """Note that there is work; while links are read, the work is done right after the reading."""
+        """Wake the loop, because there is work; while links are read, the work is done right after the reading."""
         if self._gathering:
             self._has_rung = True
         else:
@@ -125,14 +125,14 @@ class TurnLoop:
         self._wake.set()
 
     def gather(self) -> None:
-        """Note that the input of links is going to be read, and handled together afterwards."""
+        """Delay turns until ``act``: the input of links is going to be read, and handled together afterwards."""
         self._gathering = True
 
     def act(self) -> bool:
         """Handle the input of links, at once if the loop's task only waits for work; return whether no work is left.
 
-        The task runs a long action, and handles all input that comes before the action has ended. Reads that were
-        answered by the reading task leave neither work nor a deadline.
+        The task runs a long action, and handles all input that arrives during the action. Reads that were answered by
+        the reading task leave neither work nor a deadline.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):

@@ -59,7 +59,7 @@ class Waiters:
             self.hold(waiter, 0)
 
     def note(self, request: Request, answer: Answer | BedrockishError, began: float, *, asked: bool) -> None:
-        """Note an answer, and the time since the request came."""
+        """Record an answer, and the time since its request arrived."""
         took_s = time.monotonic() - began
         self._latency.observe(took_s)
         self._statements.note_answer(request, answer, took_s, asked=asked)

@@ -83,7 +83,7 @@ class _Clocks:
             try:
                 self._token.run_sync_soon(self._give)
             except trio.RunFinishedError:
-                raise _leaving() from None
+                raise leaving() from None
             given = self._given.get()
             if isinstance(given, Exception):
                 raise given
@@ -101,10 +101,11 @@ class _Clocks:
 
     def close(self) -> None:
         """Pass on no more values, because the node is stopping, and its loop is going to wait for the thread."""
-        self._given.put(_leaving())
+        self._given.put(leaving())
 
 
-def _leaving() -> UnavailableError:
+def leaving() -> UnavailableError:
+    """Return the error for a request that arrives while the node stops."""
     return UnavailableError("the node is stopping; the request did not happen: send it to another node")
 
 
@@ -157,7 +158,7 @@ class WorkerPool:
         return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
 
     def took_long(self, sql: str) -> None:
-        """Note that the request of a text exceeded the loop's budget; a single long run decides nothing yet."""
+        """Record that the request of a text exceeded the loop's budget; a single long run decides nothing yet."""
         self.counts["over_budget"] += 1
         if len(sql) > LONG_TEXT:
             return
@@ -168,7 +169,7 @@ class WorkerPool:
         self.long_texts[sql].append(True)
 
     def was_short(self, *texts: str) -> None:
-        """Note that these texts were within the loop's budget; drop a text that always was."""
+        """Record that these texts were within the loop's budget; drop a text that always was."""
         for text in texts:
             times = self.long_texts.get(text)
             if times is not None:
@@ -327,14 +328,14 @@ class WorkerPool:
                 job, workspace, UnavailableError(f"the node has no room for another thread ({error}); try again")
             )
             return
-        self._share()
+        self._set_switch_interval()
 
     def _refuse(self, job: Job, workspace: Workspace | None, error: Exception) -> None:
         if workspace is not None:
             workspace.close()
         self._give(job, error)
 
-    def _share(self) -> None:
+    def _set_switch_interval(self) -> None:
         """Give the loop the interpreter more often while threads run, because they also gather rows in Python."""
         wanted = SWITCH_S if self._running else self._switch_s
         if sys.getswitchinterval() != wanted:
@@ -347,7 +348,7 @@ class WorkerPool:
         try:
             found = job.action(workspace)
         except BaseException as error:
-            found = error if isinstance(error, DamagedError) else _bare(error)
+            found = error if isinstance(error, DamagedError) else _without_traceback(error)
         job.busy_s = time.thread_time() - began
         with job.lock:
             job.is_over = True
@@ -361,7 +362,7 @@ class WorkerPool:
             return
         workspace.end()
         self._running.discard(job)
-        self._share()
+        self._set_switch_interval()
         if workspace.is_broken:
             workspace.close()
             self._engine.locks.release(job.request.command)
@@ -427,7 +428,7 @@ class WorkerPool:
             job.workspace.stop(error)
 
 
-def _bare(error: BaseException) -> BaseException:
+def _without_traceback(error: BaseException) -> BaseException:
     """Return an error without its traceback, whose frames keep all rows that were read so far.
 
     An unexpected error keeps its traceback, for the log.

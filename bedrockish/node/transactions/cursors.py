@@ -145,7 +145,7 @@ class Streams:
                 del self._opening[name]
             raise
         if self._opener(name) is not owner:  # since then it was closed or opened again, or its client has gone
-            self._let_go(stream)
+            self._release(stream)
             raise UsageError("the stream was closed")
         del self._opening[name]
         self._open[name] = stream
@@ -247,7 +247,7 @@ class Streams:
                 if stream.error is None:
                     self.end(stream, error)
                 else:
-                    self._let_go(stream)
+                    self._release(stream)
                 raise stream.error or error from error
             except BaseException:
                 stream.is_busy = False
@@ -256,7 +256,7 @@ class Streams:
             stream.is_busy = False
             stream.touched = time.monotonic()
             if stream.error is not None:  # the stream was ended while the thread had the connection
-                self._let_go(stream)
+                self._release(stream)
                 raise stream.error
             stream.rows += count
             if not more:
@@ -277,9 +277,9 @@ class Streams:
         if stream.is_busy:
             stream.batches.stop()  # the caller that waits for the thread releases the connection
         else:
-            self._let_go(stream)
+            self._release(stream)
 
-    def _let_go(self, stream: Stream) -> None:
+    def _release(self, stream: Stream) -> None:
         stream.batches.close()
         self._snapshots.give_back(stream.snapshot)
 

@@ -50,7 +50,7 @@ class Lending:
         try:
             await self._boundary.begin(take, self._durable, is_open=self.engine.batch.is_dirty)
         finally:
-            self._back(work)
+            self._take_back(work)
 
     def take_snapshot(self, work: TransactionWork, workspace: Beginning) -> UnavailableError | None:
         """Begin a workspace on the file as it is now; return the error if the node lacks room for it.
@@ -85,7 +85,7 @@ class Lending:
             return await trio.to_thread.run_sync(action)
         finally:
             work.over = work.over or (work.workspace is not None and work.workspace.is_over)
-            self._back(work)
+            self._take_back(work)
 
     def workspace(self, work: TransactionWork) -> Draft | OverlayTransaction:
         """Return a transaction's workspace.
@@ -126,7 +126,7 @@ class Lending:
         overlay = work.workspace if isinstance(work.workspace, OverlayTransaction) else None
         return await self.run(work, (overlay or self.workspace(work)).finish)
 
-    def _back(self, work: TransactionWork) -> None:
+    def _take_back(self, work: TransactionWork) -> None:
         """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""
         work.lent = False
         if work.ended:

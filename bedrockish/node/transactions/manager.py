@@ -62,7 +62,7 @@ from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
-from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.scheduling.workers import WorkerPool, leaving
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
@@ -85,7 +85,7 @@ from bedrockish_journal.model.vector import covers
 logger = logging.getLogger(__name__)
 
 SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement, and transactions, in a report for operators
-USED_S = 1.0  # a transaction counts as used for so long after its last step
+USED_S = 1.0  # a transaction counts as used for this time after its last step
 ENDED_MAX = 1_000  # ended transactions whose error is kept for a later step of the client
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
 AGAIN_S = 0.005  # a quicker read is repeated on a newer snapshot if its rows were written after the older one
@@ -138,7 +138,7 @@ class Transactions:
 
     @property
     def size(self) -> int:
-        """Return approximately how many bytes the node keeps for all open transactions."""
+        """Approximately how many bytes the node keeps for all open transactions."""
         return sum(one.work.kept for one in self._open.values())
 
     # -- the interface for the event loop ----------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Transactions:
         request = as_part_of_trace(request)
         state = self._core.state
         if self._is_closed:
-            raise UnavailableError("the node is stopping; the request did not happen: send it to another node")
+            raise leaving()
         if self.is_leaving and op in (BEGIN, STREAM):
             raise UnavailableError("the node is stopping; the transaction did not happen: begin at another node")
         if not state.health.reads:
@@ -382,8 +382,10 @@ class Transactions:
         return answer
 
     def _is_new(self, request: Request) -> bool:
-        """Whether a transaction can begin without waiting: this node has all commits that its session has seen, and
-        its journal shows that the command has not happened.
+        """Return whether a transaction can begin without waiting.
+
+        It can if this node has all commits that its session has seen, and the journal shows that the command has not
+        happened.
         """
         state, engine = self._core.state, self._engine
         if state.trouble or engine.batch.is_away or not state.has_seen(request.token):
@@ -515,7 +517,7 @@ class Transactions:
     ) -> tuple[int, int]:
         """Run consecutive statements with the same text together, and add their results.
 
-        Return the number of statements that were run, and the place before which statements are to be run one by one.
+        Return the number of statements that were run, and the index before which statements are to be run one by one.
         """
         work = tx.work
         found, alone = self._runner.run_alike(work, statements, first)

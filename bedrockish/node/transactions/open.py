@@ -49,8 +49,7 @@ class OpenTransaction:
         return self.request.command
 
     def check_kept(self, access: Access) -> None:
-        """Check that the user still has the rights of the transaction's last step; note the present rights for the next
-        check.
+        """Check that the user still has the rights of the transaction's last step, and keep the present rights.
 
         Raises:
             ForbiddenError: a right was taken away; the transaction must be ended.

@@ -37,7 +37,7 @@ SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
 
 
 class Voters:
-    """A learner's session with the voters, opened when a program needs it first.
+    """A learner's session with the voters, opened when a program first needs it.
 
     Args:
         entry: returns this node's credentials for links to its peers.

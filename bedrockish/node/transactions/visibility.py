@@ -1,8 +1,8 @@
 """The commits that an open transaction sees, and those that its answers reveal.
 
 Strict reads of the cluster's own tables cannot be executed again in an open transaction or a stream. Before such a
-read, the node asks a majority what it knows, and waits for that (``core.coordinator.catch_up``). So the snapshot that
-is read has every commit that was acknowledged before the transaction or the stream began.
+read, the node asks a majority which transactions it knows, and waits for them (``core.coordinator.catch_up``). So the
+snapshot has every commit that was acknowledged before the transaction or the stream began.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ class Visibility:
         """Move a transaction that has only read to a snapshot of the last batch; return whether that is possible.
 
         ``before``: the vector that was applied when all reads but the last one were still current; the last read is
-        repeated. No entry applied after it, even during a wait for the batch, may touch anything that was read.
+        repeated. No entry applied after that vector, even during a wait for the batch, may touch data that was read.
         """
         engine, flushed = self._engine, self._engine.flushed
         if engine.batch.is_away or engine.batch.is_dirty or flushed.schema != work.schema or work.snapshot is None:

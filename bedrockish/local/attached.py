@@ -40,7 +40,7 @@ class Attached:
 
     @property
     def has_any(self) -> bool:
-        """Whether the session has attached a file."""
+        """Return whether the session has attached a file."""
         return bool(self._paths)
 
     def forget(self, name: str) -> None:

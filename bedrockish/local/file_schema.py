@@ -32,7 +32,7 @@ class FileSchema:
 
     @property
     def is_learner(self) -> bool:
-        """Whether the file's node is a learner."""
+        """Return whether the file's node is a learner."""
         member = self.membership.members.get(self.node)
         return member is not None and not member.voter
 

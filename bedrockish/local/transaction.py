@@ -93,7 +93,7 @@ class LocalTransaction:
         return ""
 
     def decide(self, error: BaseException | None) -> None:
-        """Handle the outcome of COMMIT: ``error`` is None if it succeeded. Without TEMP tables there is no work."""
+        """Handle the outcome of COMMIT, for TEMP tables: ``error`` is None if it succeeded."""
 
     @property
     def lastrowid(self) -> int | None:

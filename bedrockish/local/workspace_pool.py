@@ -96,7 +96,7 @@ class FileWorkspace:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the workspace's connections have failed."""
+        """Return whether the workspace's connections have failed."""
         return self.workspace.is_broken
 
     def close(self) -> None:

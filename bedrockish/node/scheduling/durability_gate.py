@@ -85,7 +85,7 @@ class DurabilityGate:
 
     @property
     def has_output(self) -> bool:
-        """Whether any output waits here."""
+        """Return whether any output waits here."""
         return bool(self.kept or self._closed)
 
     @property

@@ -93,7 +93,7 @@ class StrictReads:
 
     @property
     def is_due(self) -> bool:
-        """Whether reads wait and no question is under way."""
+        """Return whether reads wait and no question is under way."""
         return bool(self._waiting) and not self._asked
 
     def question(self) -> NewerAsked | None:

@@ -25,7 +25,7 @@ from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import inserts, kind_of
-from bedrockish_journal.storage.virtual_tables import is_of_nodes
+from bedrockish_journal.storage.virtual_tables import is_loaded_by_nodes
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -435,7 +435,7 @@ class Connection:
             NotSupportedError: the extension is another one.
         """
         self._check()
-        if not is_of_nodes(Path(name).stem):
+        if not is_loaded_by_nodes(Path(name).stem):
             raise NotSupportedError(elsewhere("an extension"))
 
     def serialize(self, *, name: str = "main") -> bytes:

@@ -96,7 +96,7 @@ def test_anchor_reveals_later_changes_of_the_journal(cluster: LocalCluster, tmp_
         done = program(*command, *map(str, files), *given)
         assert done.returncode == 1
         assert "but anchor 1 says" in done.stdout
-        assert "it or something before it was changed" in done.stdout
+        assert "this entry or an earlier one was changed" in done.stdout
 
 
 def test_anchor_command_changes_no_file_of_another_cluster_or_kind(tmp_path: Path) -> None:

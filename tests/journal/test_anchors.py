@@ -125,7 +125,7 @@ def test_commands_compare_files_with_anchors(sound: list[Path], tmp_path: Path) 
         assert "anchor (--anchor)" not in done.output
         done = CliRunner().invoke(main, [*command, "--anchor", wrong])
         assert done.exit_code == 1
-        assert "who founded the cluster is not what anchor 1 says" in done.output
+        assert "the founding membership is not the one of anchor 1" in done.output
         done = CliRunner().invoke(main, [*command, "--anchor", good, "--json"])
         assert json.loads(done.output)["holds"]
         done = CliRunner().invoke(main, [*command, "--anchor", str(sound[0])])

@@ -82,7 +82,7 @@ def found(entries: list[Entry], horizon: int = 0) -> list[Finding]:
     """Return the conflicts of entries that a walk through files finds."""
     told = Conflicts()
     for entry in entries:
-        told.note(entry)
+        told.add(entry)
     answer = list(told.check("A, B, C", horizon, {}))
     told.close()
     return answer

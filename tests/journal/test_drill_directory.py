@@ -149,7 +149,7 @@ def test_a_damaged_page_is_found_in_any_file(kept: Kept) -> None:
 
 def test_missing_file_of_a_backup_is_reported(kept: Kept) -> None:
     (kept.folder / "journal-000002.db").unlink()
-    assert "one before it is missing" in run(kept.folder).output
+    assert "an earlier file is missing" in run(kept.folder).output
     assert run(kept.folder).exit_code == 1
     for path in kept.folder.glob("snapshot-*"):
         path.unlink()

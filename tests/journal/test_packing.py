@@ -165,7 +165,7 @@ def pages(db: apsw.Connection, limit: int, size: int) -> Iterator[Any]:
 
 def test_only_old_small_row_entries_are_packed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node = world.nodes["A"]
-    monkeypatch.setattr(packing, "_LOOK", packing._LOOK.replace(str(packing.BODY_BYTES_MAX), "900"))
+    monkeypatch.setattr(packing, "_CANDIDATES", packing._CANDIDATES.replace(str(packing.BODY_BYTES_MAX), "900"))
     large = world.transaction("A", ROWS, encode_changes([]))
     world.commit("A", replace(large, result=bytes(1_000), body=b""))
     for _ in range(12):

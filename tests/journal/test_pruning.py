@@ -14,7 +14,7 @@ from bedrockish_journal.model.errors import EntryMalformedError, JournalPrunedEr
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
-from bedrockish_journal.storage.pruning import COUNTED, aged, clock_at, horizon, marks, plan, remove, size
+from bedrockish_journal.storage.pruning import REAL_TIME, aged, clock_at, horizon, marks, plan, remove, size
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
@@ -185,12 +185,12 @@ def test_file_of_an_earlier_version_has_no_pruning_marks() -> None:
 
 
 def test_entries_with_counted_clocks_have_the_age_of_the_next_wall_clock(world: World) -> None:
-    db, now = world.nodes["A"].db, COUNTED + (1 << 60)
+    db, now = world.nodes["A"].db, REAL_TIME + (1 << 60)
     assert aged(db, now) == 0, "nothing tells how old any of it is"
     with db:
         db.execute("UPDATE bedrockish_journal SET clock = clock + ? WHERE clock >= ?", (now, clock_at(db, 0.5)))
-    first = min(clock for clock in clocks(db) if clock >= COUNTED)
-    assert clocks(db)[0] < COUNTED
+    first = min(clock for clock in clocks(db) if clock >= REAL_TIME)
+    assert clocks(db)[0] < REAL_TIME
     assert (aged(db, first - 1), aged(db, first), aged(db, first + 5)) == (0, first, first + 5)
 
 

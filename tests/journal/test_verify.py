@@ -355,7 +355,7 @@ def test_verify_counts_quorums_by_the_membership_in_force(tmp_path: Path) -> Non
     world.commit("A", stale)
     found = verify([world.nodes["A"].path]).findings
     assert [(finding.check, finding.tick) for finding in found] == [("quorum", changed.tick + 2)]
-    assert "membership 1 held" in found[0].text
+    assert "membership 1 was in force at its base" in found[0].text
     world.close()
 
 
@@ -398,7 +398,7 @@ def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> No
     assert [one.text for one in found] == [
         "A1 comes after B1 and so after C3, but does not say so",
         # C3 made the first membership, and A1 lacks C3
-        "A1 counts by membership 1, but by what it had seen membership 0 held",
+        "A1 counts by membership 1, but membership 0 was in force at its base",
         "A1 retires the timeline C at C2, and it goes on to C3",
         "A1 and C3 are both committed, neither after the other, and one of them changes the membership",
     ]

@@ -214,7 +214,7 @@ def test_audit_finds_forged_approvals(tmp_path: Path) -> None:
     assert {(f.leader, f.tick, f.node) for f in found} == {("B", tick, "A, B, C") for tick in range(6, 10)}
     assert {f.text for f in found} == {
         *(f"B{tick} {text}" for tick, (_, text) in enumerate(FORGERIES, start=6)),
-        "B9 counts by membership version 9, but by what it follows version 0 held",
+        "B9 counts by membership version 9, but version 0 was in force at its base",
     }
 
 
@@ -224,7 +224,7 @@ def test_audit_finds_an_old_membership_after_a_change(tmp_path: Path) -> None:
     world.change(place, lambda draft: replace(draft, config=0))
     found = audit(world.write(tmp_path), "quorum", "approval", "members")
     assert [(f.leader, f.tick) for f in found] == [place]
-    assert "counts by membership version 0, but by what it follows version 1 held" in found[0].text
+    assert "counts by membership version 0, but version 1 was in force at its base" in found[0].text
 
 
 @pytest.mark.slow

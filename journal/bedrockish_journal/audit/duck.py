@@ -19,7 +19,7 @@ from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.spark.source.inputs import find_inputs
 
 MEMORY = "1GB"
-INTERRUPTED = "Query interrupted"  # DuckDB's text for Ctrl-C, which it takes for itself
+INTERRUPTED = "Query interrupted"  # the text of the RuntimeError by which DuckDB reports Ctrl-C
 
 
 def run_audits(

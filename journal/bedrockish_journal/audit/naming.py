@@ -24,12 +24,12 @@ Row = tuple[str, str, str | None]  # transaction, table, key
 
 
 def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
-    """Return findings with transaction, table and key, as far as a journal has the entry at their place."""
+    """Add transaction, table and key to the findings whose entry is in a journal."""
     named: list[Finding] = []
     with ExitStack() as stack:
         feeds: dict[str, Feed] = {}
-        for place, one in enumerate(found):
-            if one.leader is None or one.tick is None or (one.table and one.txid) or place >= MOST:
+        for number, one in enumerate(found):
+            if one.leader is None or one.tick is None or (one.table and one.txid) or number >= MOST:
                 named.append(one)
                 continue
             rows = next(filter(None, (_rows(stack, feeds, inputs, node, one) for node in _order(inputs, one))), [])
@@ -56,7 +56,7 @@ def _with(finding: Finding, rows: list[Row]) -> Finding:
 
 
 def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
-    """Return the rows that an entry changed, by one node's journal; a single row without a key if it changed none."""
+    """Return the rows that an entry changed, from one node's journal; one ``Row`` without a key if it changed none."""
     assert finding.leader is not None
     assert finding.tick is not None
     if node in inputs.exports:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BRIEF_BYTES = 100 << 20  # with fewer bytes in all files, an audit ends before Spark's compilation would pay off
 TINY_BYTES = 20 << 20  # with fewer bytes in all files, planning is most of an audit's cost
-_OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
+_OURS = re.compile(r"\bbedrockish\w*\.[\w.]*Error: (.+)")  # an error of this package in the traceback of a worker
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
 

@@ -10,7 +10,7 @@ _GENESIS = "00" * 32
 
 def _finding(
     text: str,
-    rest: str,
+    source: str,
     *,
     node: str = "s.node",
     leader: str = "s.leader",
@@ -23,11 +23,12 @@ def _finding(
 
     Args:
         text: the fault: SQL expressions of the parts of a sentence, separated by commas.
+        source: the query from FROM on.
         node, leader, tick, txid, obj, level: other SQL expressions for these columns.
     """
     return (
         f"SELECT {level} AS level, CAST({node} AS STRING) AS node, CAST({leader} AS STRING) AS leader, "
-        f"CAST({tick} AS BIGINT) AS tick, CAST({txid} AS STRING) AS txid, {obj} AS obj, concat({text}) AS text {rest}"
+        f"CAST({tick} AS BIGINT) AS tick, CAST({txid} AS STRING) AS txid, {obj} AS obj, concat({text}) AS text {source}"
     )
 
 
@@ -177,7 +178,7 @@ _QUORUM = [
         "AND a.tick = e.tick WHERE e.adopted_from IS NULL AND a.leader IS NULL",
     ),
     _finding(
-        f"{_PLACE}, ' counts by membership version ', e.config, ', but by what it follows version ', x.due, ' held'",
+        f"{_PLACE}, ' counts by membership version ', e.config, ', but version ', x.due, ' was in force at its base'",
         "FROM stored s JOIN good e ON e.eid = s.eid JOIN (SELECT g.eid, greatest(max(f.founded), "
         "coalesce(max(CASE WHEN d.tick >= c.tick THEN c.version END), 0)) AS due FROM good g "
         "CROSS JOIN (SELECT min(version) AS founded FROM member) AS f LEFT JOIN dep d ON d.eid = g.eid "
@@ -208,7 +209,7 @@ _APPROVAL = [
 _MEMBERS = [
     _claims("members"),
     _finding(
-        "g.node, ' does not say who founded the cluster: its quorums cannot be judged'",
+        "g.node, ' lacks the founding membership of the cluster: its quorums cannot be judged'",
         "FROM given g LEFT JOIN (SELECT DISTINCT node FROM before WHERE tick IS NULL) AS b ON b.node = g.node "
         "WHERE b.node IS NULL",
         node="g.node",
@@ -217,9 +218,8 @@ _MEMBERS = [
         txid=_NONE,
     ),
     _finding(
-        "'the files do not agree on who voted in membership version ', v.version, ': ', v.member, ' does not by "
-        "those of ',"
-        " n.node",
+        "'the voters of membership version ', v.version, ' are not the same in all files: ', v.member, "
+        "' does not vote in the file of ', n.node",
         "FROM voter v JOIN (SELECT DISTINCT node, version FROM member) AS n ON n.version = v.version "
         "LEFT JOIN member m ON m.node = n.node AND m.version = v.version AND m.member = v.member AND m.voter "
         "WHERE m.member IS NULL",
@@ -229,7 +229,7 @@ _MEMBERS = [
         txid=_NONE,
     ),
     _finding(
-        f"{_PLACE}, ' does not say who the members are: ', e.wrong_members",
+        f"{_PLACE}, ' has a membership that cannot be read: ', e.wrong_members",
         "FROM stored s JOIN good e ON e.eid = s.eid WHERE e.wrong_members IS NOT NULL",
     ),
     _finding(

@@ -34,7 +34,7 @@ _COLUMNS = {  # the tables of a node's records other than entries
     "lists": "node",
     "odd": "node leader tick text",
     "claim": "node law leader tick text",
-    "holder": "version name role",  # NO_USER: was removed
+    "holder": "version name role",  # the role of a removed user is NO_USER
     "own_end": "node tick level",
 }
 _KINDS = {"hash": pa.binary(), "voter": pa.bool_()}

@@ -199,7 +199,8 @@ def _snapshots(dialect: Dialect) -> list[View]:
 def _transactions(dialect: Dialect) -> list[View]:
     """Return the tables of the transactions of all files together, which the law ``conflict`` queries."""
     return [
-        # Where a label of an adopted transaction was removed from every journal, its readers are unknown.
+        # Transactions up to this clock are not compared. If a label of theirs was removed from every journal, it is
+        # unknown which vectors cover them.
         View(
             "horizon",
             "SELECT coalesce(max(least), 0) AS clock FROM (SELECT h.leader, min(coalesce(m.clock, 0)) AS least FROM "

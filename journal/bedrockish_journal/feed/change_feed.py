@@ -97,8 +97,8 @@ class Cursor:
     cluster: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        whose = f"{self.cluster}:" if self.cluster else ""
-        return whose + "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
+        prefix = f"{self.cluster}:" if self.cluster else ""
+        return prefix + "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
 
 
 def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
@@ -179,7 +179,7 @@ class Feed:
         self.cursor = parse_cursor(after)  # the place after the last transaction that was read, even if it was left out
         self.cluster = self.cursor.cluster  # the id of the cluster, which is put into cursors; empty until it is set
         self.safe = 0  # the node's safe time, up to which the feed is complete
-        self.is_last = False  # whether the last page was the last one for now
+        self.is_last = False  # whether the last page ended at the safe time
         self._limit = 0
         self._tables = None if tables is None else {table.lower() for table in tables}
 
@@ -194,7 +194,7 @@ class Feed:
         return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
 
     def question_of_one(self) -> tuple[str, tuple[Any, ...]]:
-        """Return the query for the place of the next transaction, if the answer to ``question`` would be too large."""
+        """Return the query for the next transaction without its body, for a page that is too large for one answer."""
         self._limit = 1
         return PLACE, (self.cursor.clock, self.cursor.leader, 1)
 
@@ -203,7 +203,7 @@ class Feed:
         return (BODY, tuple(rows[1][3:5])) if len(rows) > 1 and rows[1][5] is not None else None
 
     def filled(self, rows: Sequence[tuple[Any, ...]], bodies: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return the rows for ``take`` of an answer to ``question_of_one``, and of the one to ``question_of_body``."""
+        """Return the answer to ``question_of_one`` with the body from ``question_of_body``, as rows for ``take``."""
         body = bodies[0][0] if bodies else None  # None: it was removed in the meantime
         return [rows[0], (*rows[1][:5], body, *rows[1][6:])]
 
@@ -216,7 +216,7 @@ class Feed:
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)
-        # A schema change that came into force after the cursor may have an entry before it that was removed.
+        # A row without a body is a schema change that came into force after the cursor, but whose entry was removed.
         if self.cursor < removed or any(row[5] is None for row in rows):
             raise FeedPrunedError(
                 f"the journal of this node begins after {removed}, and the feed would continue after "

@@ -10,7 +10,7 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 * ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
   clocks from its activation on. So the two conflict exactly if the transaction belongs on the new schema.
 
-Only the engine knows how columns become bytes; no other code looks inside.
+``bedrockish.access_sets.key_encoding`` encodes columns, and ``key_text`` decodes them; all other code compares bytes.
 """
 
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ HIGH = b"\xff"  # sorts after every encoded column
 _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
-MANY = 1_000  # sets of more single keys are sorted, so that a range of another transaction is found by bisection
+MANY = 1_000  # larger sets of single keys are sorted, so that the keys in a range are found by bisection
 
 PIECE = 5_000  # keys that are sorted at once
 
@@ -105,7 +105,7 @@ class AccessSet:
     def extended(
         self, reads: Collection[bytes] = (), writes: Collection[bytes] = (), write_ranges: tuple[Range, ...] = ()
     ) -> "AccessSet":
-        """Return an access set with a few more keys and ranges. It keeps a cached order, since sorting many is slow."""
+        """Return an access set with a few more keys and ranges; a cached order is not sorted again."""
         read, written = self.read_points.union(reads), self.write_points.union(writes)
         found = AccessSet(read, self.read_ranges, written, (*self.write_ranges, *write_ranges))
         if len(self.read_points) > MANY or len(self.write_points) > MANY:
@@ -169,7 +169,7 @@ def _sorted_in_steps(points: Iterable[bytes]) -> list[bytes]:
     """Sort keys in pieces. To sort all at once would hold the interpreter, in any thread, for a tenth of a second."""
     keys = list(points)
     pieces = (sorted(keys[first : first + PIECE]) for first in range(0, len(keys), PIECE))
-    return sorted(chain.from_iterable(pieces))  # finds the pieces, and only merges them
+    return sorted(chain.from_iterable(pieces))  # Timsort detects the sorted pieces, and only merges them
 
 
 def _is_order(points: list[bytes]) -> bool:
@@ -185,10 +185,7 @@ def _ranges(packed: list[Any]) -> Iterator[Range]:
 
 
 def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
-    """Return a key that ``writer`` writes and ``other`` reads or writes, or None.
-
-    Two transactions conflict if one of them writes such a key, whichever of the two it is.
-    """
+    """Return a key that ``writer`` writes and ``other`` reads or writes, or None."""
     if not writer.write_points.isdisjoint(other.write_points):
         return min(writer.write_points & other.write_points)
     if not writer.write_points.isdisjoint(other.read_points):

@@ -77,7 +77,7 @@ def read_statement(text: str) -> Statement:
     if not isinstance(said, dict) or type(said.get("anchor")) is not int:
         raise ValueError("this is not the statement of an anchor")
     if said["anchor"] > VERSION:
-        raise ValueError(f"the anchor is of version {said['anchor']}, of a later release; this one knows {VERSION}")
+        raise ValueError(f"the anchor is of version {said['anchor']}, and this release reads versions up to {VERSION}")
     texts: list[Any] = [said.get(name) for name in ("cluster", "previous", "founders")]
     numbers: list[Any] = [said.get(name) for name in ("number", "wall_ms", "clock", "members")]
     voters, heads = said.get("voters"), said.get("heads")

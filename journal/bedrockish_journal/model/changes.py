@@ -27,7 +27,7 @@ READ_BYTES = 512  # the decoder's least read-ahead; with a larger one it seeks b
 INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"
 OVERTAKEN = "it was told what is no longer so"
-"""How the failure of a schema change begins that would have given other answers than its client had."""
+"""The beginning of a schema change's failure text if a statement would give another answer than its client got."""
 
 
 def same_value(left: Value, right: Value) -> bool:

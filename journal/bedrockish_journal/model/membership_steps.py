@@ -39,7 +39,7 @@ def wrong_step(old: Membership, new: Membership) -> Iterator[str]:
     yield from _wrong_secrets(old, new)
     changes = [*_changed_members(old, new), *_changed_users(old, new)]
     changes += ["the release level"] * (new.level > old.level)
-    changes += [f"what is applied without its changes ({txid})" for txid in new.void[len(old.void) :]]
+    changes += [f"the skipped transaction {txid}" for txid in new.void[len(old.void) :]]
     if len(changes) > 1:
         yield f"changes {', '.join(changes)} at once, and a node makes one change at a time"
 

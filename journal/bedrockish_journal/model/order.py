@@ -100,7 +100,7 @@ class _Interleaving(Generic[P]):
             tick = self.applied[leader] = entry.place[1]
             yield entry
             for waiter in self.waiting.pop((leader, tick), ()):
-                self._look(waiter)
+                self._check_needs(waiter)
             self._pull(leader)
         if self.heads:
             raise self._blocked()
@@ -115,11 +115,11 @@ class _Interleaving(Generic[P]):
                 self.heads[leader] = entry
                 before = [(leader, tick - 1)] if tick > 1 else []
                 self.needs[leader] = [*entry.after.items(), *before]
-                self._look(leader)
+                self._check_needs(leader)
                 return
 
-    def _look(self, leader: str) -> None:
-        """Add a timeline to the ready ones, or have its head wait for a tick that is not applied."""
+    def _check_needs(self, leader: str) -> None:
+        """Add a timeline to the ready ones, or let its head wait for a tick that is not applied."""
         needs = self.needs[leader]
         while needs:
             other, tick = needs[-1]

@@ -16,9 +16,9 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
-VERSION = 1
 LONG_BYTES = 1 << 17  # a byte string above this size is worth the work of avoiding a copy
 DIGEST_BYTES = 16
+VERSION = 1
 """The version of a transaction's form, and the highest that is read. A field that changes what a transaction does is
 appended together with a new version, which is written only where the field is used, and only when the cluster's level
 says that all members read it: a program that does not know the version refuses the whole transaction.
@@ -189,7 +189,7 @@ class Transaction:
         """Return the id of the command behind each of the ``count`` changes; None for a change if it is unknown."""
         if not self.joined:
             return (self.command,) * count
-        if not self.shares or sum(self.shares) != count:  # the latter is a broken leader's; "journal verify" names it
+        if not self.shares or sum(self.shares) != count:  # "journal verify" reports a wrong sum
             return (None,) * count
         return tuple(name for name, share in zip(self.commands, self.shares, strict=True) for _ in range(share))
 
@@ -211,11 +211,8 @@ class Transaction:
 
     def _later_fields(self) -> list[object]:
         """Return the fields from the 15th on, without empty fields at the end."""
-        if self.digests:  # most entries have no other one of these fields
-            joined: list[object] = [[command, result] for command, result in self.joined]
-            return [self.activates, joined, self.shares, self.users, self.digests]
         joined = [[command, result] for command, result in self.joined]
-        fields: list[object] = [self.activates, joined, self.shares, self.users]
+        fields: list[object] = [self.activates, joined, self.shares, self.users, self.digests]
         while fields and not fields[-1]:
             fields.pop()
         return fields

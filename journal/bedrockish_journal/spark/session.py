@@ -101,7 +101,7 @@ def quiet_session(
         brief: save the time of compilation and planning, which pays off only with much data.
 
     Raises:
-        SparkUnavailableError: pyspark or Java is missing or too old, or the JVM did not come up.
+        SparkUnavailableError: pyspark or Java is missing or too old, or the JVM did not start.
     """
     check_pyspark()
     check_java()
@@ -111,8 +111,8 @@ def quiet_session(
 
     from bedrockish_journal.spark.source.source import register
 
-    for talker in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(talker).setLevel(logging.CRITICAL)  # these loggers repeat raised errors as JSON
+    for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)  # these loggers repeat raised errors as JSON
     # PySpark warns on stderr about a pandas that is newer than the tested one. Nothing here uses pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -130,7 +130,7 @@ def quiet_session(
         conf.setAll(list(_BRIEF.items()))
     try:
         with open(log, "ab") as sink:
-            # A process can have only one JVM, so that of an earlier session is used again.
+            # A process can have only one JVM, so the JVM of an earlier session is used again.
             gateway = SparkContext._gateway or launch_gateway(  # type: ignore[no-untyped-call]
                 conf, {"stdout": sink, "stderr": sink}
             )

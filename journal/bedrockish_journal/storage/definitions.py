@@ -1,8 +1,8 @@
 """Definitions that are run again to learn the columns of tables, also of virtual tables of every replicated module.
 
-A journal's file is read by Python's ``sqlite3``. It cannot tell the columns of a virtual table whose module it lacks:
-vec0, vec1, often geopoly. The definition is then run in a private in-memory database of apsw, which has the modules. A
-second library must not open the file itself: its close would end the locks of the first.
+Python's ``sqlite3`` reads a journal's file, and cannot tell the columns of a virtual table whose module it lacks: vec0,
+vec1, often geopoly. Such a definition is run in a private in-memory database of apsw, which has the modules. A second
+library must not open the file itself, because its close would release the file locks of the first.
 """
 
 import sqlite3

@@ -1,8 +1,8 @@
 """Detects rowids that SQLite may have drawn at random, as it does for a new row in a table with the highest rowid.
 
 A statement that every node executes by itself must not cause SQLite to draw a rowid, because each node would draw
-another one. The row does not show whether its rowid was drawn. So each insert into a table with the highest rowid
-counts, even an insert that gives the rowid.
+another one. The row does not show whether its rowid was drawn. So each insert into a table with the highest rowid is
+reported, even an insert that gives the rowid.
 """
 
 import apsw
@@ -25,14 +25,14 @@ class DrawnIds:
         self._met = False  # whether a table held the highest rowid in this transaction
         # A table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
         self.table = ""
-        self._look()
+        self._read_tables()
 
     def schema_changed(self) -> None:
         """Read the tables again, because a statement for the schema or a savepoint changed their names or content."""
         if self._met:
-            self._look()
+            self._read_tables()
 
-    def _look(self) -> None:
+    def _read_tables(self) -> None:
         self._full.clear()
         for table in user_tables(self._db):
             if table.rowid is not None:

@@ -102,9 +102,9 @@ def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
     """Yield node and claim for each claim that differs between the files and has to be the same."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
-        texts = ", ".join(f"{count} objects by the file of {node}" for node, count in sorted(said.items()))
+        texts = ", ".join(f"{count} in the file of {node}" for node, count in sorted(said.items()))
         node = min(said, key=lambda one: (list(said.values()).count(said[one]), one))
-        yield node, Claim("members", None, None, f"the files do not agree on what the cluster began with: {texts}")
+        yield node, Claim("members", None, None, f"the number of objects at the founding differs: {texts}")
 
 
 def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]:
@@ -174,11 +174,11 @@ def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
     marked = skipped(ask)
     said = {str(txid) for one in memberships.values() for txid in one.void}
     for txid in sorted(marked - said):
-        text = f"the file applies {txid} as nothing, and no membership in its journal says that an operator decided so"
-        yield Claim("void", None, None, f"{text}; if one did, run 'bedrockish member resolve' again")
+        text = f"the file skips the changes of {txid}, and no membership in its journal has an operator's decision to"
+        yield Claim("void", None, None, f"{text}; if there was one, run 'bedrockish member resolve' again")
     for txid in sorted(said - marked):
         yield Claim(
-            "void", None, None, f"a membership says that {txid} is applied without its changes, and the file does not"
+            "void", None, None, f"a membership says that the changes of {txid} are skipped, and the file applies them"
         )
 
 
@@ -206,9 +206,7 @@ def _past(ask: Ask) -> Iterator[Claim]:
 def _packs(ask: Ask) -> Iterator[Claim]:
     if has(ask, "bedrockish_packed"):
         for leader, first, last in ask(_PACKS, ()):
-            text = (
-                f"bedrockish_packed has {leader}{first} to {leader}{last}, which are not the places of that pack alone"
-            )
+            text = f"bedrockish_packed has {leader}{first} to {leader}{last}, but not all are packed, or not only here"
             yield Claim("columns", str(leader), _number(first), text)
 
 

@@ -48,7 +48,7 @@ UNPACKED = {
     name: f"CASE WHEN {name} <> x'' THEN {name} ELSE {FUNCTION}(leader, tick, {place}) END"
     for place, name in enumerate(("label", "body", "prev", "hash"))
 }
-"""What the columns of the table that may be packed say, in SQL, where ``install`` has given the function."""
+"""Column that a pack replaces -> the SQL expression for its unpacked value, on a connection with ``install``."""
 _VIEW = f"""CREATE TEMP VIEW IF NOT EXISTS bedrockish_journal AS
   SELECT {_SEARCHED}, {", ".join(f"{text} AS {name}" for name, text in UNPACKED.items())}
   FROM main.bedrockish_journal"""
@@ -68,7 +68,7 @@ _HASHED = """SELECT coalesce(
   (SELECT max(tick) FROM main.bedrockish_journal WHERE leader = ?1 AND tick < ?2 AND hash <> x''))"""
 _BLOBS = " AND ".join(f"typeof({name}) = 'blob'" for name in UNPACKED)  # a tampered file may hold anything
 _FITS = f"kind = '{ROWS}' AND label <> x'' AND {_BLOBS} AND length(body) <= {BODY_BYTES_MAX}"
-_LOOK = f"""SELECT tick, clock, {_FITS}, {", ".join(f"CASE WHEN {_FITS} THEN {name} END" for name in UNPACKED)}
+_CANDIDATES = f"""SELECT tick, clock, {_FITS}, {", ".join(f"CASE WHEN {_FITS} THEN {name} END" for name in UNPACKED)}
   FROM main.bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick LIMIT {ENTRIES_MAX}"""
 
 Four = tuple[bytes, bytes, bytes, bytes]
@@ -230,7 +230,7 @@ def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) ->
     """Return the next run of a timeline from a tick on, or None, and the tick from which to search next."""
     entries: list[Four] = []
     size, first = 0, begin
-    rows = db.execute(_LOOK, (leader, begin, last))
+    rows = db.execute(_CANDIDATES, (leader, begin, last))
     try:
         for tick, at, fits, label, body, prev, digest in rows:
             if at > clock:

@@ -1,4 +1,4 @@
-"""Removal of the beginning of a journal: a mark replaces it, from which the rest can still be verified.
+"""Removal of the beginning of a journal: a mark replaces it, from which the remaining entries can be verified.
 
 Only a prefix of a timeline is ever removed, and never its last entry. For each timeline the table
 ``bedrockish_pruned`` keeps the tick and the hash of the last removed entry, which the next entry continues. It also
@@ -29,7 +29,7 @@ from bedrockish_journal.storage.store import read_meta
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
 TABLE = "bedrockish_pruned"
-COUNTED = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that did not know the time
+REAL_TIME = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that did not know the time
 
 
 def marks(db: apsw.Connection) -> dict[str, Mark]:
@@ -239,11 +239,11 @@ def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
 def aged(db: apsw.Connection, clock: int) -> int:
     """Return ``clock``, up to which entries may be removed as too old, or 0 if no entry is known to be that old.
 
-    The commits of a new cluster whose nodes do not know the time yet have clocks of 1970. Their age is unknown, but
-    greater than that of the commits after them; so they are removed together with the first of these.
+    Nodes of a new cluster that do not know the time yet commit with clocks of 1970. The age of these commits is
+    unknown, so they are removed together with the oldest commit whose clock has the real time.
     """
     query = "SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0 AND clock >= ?"
-    first = db.execute(query, (COUNTED,)).get
+    first = db.execute(query, (REAL_TIME,)).get
     return 0 if first is None or clock < first else clock
 
 

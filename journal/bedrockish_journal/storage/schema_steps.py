@@ -30,7 +30,7 @@ MARK = "bedrockish_in_force"
 """The savepoint around the statements of a change; no statement may use its name."""
 BROKEN = "FOREIGN KEY constraint failed"
 DATA = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""What the data may do to a statement; every other error of SQLite is a node's own."""
+"""The errors that the data can cause, on every node alike; other errors of SQLite may concern one node only."""
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 _ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
@@ -91,7 +91,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
 
     Raises:
         apsw.Error: a statement failed for another reason than the data, such as a full disk or a missing function or
-            collation; other nodes may not fail.
+            collation; the statement may succeed on other nodes.
     """
     options = [step.sql for step in steps if step.sql in SETTINGS]
     db.execute(f"SAVEPOINT {MARK}")
@@ -102,7 +102,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
         return failure
     except DATA as error:
         if not db.in_transaction:
-            raise  # SQLite has rolled back what was before the change, too
+            raise  # SQLite has rolled back the whole transaction
         db.execute(f"ROLLBACK TO {MARK}")
         if is_missing(str(error)):
             raise  # other nodes have the function or collation that is missing here

@@ -292,7 +292,7 @@ def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
 
 
 def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
-    """Return the row of the entry that this node applied at the place ``seq`` of its order, or None."""
+    """Return the row with the sequence number ``seq``, undecoded; None if there is none."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
     return None if row is None else Stored._make(row)
 
@@ -303,7 +303,7 @@ def unpack_on(db: apsw.Connection) -> None:
 
 
 def forget_unpacked(db: apsw.Connection) -> None:
-    """Drop the entries that the functions of ``unpack_on`` have kept in memory."""
+    """Drop the entries that ``unpack_on`` has cached for a connection."""
     unpack: Callable[..., bytes] = Unpacker(db)
     db.create_scalar_function(FUNCTION, unpack, 3)
 
@@ -386,7 +386,7 @@ def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[apsw.Connection]:
-    """Read the journal of a node's file by ``open_readonly``; at the end, unfinished queries are ended, too."""
+    """Open the journal of a node's file by ``open_readonly``, and close it with its unfinished queries at the end."""
     db = open_readonly(path)
     try:
         yield db

@@ -1,9 +1,9 @@
 """Drops and renames of vec1 tables in the transaction that made them.
 
-SQLite tells vec1 of each savepoint, also of those around the statements with which vec1 drops its shadow tables. Until
-a vector has set the table's dimension, vec1 then reads its configuration, which it has just dropped: the statement
-fails, and SQLite rolls back the whole transaction, which may have the entries of many commits. A row sets the
-dimension, and goes with the table. It cannot help a rename, because the dimension would stay, at these nodes only.
+As long as no vector has set the table's dimension, vec1 reads its configuration at each savepoint. A DROP TABLE drops
+the configuration first, so the next savepoint fails, and SQLite rolls back the whole transaction, which may have the
+entries of many commits. A row that is inserted before the DROP sets the dimension, and is dropped with the table.
+Before a rename no row can be inserted, because the dimension would remain, and only on the nodes that ran the rename.
 """
 
 from collections.abc import Collection

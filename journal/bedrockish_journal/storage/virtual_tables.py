@@ -35,7 +35,7 @@ _SUFFIXES = {
         *(f"{kind}{number:02}" for kind in ("vector_chunks", "metadatachunks", "metadatatext") for number in range(16)),
     ),
 }
-"""What the names of a module's shadow tables end with, where they are not those of an R*Tree."""
+"""Module -> the suffixes of its shadow tables; other modules have the shadow tables of an R*Tree."""
 _ROW_TABLES = {FTS5: "content", VEC0: "rowids", VEC1: "base"}
 _MADE_BY = {"int8": "vec_int8(?)", "i8": "vec_int8(?)", "bit": "vec_bit(?)"}
 """Type of a vec0 column whose blobs would otherwise count as floats -> the expression for such a blob in an INSERT."""
@@ -194,7 +194,7 @@ def rebuild_indexes(db: apsw.Connection) -> None:
             db.execute(f"INSERT INTO main.{name}({name}) VALUES ('rebuild')")
 
 
-def is_of_nodes(extension: str) -> bool:
+def is_loaded_by_nodes(extension: str) -> bool:
     """Return whether nodes load an extension, given by the name of its file, by themselves."""
     return extension in VECTORS
 

@@ -107,8 +107,8 @@ def _check_place(
         has = True
         if found.hex() != digest:
             text = (
-                f"{leader}{tick} has the hash {found.hex()[:12]}…, but anchor {said.number} says {digest[:12]}…: it or "
-                "something before it was changed"
+                f"{leader}{tick} has the hash {found.hex()[:12]}…, but anchor {said.number} says {digest[:12]}…: this "
+                "entry or an earlier one was changed"
             )
             yield Finding(LAW, node, leader, tick, text=text)
     told.removed += gone
@@ -120,7 +120,7 @@ def _check_place(
 def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Finding]:
     for node, digest in founders.items():
         if digest != said.founders:
-            text = f"who founded the cluster is not what anchor {said.number} says; or this is another cluster"
+            text = f"the founding membership is not the one of anchor {said.number}, or this is another cluster"
             yield Finding(LAW, node, text=text)
 
 

@@ -24,7 +24,7 @@ class Finding:
     txid: str | None = None  # the transaction, printed
     table: str | None = None  # the table, if the finding is about rows
     key: str | None = None  # the key of the row, printed
-    text: str = ""  # the finding and its place, for a person
+    text: str = ""  # the finding in a sentence
 
 
 @dataclass(slots=True)

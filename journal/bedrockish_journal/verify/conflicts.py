@@ -62,7 +62,7 @@ class Conflicts:
         self._more: dict[int, list[tuple[int, int]]] = {}  # the further labels of a transaction
         self._since: dict[int, int] = {}  # timelines that vectors omit -> the membership that retired them
 
-    def note(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Add an entry, which may be a further label of a transaction that was added before."""
         txid = entry.txid
         numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
@@ -72,7 +72,7 @@ class Conflicts:
         self._db.execute(_NEW, tuple(txid))
         if self._db.changes():
             number = self._db.last_insert_rowid()
-            self._take(number, leader, entry)
+            self._add_first(number, leader, entry)
         else:
             number = self._db.execute(_KNOWN, tuple(txid)).get
             label = leader, entry.tick
@@ -86,7 +86,7 @@ class Conflicts:
             self._saw.append(array("Q"))
         return self._leaders[name]
 
-    def _take(self, number: int, leader: int, entry: Entry) -> None:
+    def _add_first(self, number: int, leader: int, entry: Entry) -> None:
         transaction, access_set = entry.transaction, entry.transaction.access_set
         assert number == len(self._led), "transactions are numbered one by one"
         self._clock.append(entry.txid.clock)
@@ -114,14 +114,14 @@ class Conflicts:
         """Yield the conflicts, at most ``SHOWN_MAX``, and a last finding if there are more.
 
         Args:
-            files: the nodes whose journals were noted, for the findings.
+            files: the nodes whose journals were added, for the findings.
             horizon: transactions with a clock up to this one are not checked, because labels of transactions that
                 they may have seen were removed.
             retired: the timelines that vectors omit, each with the membership that retired it.
         """
         self._since = {self._leader(name): version for name, version in retired.items()}
         told: set[tuple[int, int]] = set()
-        for later, earlier, key in chain(self._met_at_keys(horizon), self._met_widely(horizon)):
+        for later, earlier, key in chain(self._at_keys(horizon), self._in_ranges(horizon)):
             if (later, earlier) in told:
                 continue
             if len(told) == SHOWN_MAX:
@@ -130,7 +130,7 @@ class Conflicts:
             told.add((later, earlier))
             yield self._finding(files, later, earlier, key)
 
-    def _met_at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
+    def _at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield pairs of transactions that conflict at a single key: a write and the last write or a read before it."""
         key: bytes | None = None
         wrote, reads = 0, array("Q")
@@ -150,7 +150,7 @@ class Conflicts:
             else:
                 reads.append(number)
 
-    def _met_widely(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
+    def _in_ranges(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield pairs of transactions that conflict in a range; with None as the key, one changes the membership."""
         ends: list[list[int]] = [[0, 0] for _ in self._saw]  # the last tick of each timeline so far: narrow, wide
         for (number,) in self._db.execute(_ORDER, (horizon,)):

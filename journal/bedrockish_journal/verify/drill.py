@@ -47,7 +47,7 @@ def drill(
     prepare: Prepare | None = None,  # registers the functions and collations of plugins on a connection
     say: Said = lambda _: None,  # called with each step before it begins
 ) -> Drill:
-    """Verify a backup, restore it to a temporary place, and compare.
+    """Verify a backup, restore it into a temporary directory, and compare the result with a replay of its journal.
 
     Raises:
         JournalFileError: a file is not a node's file.
@@ -56,7 +56,7 @@ def drill(
     found = Drill(os.fspath(path))
     say("reading every page")
     began = _applied(path)
-    why_not = _look(path, older, found)
+    why_not = _check_pages(path, older, found)
     if found.faults:
         return found
     say("verifying the journal")
@@ -74,7 +74,7 @@ def drill(
             say("restoring")
             found.digest = restore(path, made, prepare=prepare).digest
             if digest(path) != found.digest:
-                found.faults.append("what was restored is not what is in its tables")
+                found.faults.append("the restored database differs from its tables")
             say("comparing with its journal")
             if older is not None:
                 restore(older, proof, journals=[path], prepare=prepare)
@@ -83,7 +83,7 @@ def drill(
             found.unproven = "" if proof.exists() else why_not
             if proof.exists() and digest(proof) != found.digest:
                 found.faults += [f"tables: {one.text}" for one in differences(str(made), str(proof), FAULTS_MAX)]
-                found.faults = found.faults or ["tables: they are not what the journal makes of them"]
+                found.faults = found.faults or ["tables: they differ from a replay of the journal"]
         except (apsw.Error, JournalError) as error:
             found.faults.append(f"it cannot be restored: {error}")
     if _applied(path) != began:
@@ -110,7 +110,7 @@ def pages(path: str | os.PathLike[str]) -> list[str]:
         return [str(text) for (text,) in db.execute(f"PRAGMA integrity_check({FAULTS_MAX})") if text != "ok"]
 
 
-def _look(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
+def _check_pages(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
     """Check the pages of the file; return the reason why its journal cannot reproduce its tables, or an empty text."""
     with reading(path) as db:
         try:

@@ -96,24 +96,24 @@ def drill_directory(
     found = DirectoryDrill(str(folder))
     snapshots, segments = files_in(folder)
     say("reading every page")
-    stood = dict[Path, _File]()
+    files = dict[Path, _File]()
     for path in (*snapshots, *segments):
-        stood[path] = _look(path, found)
+        files[path] = _examine(path, found)
     if found.faults:
         return found
     found.snapshots, found.unproven = len(snapshots), ""
-    runs = _runs([stood[path] for path in snapshots], [stood[path] for path in segments], found)
+    runs = _runs([files[path] for path in snapshots], [files[path] for path in segments], found)
     for run in runs:
         if not found.faults:
             _drill_run(run, older if run is runs[0] else None, found, prepare, say)
     with reading(snapshots[0]) as first:
         found.since = latest(first) if why_not_whole(first) else 0
-    found.complete = max(one.safe for one in stood.values())
-    found.latest = max(one.latest for one in stood.values())
+    found.complete = max(one.safe for one in files.values())
+    found.latest = max(one.latest for one in files.values())
     return found
 
 
-def _look(path: Path, found: Drill) -> _File:
+def _examine(path: Path, found: Drill) -> _File:
     """Check every page of a file, and return the file's beginning, end and clocks."""
     try:
         found.faults += [f"{path.name}: {text}" for text in pages(path)]
@@ -141,7 +141,9 @@ def _runs(snapshots: Sequence[_File], segments: Sequence[_File], found: Director
             until = before.segments[-1].safe if before.segments else before.snapshots[-1].latest
             found.gaps.append((until, snapshot.latest))
             if segment.begins != snapshot.ends:  # after a gap, a backup begins a segment at a new snapshot
-                found.faults.append(f"{segment.path.name} goes on from what is in no file: one before it is missing")
+                found.faults.append(
+                    f"{segment.path.name} continues entries that are in no file: an earlier file is missing"
+                )
             runs.append(_Run())
             reached = {}
         runs[-1].snapshots.append(snapshot)
@@ -163,18 +165,18 @@ def _drill_run(
     if found.faults:
         return
     for before, after in zip(run.snapshots, run.snapshots[1:], strict=False):
-        say(f"going on from {before.path.name} to {after.path.name}")
+        say(f"replaying from {before.path.name} to {after.path.name}")
         _compare(run, before, after, found, prepare)
     if run.end is None or found.faults:
         return
-    say("going on to the end")
+    say("replaying to the end")
     fitting = [one for one in run.snapshots if run.end.includes(one.ends, one.latest)]
     made = dict[str, str]()
     for one in {one.path: one for one in (*fitting[:1], *fitting[-1:])}.values():
         made[_restored(run, one, found, prepare)] = one.path.name
     if len(made) > 1 and not found.faults:
         names = " and ".join(made.values())
-        found.faults.append(f"tables: {names} do not become the same with the journal after them")
+        found.faults.append(f"tables: {names}, each with the journal after it applied, give different databases")
 
 
 def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
@@ -189,7 +191,7 @@ def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prep
             if report.digest != digest(after.path):
                 told = differences(str(after.path), str(proof), FAULTS_MAX)
                 found.faults += [f"{after.path.name}: tables: {one.text}" for one in told] or [
-                    f"{after.path.name}: tables: they are not what the journal makes of {before.path.name}"
+                    f"{after.path.name}: tables: they differ from a replay from {before.path.name} on"
                 ]
         except (apsw.Error, JournalError) as error:
             found.faults.append(f"{after.path.name} does not follow from {before.path.name}: {error}")

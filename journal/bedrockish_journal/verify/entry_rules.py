@@ -108,9 +108,7 @@ class Audit:
     def begin(self) -> Iterator[Finding]:
         """Yield the faults of the file's beginning, before the first entry."""
         if self._founding is None:
-            yield Finding(
-                "members", self.node, text="the file does not say who founded the cluster: no quorum can be judged"
-            )
+            yield Finding("members", self.node, text="the file lacks the founding membership: no quorum can be judged")
             return
         try:
             founding = read_membership(self._founding)
@@ -179,7 +177,7 @@ class Audit:
                     yield say("writes", unwritten)
             yield from self._label(entry, say)
             if entry.tick > self._ended.get(entry.leader, entry.tick) and not row.repeat:
-                yield say("members", f"stands in a timeline that is retired, and ends at {self._ended[entry.leader]}")
+                yield say("members", f"is in a timeline that was retired at its tick {self._ended[entry.leader]}")
             yield from self._causality(entry, say)
             yield from self._closure(entry, say)
             yield from self._approvals(entry, say)
@@ -187,7 +185,7 @@ class Audit:
             yield from self._quorum(entry, say)
             if entry.transaction.kind == MEMBERS:
                 yield from self._membership(row, entry, say)
-            self._note(entry)
+            self._record(entry)
         self._advance(row.leader, row.tick, clock)
 
     @property
@@ -200,7 +198,7 @@ class Audit:
         """The timelines that vectors omit, each with the membership that retired it."""
         return self._retired
 
-    def _note(self, entry: Entry) -> None:
+    def _record(self, entry: Entry) -> None:
         """Record the vector that an entry had seen, and its approvers."""
         limit = _CLOCK_MAX
         for numbers, kept in ((entry.after, self._saw), (entry.quorum, self._given)):
@@ -304,7 +302,7 @@ class Audit:
         seen = (version for leader, tick, version in self._changed if entry.after.get(leader, 0) >= tick)
         expected = max(seen, default=self._founded)
         if config != expected:
-            yield say("quorum", f"counts by membership {config}, but by what it had seen membership {expected} held")
+            yield say("quorum", f"counts by membership {config}, but membership {expected} was in force at its base")
         members = self._members.get(config)
         if members is None:
             yield say("quorum", f"counts by membership {config}, which is not in the journal")
@@ -323,7 +321,7 @@ class Audit:
         try:
             said = read_membership(entry.transaction.changes)
         except EntryMalformedError as error:
-            yield say("members", f"does not say who the members are: {error}")
+            yield say("members", f"has a membership that cannot be read: {error}")
             return
         config, version = entry.transaction.config, said.version
         if not row.repeat and version != config + 1:

@@ -38,8 +38,8 @@ class Commands:
         self._db = apsw.Connection("")  # a temporary database, which SQLite spills to disk when it is large
         self._db.execute(_DDL)
 
-    def note(self, row: Stored, entry: Entry | None) -> None:
-        """Record an entry's commands; ``entry`` is None if it cannot be decoded."""
+    def add(self, row: Stored, entry: Entry | None) -> None:
+        """Add an entry's commands; ``entry`` is None if it cannot be decoded."""
         if entry is None:
             self._unreadable.add(row.seq)
         elif not row.repeat:
@@ -49,7 +49,7 @@ class Commands:
             self._db.executemany("INSERT INTO said VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def check(self, db: apsw.Connection) -> Iterator[Finding]:
-        """Yield the faults, after all entries of ``db`` were noted."""
+        """Yield the faults, after all entries of ``db`` were added."""
         yield from self._twice()
         try:
             listed = db.execute("SELECT command, seq FROM bedrockish_joined")

@@ -30,9 +30,9 @@ def why_not_new(path: str | os.PathLike[str]) -> str:
 
 
 class Claim:
-    """The right to make a new file, which one process at a time has until it releases it or ends.
+    """The exclusive right of a process to make a new file, until its release or the end of the process.
 
-    So the unfinished file may have the same name in each run, and a run after a kill removes it.
+    So the unfinished file can have the same name in each run, and the next run after a kill removes it.
 
     Args:
         target: the path of the complete file.
@@ -73,7 +73,7 @@ class Claim:
                     if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
                         return descriptor
             except OSError as error:
-                if not isinstance(error, BlockingIOError):  # else the file is its holder's
+                if not isinstance(error, BlockingIOError):  # else another process uses the file
                     os.unlink(self._lock)
                 os.close(descriptor)
                 raise

@@ -224,7 +224,7 @@ def _rebuild(
 
 
 def _not_here(*_arguments: object) -> None:
-    raise AssertionError("a replay takes rows, and runs nothing that makes them")
+    raise AssertionError("a replay applies rows, and calls no function of a node")
 
 
 def _adopted(sources: Sequence[Source]) -> set[Txid]:

@@ -14,7 +14,7 @@ from bedrockish_journal.verify.replay import Prepare, Report, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
-"""What the files of a continuous backup are called, in its directory."""
+"""The names of the files of a continuous backup, in its directory."""
 
 
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -26,7 +26,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     snapshots = sorted(folder.glob(SNAPSHOTS))
     if not snapshots:
         raise FileMissingError(
-            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
+            str(folder), f"{folder} has no snapshot in it; name a file, or a directory of 'bedrockish backup follow'"
         )
     return snapshots, sorted(folder.glob(SEGMENTS))
 
@@ -41,10 +41,10 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         FileMissingError: the directory has no snapshot.
     """
     snapshots, segments = files_in(folder)
-    safe = {path: _standing(path)[0] for path in segments}
+    safe = {path: _extent(path)[0] for path in segments}
     last = max(safe.values(), default=0)
     wanted = until or (Moment("the end", clock=last) if last else None)
-    fitting = [path for path in snapshots if wanted is None or wanted.includes(*_standing(path)[1:])]
+    fitting = [path for path in snapshots if wanted is None or wanted.includes(*_extent(path)[1:])]
     until = wanted if fitting else until
     snapshot = fitting[-1] if fitting else snapshots[0]
     needed = list[Path]()
@@ -52,13 +52,13 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         needed.append(path)
         if until is not None and until.clock is not None and safe[path] >= until.clock:
             break
-    has = _standing(snapshot)[1]
+    has = _extent(snapshot)[1]
     # The last segment is needed even without new entries, because it records up to which clock the files are complete.
-    later = [path for path in needed[:-1] if not covers(has, _standing(path)[1])]
+    later = [path for path in needed[:-1] if not covers(has, _extent(path)[1])]
     return snapshot, later + needed[-1:], until
 
 
-def _standing(path: Path) -> tuple[int, dict[str, int], int]:
+def _extent(path: Path) -> tuple[int, dict[str, int], int]:
     """Return the clock up to which a file is complete, the vector of its ends, and its greatest clock."""
     with reading(path) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}, latest(db)
@@ -91,7 +91,7 @@ def restore(
     if not is_later:
         return replay(journals, target, base=backup, until=until, progress=progress, prepare=prepare)
     if why_not:
-        assert until is not None, "what is asked for as a whole is never too early"
+        assert until is not None, "without a moment, no backup is too late"
         raise MomentError(
             f"{name} has commits up to clock {last} ({time_text(last)}), which is later than {until.text}, and it "
             f"cannot go back: {why_not}; restore from an older backup, with this one as --journal"

@@ -197,7 +197,7 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
                 found.incomparable = "the nodes are too far apart"
                 return
         if count <= tick - first:
-            found.incomparable = "what came in between was removed from the journal"
+            found.incomparable = "the entries in between were removed from the journal"
             return
 
 

@@ -32,7 +32,7 @@ class Snapshots:
         self._changes: dict[Txid, tuple[int, int]] = {}  # schema changes: activation clock, and the version before
         self._given_up: list[tuple[str, int, Txid, tuple[Txid, ...]]] = []
 
-    def note(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Add an entry."""
         transaction, txid = entry.transaction, entry.txid
         numbers = (transaction.safe, transaction.schema, transaction.config, transaction.activates)
@@ -61,7 +61,7 @@ class Snapshots:
         return self._leaders[name]
 
     def check(self, node: str, retired: Mapping[str, int], places: Places) -> Iterator[Finding]:
-        """Yield the findings, after all entries were noted.
+        """Yield the findings, after all entries were added.
 
         Args:
             node: the nodes of the files, for findings.

@@ -17,7 +17,7 @@ from bedrockish_journal.verify.replay import Prepare, digest, replay
 
 # SQLite also reports rows that break a constraint. Such rows can be in the journal, and nodes apply them unchecked.
 _OF_ROWS = re.compile(r"ok$|NULL value in |CHECK constraint failed in |[A-Z-]+ value in ")
-UNTOLD = "the tables are not what the journal makes of them, and no row tells in what"
+UNTOLD = "the tables differ from a replay of the journal, and no row shows the difference"
 
 
 def why_not_whole(db: apsw.Connection) -> str:
@@ -76,7 +76,7 @@ def index_faults(path: str | os.PathLike[str], prepare: Prepare | None, limit: i
                 if _OF_ROWS.match(str(text)) is None:
                     yield Difference("", None, f"SQLite finds: {text}")
         except (apsw.SQLError, apsw.CorruptError) as error:
-            yield Difference("", None, f"SQLite cannot look through the file: {error}")
+            yield Difference("", None, f"SQLite cannot check the file: {error}")
 
 
 def began_with_tables(path: str | os.PathLike[str]) -> bool:

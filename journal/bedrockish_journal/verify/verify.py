@@ -225,12 +225,12 @@ def _verify_one(
     for row in scan_stored(db):
         if row.is_well_typed:
             findings.extend(audit.check(row))
-            commands.note(row, audit.entry)
+            commands.add(row, audit.entry)
             if audit.entry is not None and not audit.judged:
                 for one in together:
-                    one.note(audit.entry)
+                    one.add(audit.entry)
         else:
-            commands.note(row, None)
+            commands.add(row, None)
             text = f"row {row.seq} of the journal has values of types that a journal never has"
             findings.append(Finding("columns", node, text=text))
         if progress is not None and audit.entries % PROGRESS_EVERY == 0:

@@ -167,12 +167,12 @@ def _write_before(directory: str, context: Context) -> None:
         if rows:
             path = file_of(directory, name, context.node, None)
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept, names = _kept(name), list(table.columns)
+            kept, names = _file_columns(name), list(table.columns)
             made = batch(kept, rows, [names.index(column) for column in kept])
             pq.write_table(pa.Table.from_batches([made]), path)
 
 
-def _kept(table: str) -> dict[str, str]:
+def _file_columns(table: str) -> dict[str, str]:
     """Return the columns of a table's files, which have the node only in the name of their directory."""
     return {name: kind for name, kind in TABLES[table].columns.items() if name != "node"}
 
@@ -183,7 +183,7 @@ class _Tables:
     def __init__(self, context: Context, span: Span, directory: str) -> None:
         self._node, self._span, self._directory = context.node, span, directory
         self._builders: dict[str, Builder] = {
-            name: table.build(context, _kept(name)) for name, table in TABLES.items() if table.build is not None
+            name: table.build(context, _file_columns(name)) for name, table in TABLES.items() if table.build is not None
         }
         self._batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in self._builders}
         self._writers: dict[str, pq.ParquetWriter] = {}

@@ -121,15 +121,14 @@ def file_of(directory: str, table: str, node: str, span: Span | None) -> Path:
 
 def files_of(directory: str, table: str, manifest: Manifest) -> list[str]:
     """Return the files of a table that belong to the export, sorted."""
-    found = [(path, node) for path, node in _all_files(directory, table) if _counts(path, node, manifest)]
-    return sorted(str(path) for path, _ in found)
+    return sorted(str(path) for path, node in _all_files(directory, table) if _is_included(path, node, manifest))
 
 
 def clear(directory: str, manifest: Manifest) -> None:
     """Remove the files that killed runs left: files that do not belong to the export, and incomplete files."""
     for table in TABLES:
         for path, node in _all_files(directory, table):
-            if not _counts(path, node, manifest):
+            if not _is_included(path, node, manifest):
                 path.unlink()
     Path(directory, f"_{MANIFEST}").unlink(missing_ok=True)
 
@@ -139,7 +138,7 @@ def _all_files(directory: str, table: str) -> Iterator[tuple[Path, str]]:
         yield path, path.parent.name.removeprefix("node=")
 
 
-def _counts(path: Path, node: str, manifest: Manifest) -> bool:
+def _is_included(path: Path, node: str, manifest: Manifest) -> bool:
     vector = manifest.vectors.get(node)
     if vector is None:
         return False

@@ -17,7 +17,7 @@ from bedrockish_journal.storage.row import Stored
 
 Image = list[Value] | None
 _VALUES = frozenset({type(None), int, float, str, bytes})
-_RIGHT = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op, whether before and after lack
+_SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op, whether before and after lack
 
 
 class _Entry(NamedTuple):
@@ -28,7 +28,7 @@ class _Entry(NamedTuple):
 
 
 @dataclass(slots=True)
-class OfTable:
+class TableChanges:
     """Changes of one table with the same columns.
 
     The lists ``rows`` and ``counts`` have an item for each entry, the other lists an item for each change.
@@ -69,7 +69,7 @@ class OfTable:
             raise ValueError("a rowid is not an integer of 64 bits")
         none = repeat(None)
         shapes = zip(self.ops, map(is_, self.before, none), map(is_, self.after, none), strict=False)
-        if not {*shapes} <= _RIGHT:
+        if not {*shapes} <= _SHAPES:
             raise ValueError("a change is not an insert, update or delete with the rows that belong to it")
         images = [image for image in chain(self.before, self.after) if image is not None]
         if not {*map(type, images)} <= {list} or not {*map(len, images)} <= {len(self.columns)}:
@@ -99,7 +99,7 @@ class ChangeBuilder(ABC):
         """Return whether the reader wants the changes of a table."""
 
     @abstractmethod
-    def _parts(self, one: OfTable) -> Iterable[Part]:
+    def _parts(self, one: TableChanges) -> Iterable[Part]:
         """Return the rows of some changes, in parts whose rows have the same columns."""
 
     @property
@@ -127,10 +127,10 @@ class ChangeBuilder(ABC):
         try:
             tables = self._tables(entries)
         except (ValueError, TypeError, IndexError, AttributeError):
-            tables = self._tables([entry for entry in entries if self._is_right(entry)])
+            tables = self._tables([entry for entry in entries if self._is_valid(entry)])
         return arrow_batch(self._types, [part for one in tables for part in self._parts(one)])
 
-    def _is_right(self, entry: _Entry) -> bool:
+    def _is_valid(self, entry: _Entry) -> bool:
         try:
             self._tables([entry])
         except (ValueError, TypeError, IndexError, AttributeError) as error:
@@ -139,8 +139,8 @@ class ChangeBuilder(ABC):
             return False
         return True
 
-    def _tables(self, entries: Sequence[_Entry]) -> list[OfTable]:
-        made: dict[tuple[str, tuple[str, ...]], OfTable] = {}
+    def _tables(self, entries: Sequence[_Entry]) -> list[TableChanges]:
+        made: dict[tuple[str, tuple[str, ...]], TableChanges] = {}
         order = 0
         for row, found, makers, users in entries:
             count = len(found.places)
@@ -154,7 +154,7 @@ class ChangeBuilder(ABC):
                     continue
                 into = made.get(head)
                 if into is None:
-                    into = made[head] = OfTable(*head)
+                    into = made[head] = TableChanges(*head)
                 columns: Sequence[Sequence[Any]] = (makers, users, *found[2:])
                 if len(numbers) < count:
                     columns = [[column[number] for number in numbers] if column else () for column in columns]

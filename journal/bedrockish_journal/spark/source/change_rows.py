@@ -6,7 +6,7 @@ from typing import Any
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
 from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.builders import Part
-from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, OfTable
+from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, TableChanges
 from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import HEAD, Context, head
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
@@ -42,10 +42,10 @@ class ChangeRows(ChangeBuilder):
         named = self._context.named
         return named is None or folded(table) in named
 
-    def _parts(self, one: OfTable) -> Iterable[Part]:
+    def _parts(self, one: TableChanges) -> Iterable[Part]:
         return [(one.order, self._columns(one))]
 
-    def _columns(self, one: OfTable) -> dict[str, Sequence[Any]]:
+    def _columns(self, one: TableChanges) -> dict[str, Sequence[Any]]:
         heads = zip(*[head(self._context, row) for row in one.rows], strict=True)
         found: dict[str, Sequence[Any]] = {
             name: one.of_entries(values) for name, values in zip(HEAD, heads, strict=True) if name in self._types
@@ -77,7 +77,7 @@ class ChangeRows(ChangeBuilder):
 
 
 def _where(images: list[Image], texts: list[str]) -> list[str | None]:
-    """Return the texts in the places of the images that are not None, and None in the other places."""
+    """Return a text for each image that is not None, and None for each image that is."""
     if not texts:
         return [None] * len(images)
     if len(texts) == len(images):

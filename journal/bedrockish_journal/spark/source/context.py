@@ -17,7 +17,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction
 from bedrockish_journal.spark.source.founding import Beginning
 from bedrockish_journal.storage.row import Stored, decode_parts
 
-# Places in the body of a transaction, see bedrockish_journal.model.transaction.
+# Indexes of fields in the encoded body, see ``bedrockish_journal.model.transaction``.
 COMMAND, ACCESS_SET, CHANGES = 7, 10, 11
 BARE = 14  # fields of a body with one command and without a user
 

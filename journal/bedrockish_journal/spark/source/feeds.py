@@ -129,7 +129,7 @@ def nodes_of(
         if node not in found or (newest and covers(head, heads[node])):
             found[node], heads[node] = path, head
         elif not newest:
-            raise both_of(node, found[node], path)
+            raise copies_error(node, found[node], path)
         elif not covers(heads[node], head):
             raise JournalError(
                 f"{shown(found[node])} and {shown(path)} of node {node} each lack entries of the other; audit both"
@@ -138,14 +138,14 @@ def nodes_of(
 
 
 def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
-    """Check that a journal is of the same cluster as those before it: their nodes may have the same names.
+    """Check that a journal is of the same cluster as the earlier ones; other clusters may have nodes of equal names.
 
     Args:
         known: the path of the first journal by its cluster; the path is added.
         cluster: the id of the journal's cluster; empty if it is unknown.
 
     Raises:
-        JournalError: it is of another cluster.
+        JournalError: the journal is of another cluster.
     """
     if not cluster:
         return
@@ -162,7 +162,7 @@ def check_same(context: Context, node: str, cluster: str) -> None:
     """Check that a path still leads to the journal for which a read was planned.
 
     Raises:
-        JournalError: it leads to the journal of another node or cluster, which may have the same ticks.
+        JournalError: the path leads to the journal of another node or cluster, which may have the same ticks.
     """
     if (context.node, context.cluster) != (node, cluster):
         raise JournalError(
@@ -171,7 +171,7 @@ def check_same(context: Context, node: str, cluster: str) -> None:
         )
 
 
-def both_of(node: str, first: str, second: str) -> JournalError:
+def copies_error(node: str, first: str, second: str) -> JournalError:
     """Return the error for two journals of one node."""
     return JournalError(
         f"{shown(first)} and {shown(second)} are both of node {node}; give one for each node, or copies=newest"

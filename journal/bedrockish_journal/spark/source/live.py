@@ -23,7 +23,7 @@ from bedrockish_journal.storage.row import Stored
 
 PAGE_BYTES = 1 << 20
 PAGE_TICKS = 1_000
-REST_MAX_S = 1.0
+SLEEP_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
 _FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3"
@@ -67,7 +67,7 @@ class NodeFeed:
             raise JournalError(
                 f"node {self._node} does not answer any more, node {node.value()} does; give each its own URL"
             )
-        time.sleep(min(time.monotonic() - begun, REST_MAX_S))
+        time.sleep(min(time.monotonic() - begun, SLEEP_MAX_S))
         return [one.rows for one in found]
 
     def _one_by_one(self, span: Span, wanted: Wanted) -> Iterator[Stored]:
@@ -102,7 +102,7 @@ class NodeFeed:
                         rows = list(map(Stored._make, found))
                     except TooLargeError:
                         rows = list(self._one_by_one((leader, low, last), wanted))
-                        (held,) = self._ask_all((HELD, (leader,)))  # later, so nothing was removed before
+                        (held,) = self._ask_all((HELD, (leader,)))  # after the read, to detect a removal during it
                     check_held(f"node {self._node}", (leader, low, high), held)
                     yield from rows
                 low = last + 1

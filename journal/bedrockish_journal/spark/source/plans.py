@@ -31,7 +31,7 @@ _BOUNDS = """WITH RECURSIVE leaders(leader) AS (
 _SEQ = "SELECT min(seq) FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _ORDER = "SELECT seq, leader, tick FROM bedrockish_journal WHERE seq >= ? ORDER BY seq LIMIT ?"
 # Two subqueries, because with one query for both SQLite would scan the whole table.
-_HELD = "SELECT (SELECT max(seq) FROM bedrockish_journal) - (SELECT min(seq) FROM bedrockish_journal) + 1"
+_ENTRIES = "SELECT (SELECT max(seq) FROM bedrockish_journal) - (SELECT min(seq) FROM bedrockish_journal) + 1"
 # The constants repeat = 0 and repeat = 1 let SQLite use the two partial indexes on the clock.
 _WITHIN = "clock BETWEEN ?1 AND ?2 AND repeat"
 _MANY = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM bedrockish_journal WHERE {_WITHIN} = 0 LIMIT ?3))
@@ -120,7 +120,7 @@ def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
         return []
     if rows is None:
         return [tuple(spans)]
-    ((entries,),) = ask(_HELD, ())
+    ((entries,),) = ask(_ENTRIES, ())
     if sum(high - low + 1 for low, high in held.values()) > 2 * entries:
         return _cut_by_count(ask, spans, rows)
     return cut(spans, rows)

@@ -12,9 +12,9 @@ from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import (
     Feed,
-    both_of,
     check_clusters,
     check_same,
+    copies_error,
     expand,
     is_url,
     nodes_of,
@@ -54,7 +54,7 @@ def parts(options: Options, table: Table) -> list[Part]:
             groups = plan(feed.ask, options.limits, rows) if table.build else []
             node, cluster = feed.context.node, feed.context.cluster
         if node in seen:
-            raise both_of(node, seen[node], path)
+            raise copies_error(node, seen[node], path)
         seen[node] = path
         before = table.before is not None
         for group in groups or ([()] if before else []):

@@ -2,10 +2,10 @@
 
 An offset has the vector of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. It also names the
 cluster, ``{"cluster:9b96c59bff29d21e": {}}``, because another cluster may have nodes of the same names, and the table,
-``{"table:changes": {}}``, because a sink with the rows of two tables has neither. A batch has the
-entries that a node applied next, in this order. So every offset is a causally closed prefix of the journal: no entry is
-read before the entries that it follows. The entries between two offsets never change, so a batch that is read again
-after a crash has the same rows.
+``{"table:changes": {}}``, because a checkpoint must not continue with another table. A batch has the entries that a
+node applied next, in the order applied. So every offset is a causally closed prefix of the journal: no entry is read
+before the entries that it follows. The entries between two offsets never change, so a batch that is read again after a
+crash has the same rows.
 """
 
 import time
@@ -26,7 +26,7 @@ from bedrockish_journal.spark.source.reading import Part, read_part
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
-BEHIND_S = 60.0  # how long a journal may lack what the stream has read: a node that is filled again lacks it briefly
+BEHIND_S = 60.0  # how long a journal may lack entries that the stream has read; a node that is filled again does so
 CLUSTER, TABLE = "cluster:", "table:"  # before an id and a name in an offset; no node's name has a colon
 
 
@@ -46,7 +46,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self.columns = columns
         self._cluster = ""  # the id of the files' cluster, when they were last opened; empty if they do not tell it
         self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
-        self._behind: dict[str, float] = {}  # since when the journal of a node lacks what the stream has read
+        self._behind: dict[str, float] = {}  # node -> since when its journal lacks entries that the stream has read
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
         """Return the offset at which a stream without a checkpoint begins.
@@ -77,8 +77,8 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         Raises:
             JournalPrunedError: a file no longer has the entries after ``start``.
-            JournalError: a file cannot be read, the files are not those with which the stream began, or one still
-                lacks after ``BEHIND_S`` what the stream has read; with the trigger ``availableNow``, at once.
+            JournalError: a file cannot be read, is not of a node with which the stream began, or has lacked entries
+                that the stream has read for ``BEHIND_S``; with the trigger ``availableNow``, for any time.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         files = self._files()
@@ -94,7 +94,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._offset(end)
 
     def _check_start(self, start: Offset, files: Mapping[str, str]) -> None:
-        """Check that a stream goes on in the journals with which it began.
+        """Check that a stream continues in the journals with which it began.
 
         Otherwise another cluster's commits would be skipped, or each commit would be read again.
         """
@@ -107,7 +107,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             )
 
     def _check_has(self, feed: Feed, node: str, path: str, read: Mapping[str, int]) -> None:
-        """Check that a journal has what the stream has read of it; an older copy would give nothing, for ever.
+        """Check that a journal has the entries that the stream has read; an older copy would yield no rows for ever.
 
         Pruning never removes the last entry of a timeline, so a journal that was pruned further passes.
         """
@@ -212,12 +212,12 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return open_feed(path, self.options.access)
 
     def _removed(self, path: str) -> dict[str, int]:
-        """Return the last removed tick of each timeline of which a journal has lost the beginning."""
+        """Return the last removed tick of each pruned timeline."""
         with self._open(path) as feed:
             return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
 
 
-_AGAIN = "go on with the journal of before, or begin again with a new checkpoint"
+_AGAIN = "continue with the former journal, or begin again with a new checkpoint"
 
 
 def _all_shown(files: Mapping[str, str]) -> str:

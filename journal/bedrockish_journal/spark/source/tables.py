@@ -108,7 +108,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
 
 def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | None:
     if (label.leader, label.tick) != (row.leader, row.tick):
-        return f"the row stands at {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
+        return f"the row is of {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
     if label.txid != (row.clock, row.origin):
         return f"the row is of {Txid(row.clock, row.origin)}, but its label says {label.txid}"
     for name, said, hashed in (("command", row.command, transaction.command), ("kind", row.kind, transaction.kind)):
@@ -117,9 +117,9 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
     wrong = wrong_fields(transaction)
     if wrong is not None:
         return wrong
-    stranger = label.leader if label.adopted_from is None else label.adopted_from
-    if label.txid.leader != stranger:
-        return f"its transaction was led by {label.txid.leader}, not by {stranger}"
+    origin = label.leader if label.adopted_from is None else label.adopted_from
+    if label.txid.leader != origin:
+        return f"its transaction was led by {label.txid.leader}, not by {origin}"
     return None
 
 

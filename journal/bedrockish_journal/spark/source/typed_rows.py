@@ -10,7 +10,7 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.plain_names import folded, plain_name
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.builders import Part
-from bedrockish_journal.spark.source.change_batches import ChangeBuilder, OfTable
+from bedrockish_journal.spark.source.change_batches import ChangeBuilder, TableChanges
 from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.declared import Declared, declared
@@ -67,14 +67,14 @@ class TypedRows(ChangeBuilder):
     def _wants(self, table: str) -> bool:
         return table == self._of.table or folded(table) == self._table
 
-    def _parts(self, one: OfTable) -> Iterator[Part]:
+    def _parts(self, one: TableChanges) -> Iterator[Part]:
         """Yield the rows of changes with the same columns: first the rows before, then the rows after."""
         for name, images in ((DELETE, one.before), (INSERT, one.after)):
             at = [place for place, image in enumerate(images) if image is not None]
             if at:
                 yield self._part(one, name, at)
 
-    def _part(self, one: OfTable, name: str, at: list[int]) -> Part:
+    def _part(self, one: TableChanges, name: str, at: list[int]) -> Part:
         """Return the rows before (``name`` is DELETE) or after the changes at the places ``at``."""
         all_images, all_others, all_rowids = one.before, one.after, one.rowids
         if name == INSERT:

@@ -16,7 +16,7 @@ from bedrockish_journal.spark.source.json_rows import row_text
 INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
 ANY = "any"  # the type of a column without affinity: texts, and numbers as texts
 INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-OWN: Mapping[str, str] = {  # columns besides the user's; the names of the first ones are Delta's
+OWN: Mapping[str, str] = {  # columns besides the user's; Delta has ``_change_type``, too
     "_change_type": TEXT,
     "_key": TEXT,
     "_commit_clock": INTEGER,

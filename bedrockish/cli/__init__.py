@@ -1,8 +1,7 @@
 """The command line.
 
-Importing it makes a node that starts ignore SIGHUP, before the slow imports of its program. SIGHUP asks a node to read
-its certificates again. Until the node has read them for the first time there is nothing to read again, but the default
-action of SIGHUP would end the process. ``run_until_signal`` in ``serve`` then takes SIGHUP.
+Importing it makes a starting node ignore SIGHUP until ``run_until_signal`` in ``serve`` handles it. SIGHUP asks a node
+to read its certificates again; during the slow imports of a node's program, its default action would end the process.
 """
 
 import signal

@@ -141,7 +141,7 @@ def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
         )
         return read_statement(said.text())
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ProtocolMismatchError(f"the node says nothing that could be anchored: {error}") from error
+        raise ProtocolMismatchError(f"the node's answer is not the content of an anchor: {error}") from error
 
 
 async def _confirm(url: str, said: Statement, bound_s: float) -> None:

@@ -119,7 +119,7 @@ class Report:
         nodes = f"{len(told.nodes)} nodes ({', '.join(told.nodes)})"
         self.line(f"{nodes}, {told.transactions} commits, {told.entries} entries, up to {labels(told.heads)}")
         for node, ticks in sorted(told.removed.items()):
-            self.line(f"{node} has removed all up to {labels(ticks)}: only what comes after that is judged")
+            self.line(f"{node} has removed all up to {labels(ticks)}: only later entries are checked")
 
     def add(self, check: str, says: str, found: list[dict[str, Any]], counts: dict[str, int]) -> None:
         """Add the outcome of one check, and print its line."""
@@ -128,7 +128,7 @@ class Report:
         self.wrong = self.wrong or bad > 0
         self._checks.append({"check": check, "says": says, "holds": bad == 0, **counts, "findings": found})
         outcome = "ok" if bad == 0 else f"{bad} finding{'s' * (bad > 1)}"
-        note = f"  ({information} to know)" if information and not self._strict else ""
+        note = f"  ({information} for information)" if information and not self._strict else ""
         self.line(f"  {check:<10} {outcome:<12} {says}{note}")
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ class Report:
             if hidden:
                 click.echo(f"… and {hidden} more of {check['check']}; see --limit")
         if self.unseen:
-            click.echo("not looked at: " + ", ".join(f"{law} ({what})" for law, what in self.unseen.items()))
+            click.echo("not checked: " + ", ".join(f"{law} ({what})" for law, what in self.unseen.items()))
         click.echo("something is wrong" if self.wrong else "the journals hold")
 
 

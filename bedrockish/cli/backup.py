@@ -109,7 +109,7 @@ def verify_backup(
     plugins: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Prove that a backup can be restored: its pages, every hash of its journal, and a restore to a temporary place.
+    """Prove that a backup can be restored: check its pages and every hash of its journal, and restore it to TMPDIR.
 
     The argument is a file, or the directory of a continuous backup. The restored database is compared with a replay of
     the journal, from its beginning or from an older backup. In a continuous backup, the entries since a snapshot are
@@ -133,13 +133,14 @@ def verify_backup(
             continuous = found if isinstance(found, DirectoryDrill) else None
             click.echo(f"{file} can be restored: {_what(found, continuous)}")
             click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)}, {_age(age_s)} ago)")
-            said = f"not compared with a journal: {found.unproven}" if found.unproven else "what its journal makes"
-            first = "first snapshot's " if found.unproven and continuous else ""
+            why_not = found.unproven
+            said = f"not compared with a journal: {why_not}" if why_not else "equal to a replay of its journal"
+            first = "first snapshot's " if why_not and continuous else ""
             click.echo(f"its {first}tables are {said}; digest {found.digest}")
             for since, until in continuous.gaps if continuous else ():
                 click.echo(
-                    f"to no moment between {time_text(since)} and {time_text(until)}: the nodes no longer had what was "
-                    "committed then"
+                    f"no moment between {time_text(since)} and {time_text(until)} can be restored: the nodes no longer "
+                    "had the commits"
                 )
     context.exit(1 if found.faults else 0)
 

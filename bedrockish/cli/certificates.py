@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from bedrockish.errors import ConfigError
 
 AUTHORITY_DAYS = 7300
-EARLIER = datetime.timedelta(hours=1)  # clocks differ
+EARLIER = datetime.timedelta(hours=1)  # the clock of a machine that checks the certificate may be slow
 CA, CA_KEY = "ca.pem", "ca-key.pem"
 ISSUED = "issued.txt"  # names and serial numbers of signed certificates, needed to revoke one whose file is lost
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -107,13 +107,13 @@ class Authority:
             taken = next((file for file in (key_file, cert_file) if file.exists()), None)
             if taken is not None:
                 raise ConfigError(f"{taken} is there already; move it away first")
-            self._note(name, certificate)
+            self._record(name, certificate)
             _write_pair((key_file, _pem(key)), (cert_file, certificate.public_bytes(Encoding.PEM)))
         except OSError as error:
             raise ConfigError(f"{error.filename or self._directory}: {error.strerror}") from error
         return f"{cert_file} {key_file}"
 
-    def _note(self, name: str, certificate: x509.Certificate) -> None:
+    def _record(self, name: str, certificate: x509.Certificate) -> None:
         """Write the certificate's name and serial number to the list, before the certificate exists as a file."""
         made, ends = certificate.not_valid_before_utc + EARLIER, certificate.not_valid_after_utc
         with (self._directory / ISSUED).open("a", encoding="utf-8") as file:

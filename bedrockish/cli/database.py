@@ -139,4 +139,4 @@ def export_database(url: str, file: Path) -> None:
     nodes = ", ".join(sorted(done.vector)) or "no node"
     at = datetime.fromtimestamp(milliseconds(done.clock) / 1000, UTC).isoformat(timespec="milliseconds")
     click.echo(f"{file}: {done.size} bytes, as of {vector} ({nodes}), clock {done.clock} ({at})")
-    click.echo(f"the change feed goes on after the cursor {done.cursor}")
+    click.echo(f"the change feed continues after the cursor {done.cursor}")

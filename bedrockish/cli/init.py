@@ -31,18 +31,18 @@ class Planned(NamedTuple):
     others: tuple[str, ...]
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the node can be reached from its own machine only."""
         return is_loopback(self.address.host)
 
     @property
     def machine(self) -> str:
         """The node's machine, by its address; empty for this machine."""
-        return "" if self.here else self.address.host
+        return "" if self.is_local else self.address.host
 
     def listen(self, port: int) -> Address:
         """Return the address at which the node listens: the loopback address, or all addresses of its machine."""
-        if self.here:
+        if self.is_local:
             return Address(self.address.host, port)
         return Address("::" if ":" in self.address.host else "0.0.0.0", port)  # TLS and passwords keep strangers out
 
@@ -84,8 +84,8 @@ def read_nodes(given: tuple[str, ...]) -> list[Planned]:
     taken = next((one.name for one in found if one.name.lower() in (AUTHORITY, CLIENT)), None)
     if taken is not None:
         raise UsageError(f"a node called {taken} would have the folder of the {taken.lower()}; give it another name")
-    if len({one.here for one in found}) > 1:
-        names = ", ".join(one.name for one in found if one.here)
+    if len({one.is_local for one in found}) > 1:
+        names = ", ".join(one.name for one in found if one.is_local)
         raise UsageError(f"the others cannot reach {names} at a loopback address; write the machine's name or address")
     return found
 
@@ -145,7 +145,7 @@ def init(
     have certificates of an authority that is made for this cluster. That needs pip install 'bedrockish[tls]'.
     """
     planned = read_nodes(nodes)
-    tls = tls or not planned[0].here
+    tls = tls or not planned[0].is_local
     if tls and client in [one.name for one in planned]:
         raise UsageError(f"--client {client} is the name of a node, too; give the client another one")
     if not cluster or not cluster.isprintable() or '"' in cluster or "\\" in cluster or len(cluster) > 64:
@@ -171,7 +171,7 @@ def init(
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from error
     for one in planned:
-        where = "" if one.here else f"bring it to {one.address.host}; "
+        where = "" if one.is_local else f"bring it to {one.address.host}; "
         click.echo(f"{directory / one.name}: {where}in it: bedrockish serve --config {one.name}.toml")
     if tls:
         click.echo(f"{directory / AUTHORITY}: keep it on a machine without a node; it signs further certificates")

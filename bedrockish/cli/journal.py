@@ -80,8 +80,8 @@ def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int 
     if from_tick is not None:
         where.append("tick >= ?")
         values.append(from_tick)
-    way = "DESC" if from_tick is None else "ASC"
-    query = f"SELECT seq FROM bedrockish_journal WHERE {' AND '.join(where)} ORDER BY seq {way} LIMIT ?"
+    direction = "DESC" if from_tick is None else "ASC"
+    query = f"SELECT seq FROM bedrockish_journal WHERE {' AND '.join(where)} ORDER BY seq {direction} LIMIT ?"
     rows: list[Any] = db.execute(query, (*values, limit)).fetchall()
     for (seq,) in sorted(rows):
         stored = stored_at(db, seq)
@@ -261,7 +261,7 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
         click.echo(in_words(anchored))
     unseen = {name: what for name, what in report.unseen.items() if compared is None or name != "tables"}
     told = ", ".join(f"{name} ({what})" for name, what in unseen.items())
-    out.print(f"not looked at: {told}", markup=False, highlight=False)
+    out.print(f"not checked: {told}", markup=False, highlight=False)
     if report.holds:
         entries = sum(counts.entries for counts in report.counts)
         click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
@@ -275,7 +275,9 @@ def moment_option(name: str) -> Callable[[Any], Any]:
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Moment | None:
         return None if value is None else parse_moment(value, time.time_ns() // 1_000_000)
 
-    text = "The last clock, or a time with its zone up to which all commits are taken, or places such as A:12,B:3."
+    text = (
+        "The last clock to include, or a time with its zone before which all commits are, or places such as A:12,B:3."
+    )
     return click.option(name, "until", metavar="CLOCK|TIME|VECTOR", callback=read, help=text)
 
 

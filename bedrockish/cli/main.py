@@ -169,9 +169,9 @@ def _open_standard_streams() -> None:
 def _take_ends_as_ctrl_c() -> None:
     """Let the first SIGTERM or SIGHUP end a command like Ctrl-C, so that it removes its unfinished files.
 
-    A shell lets the commands of a script that run in the background ignore Ctrl-C. They block it instead, because trio
-    takes it only where its handler is Python's own. Where another thread runs the command, or Ctrl-C has another
-    handler, nothing changes.
+    A shell makes the background commands of a script ignore Ctrl-C. Such a command blocks it instead, because trio
+    handles it only if its handler is Python's own. Outside of the main thread, or if Ctrl-C has another handler,
+    nothing changes.
     """
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and hasattr(signal, "pthread_sigmask"):

@@ -128,7 +128,7 @@ def repair(url: str, node: str, source: str | None, from_journal: bool) -> None:
 
     async def run() -> None:
         found = await everywhere(url, {"do": "repair", "from": chosen}, node)
-        if why := found[node].get("unreachable"):  # later, a node that begins again is waited for
+        if why := found[node].get("unreachable"):  # after the order, the loop waits for a node that restarts
             raise UnavailableError(f"{node} did not answer the order: {why}; run the command again when {node} runs")
         said = ""
         while True:

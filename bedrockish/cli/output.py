@@ -38,7 +38,7 @@ class Style:
     headers: bool | None = None  # whether names come before rows; by default in tables, columns and CSV only
     null: str | None = None  # the text for NULL; by default empty, and NULL in the mode ``plain``
     target: str = "table"  # the table that ``insert`` names
-    wrap: int = 0  # the most characters of a line in tables and columns; 0: the terminal's width, no bound without one
+    wrap: int = 0  # the most characters of a line in tables and columns; 0: the terminal's width, or no bound in a pipe
 
     def show(self, value: Any, *, lines: bool = False) -> str:
         """Return a value as text; with ``lines``, its line feeds and tabs are not escaped."""

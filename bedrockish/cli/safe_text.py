@@ -1,4 +1,4 @@
-"""Text of others, made harmless for a terminal: data cannot move the cursor or hide other text."""
+"""Escapes text for a terminal, so that data cannot move the cursor or hide other text."""
 
 import re
 import sys

@@ -76,7 +76,7 @@ def _report_missing(told: Mapping[str, Mapping[str, Any]]) -> None:
     """Name the members that could not be asked, and end with status 3 if there are any."""
     missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}
     for node, why in missing.items():
-        click.echo(f"{node} is not in it: {why}", err=True)
+        click.echo(f"{node} is not included: {why}", err=True)
     if missing:
         raise SystemExit(3)
 

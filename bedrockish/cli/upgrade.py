@@ -63,12 +63,12 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
     ]
     newer = [one.name for one in members if one.level > level]
     if newer:
-        lines.append(f"{', '.join(newer)} can do more than this release, {version}: take that of {newer[0]}")
+        lines.append(f"{', '.join(newer)}: a newer release than this program, {version}; use the release of {newer[0]}")
         return Verdict(tuple(lines), is_fine=False)
     left = [one for one in members if one.version != version]
     if any(one.why_not for one in members):
         what = (
-            "restart no node now: every other one is needed" if left else f"all run {version}, and something is wrong"
+            "restart no node now: all sound nodes are needed" if left else f"all run {version}, and something is wrong"
         )
         lines.append(f"{what}; 'bedrockish status' says what to do about it")
         return Verdict(tuple(lines), is_fine=False)
@@ -87,7 +87,7 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
             lines.append("until all run it, each can go back to the release before")
         return Verdict(tuple(lines), is_fine=True)
     if min(one.cluster_level for one in members) < level:
-        lines.append(f"all run {version}; the cluster goes on to what is new in it within a minute")
+        lines.append(f"all run {version}; the cluster changes to its release level within a minute")
     else:
         lines.append(f"all run {version}, at release level {level}: there is no way back to a release of a lower level")
     return Verdict(tuple(lines), is_fine=True)

@@ -11,7 +11,7 @@ from bedrockish.api.url import SCHEME
 from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import ConfigError
 
-DOWN_S = 1.0  # how long a node may take to answer if the others do not hear it
+DOWN_S = 1.0  # timeout for a node that the other nodes do not reach
 
 
 class UrlCommand(click.Command):
@@ -40,12 +40,12 @@ class UrlCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             raise ConfigError(
-                f"no URL: name some nodes, as in {SCHEME}://host:7373, before the rest, or set {URL_VARIABLE}"
+                f"no URL: name some nodes first, as in {SCHEME}://host:7373, or set {URL_VARIABLE}"
             ) from error
 
 
 class UrlGroup(click.Group):
-    """A group of such commands, with an error for a URL that comes before the command in place of after it."""
+    """A group of commands with a URL; a URL before the name of the command is an error that names the right order."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,7 +86,7 @@ url_argument = click.argument("url", metavar="[URL]")
 
 
 def url_of(url: str, member: Mapping[str, Any]) -> str:
-    """Return a URL like ``url`` that names one member only; a member that is not up gets a short timeout."""
+    """Return ``url`` for one member only; for a member that is down, with a short timeout."""
     scheme, separator, rest = url.partition("://")
     before, _, query = rest.partition("?")
     login, at, _ = before.rstrip("/").rpartition("@")

@@ -39,7 +39,7 @@ def test_drill_proves_a_sound_backup_by_its_journal(lived: Lived) -> None:
     assert (found.faults, found.unproven, found.digest) == ([], "", digest(lived.backup))
     assert found.entries > 30
     result = run(lived.backup, "--proven")
-    assert (result.exit_code, "what its journal makes; digest" in result.output) == (0, True), result.output
+    assert (result.exit_code, "equal to a replay of its journal; digest" in result.output) == (0, True), result.output
     data = json.loads(run(lived.backup, "--json").output)
     assert (data["good"], data["digest"], data["latest"]) == (True, found.digest, found.latest)
 

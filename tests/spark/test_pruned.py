@@ -118,7 +118,7 @@ def test_audit_report_names_the_part_that_was_not_judged(capsys: pytest.CaptureF
     Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
     assert capsys.readouterr().out == (
         "2 nodes (A, B), 7 commits, 9 entries, up to A5 B4\n"
-        "B has removed all up to A2 B1: only what comes after that is judged\n"
+        "B has removed all up to A2 B1: only later entries are checked\n"
     )
 
 

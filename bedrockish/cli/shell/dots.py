@@ -1,4 +1,4 @@
-"""The dot-commands of the shell, with the names and habits of sqlite3's."""
+"""The dot-commands of the shell, with the names and the behaviour of sqlite3's."""
 
 from collections.abc import Callable
 from typing import TextIO

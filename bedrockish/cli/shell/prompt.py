@@ -24,7 +24,7 @@ from bedrockish.sqltext import statement_ends as sqltext
 from bedrockish_journal.model.plain_names import is_users
 
 HISTORY_VARIABLE = "BEDROCKISH_HISTORY"
-NAMES_S = 30.0  # names are looked up again after so long, because others may change the schema
+NAMES_S = 30.0  # age at which names are read again, because other clients may have changed the schema
 WORD = re.compile(r"[\w$]+$")
 _KEYWORDS = """
 ABORT ADD AFTER ALL ALTER AND AS ASC BEFORE BEGIN BETWEEN BY CASCADE CASE CAST CHECK COLLATE COLUMN COMMIT
@@ -62,15 +62,15 @@ class Names(Completer):
         if found is None:
             return
         word = found[0]
-        self._look()
+        self._refresh()
         for kind, names in (("table", self._tables), ("column", self._columns), ("", KEYWORDS)):
             for name in names:
                 if name.lower().startswith(word.lower()) and name != word:
                     text = name.lower() if not kind and word.islower() else name
                     yield Completion(text, -len(word), display_meta=kind)
 
-    def _look(self) -> None:
-        """Ask for the names, but not in an open transaction, which would then have read the whole schema."""
+    def _refresh(self) -> None:
+        """Read the names, but not in an open transaction, which would then have read the whole schema."""
         changed, at = self._seen
         now = time.monotonic()
         if self._shell.connection.in_transaction or (changed == self._shell.changed_schema and now - at < NAMES_S):
@@ -88,7 +88,7 @@ def is_complete(text: str) -> bool:
 
 
 def run_prompt(shell: Shell) -> None:
-    """Read and run statements until the person leaves; errors are printed, and the prompt goes on."""
+    """Read and run statements until the person leaves; an error is printed, and does not end the prompt."""
     click.echo(f"connected to {', '.join(shell.connection.nodes()) or 'a node'}; .help for help")
     session: PromptSession[str] = PromptSession(
         history=_history(),

@@ -104,7 +104,7 @@ def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
 
 
 def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
-    """Yield transactions as they become complete; a transaction that must be an open one is yielded piece by piece.
+    """Yield whole transactions as units; a transaction that cannot be sent as a whole is yielded piece by piece.
 
     Raises:
         UsageError: BEGIN and COMMIT do not match.

@@ -56,7 +56,7 @@ class Shell:
         self.out: TextIO | None = None  # the file for the results; None for standard output
         self.is_once = False  # whether ``out`` is closed after the next statement
         self.parameters = Parameters()  # the values that .parameter has set, by name
-        self.changed_schema = 0  # counts up, so that completion knows when to look again
+        self.changed_schema = 0  # counts the changes of the schema, after which completion reads the names again
         self._nested = 0
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class Histories:
             is_repeat = entry.txid in bodies
             bodies.setdefault(entry.txid, entry.transaction.body)
             findings += audit.check(_stored(seq, entry, is_repeat))
-            snapshots.note(entry)
+            snapshots.add(entry)
         findings += snapshots.check("all", audit.retired, lambda txid: sorted(self.places.get(txid, ())))
         for finding in findings:
             self.broken(f"journals obey the law {finding.check}", finding.text)

@@ -41,10 +41,10 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         FileMissingError: the directory has no snapshot.
     """
     snapshots, segments = files_in(folder)
-    safe = {path: _extent(path)[0] for path in segments}
+    safe = {path: extent(path)[0] for path in segments}
     last = max(safe.values(), default=0)
     wanted = until or (Moment("the end", clock=last) if last else None)
-    fitting = [path for path in snapshots if wanted is None or wanted.includes(*_extent(path)[1:])]
+    fitting = [path for path in snapshots if wanted is None or wanted.includes(*extent(path)[1:])]
     until = wanted if fitting else until
     snapshot = fitting[-1] if fitting else snapshots[0]
     needed = list[Path]()
@@ -52,13 +52,13 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         needed.append(path)
         if until is not None and until.clock is not None and safe[path] >= until.clock:
             break
-    has = _extent(snapshot)[1]
+    has = extent(snapshot)[1]
     # The last segment is needed even without new entries, because it records up to which clock the files are complete.
-    later = [path for path in needed[:-1] if not covers(has, _extent(path)[1])]
+    later = [path for path in needed[:-1] if not covers(has, extent(path)[1])]
     return snapshot, later + needed[-1:], until
 
 
-def _extent(path: Path) -> tuple[int, dict[str, int], int]:
+def extent(path: Path) -> tuple[int, dict[str, int], int]:
     """Return the clock up to which a file is complete, the vector of its ends, and its greatest clock."""
     with reading(path) as db:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}, latest(db)

@@ -97,8 +97,8 @@ class Repair:
     # their indexes; 0: it does neither.
     scrub_rows_per_second: int = field(default=500, metadata=OFF_AT_0)
     scrub_minutes: int = 60  # how long after the beginning of a comparison the next one begins, in minutes
-    # Whether a node with damaged tables fills itself again as soon as the others say that it is alone; if not, it waits
-    # for 'bedrockish member repair'.
+    # Whether a node with damaged tables fills itself again as soon as the other nodes confirm that only its tables
+    # differ; if not, it waits for 'bedrockish member repair'.
     repair_automatic: bool = True
 
 
@@ -400,17 +400,17 @@ def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) ->
             )
 
 
-# --- strangers ---
+# --- access from other machines ---
 
 
 def check_security(config: Config) -> None:
-    """Check that a node which others can reach keeps strangers out.
+    """Check that a node that other machines can reach has TLS, and requires a login for HTTP.
 
-    An open port with an unprotected database should need an explicit decision. Clear text between machines is refused,
+    An unprotected database on an open port should need an explicit decision. Clear text between machines is refused,
     because an eavesdropper can read and replay it.
 
     Raises:
-        ConfigError: the node does not keep strangers out, or the configuration contradicts itself.
+        ConfigError: the node lacks TLS or logins, or the configuration contradicts itself.
     """
     security = config.security
     files = {name: getattr(security, name) for name in ("tls_ca", "tls_certificate", "tls_key")}

@@ -49,7 +49,7 @@ class Files:
     certificate: str  # the certificate of this node
     key: str  # the private key of that certificate
     revoked: str  # the list of revoked certificates; empty: none
-    must_have_list: bool  # whether it is an error if that list does not exist
+    must_have_list: bool  # whether a missing list of revoked certificates is an error
 
 
 def read_users(value: object, where: str) -> Users:

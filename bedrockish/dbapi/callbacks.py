@@ -14,20 +14,20 @@ def enable_callback_tracebacks(enable: bool, /) -> None:
     _wanted = bool(enable)
 
 
-def asked(handler: Callable[[], Any] | None) -> Callable[[], Any] | None:
+def guarded(handler: Callable[[], Any] | None) -> Callable[[], Any] | None:
     """Return a handler that reports an exception of ``handler`` and returns True for it, as in sqlite3."""
     if handler is None:
         return None
     given = handler
 
-    def ask() -> Any:
+    def call() -> Any:
         try:
             return given()
         except Exception:
             report()
             return True
 
-    return ask
+    return call
 
 
 def report() -> None:

@@ -351,8 +351,8 @@ class Connection:
         """Register a function of the program.
 
         On a connection with a node's file, reads and statements of open transactions can call it. On a connection by
-        URL the registration is only noted, and a statement that calls the function raises an error, unless a plugin of
-        the nodes has a function of this name.
+        URL, a statement that calls the function raises an error, unless a plugin of the nodes has a function of this
+        name.
 
         Raises:
             NotSupportedError: SQLite has a function of this name, which the nodes would run.
@@ -372,13 +372,13 @@ class Connection:
         self._register("collation", "collation", name, callback)
 
     def lacks(self, name: str) -> bool:
-        """Return whether this connection has a node's file, and no function of the program under a name."""
+        """Return whether a node's file is open, and the program has registered no function under a name."""
         return self._link.file is not None and not self._local.has(name)
 
     def _register(self, kind: str, maker: str, name: str, *arguments: Any, **options: Any) -> None:
-        """Note a function or collation, and register it on the connections to the node's file, if there is one.
+        """Record a function or collation, and register it on the connections to the node's file, if there is one.
 
-        The last of the arguments is the program's part; None removes it. ``maker`` is a function of
+        The last argument is the program's function or class; None removes it. ``maker`` is a function of
         ``bedrockish.local.program_functions``.
         """
         self._check()
@@ -410,7 +410,7 @@ class Connection:
             from bedrockish.local.program_functions import progress
 
             file = self._link.file
-            given = progress(callbacks.asked(progress_handler), n, lambda: file.ending)
+            given = progress(callbacks.guarded(progress_handler), n, lambda: file.ending)
             self._run(lambda _: file.give(given))
         elif progress_handler is not None:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end long calls")
@@ -478,7 +478,7 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run_again(self, sql: Any, params: Any) -> Again | None:
-        """Run a text again in less time, after it has read a node's file or has run in the open transaction.
+        """Run a statement on the short path, if it has read a node's file or run in the open transaction before.
 
         Return None if the statement must be run like any other.
         """

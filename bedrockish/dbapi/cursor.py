@@ -134,7 +134,7 @@ class Cursor:
 
     @property
     def rownumber(self) -> int | None:
-        """Place of the row that is fetched next, from 0; None without a result."""
+        """Index of the row that is fetched next, from 0; None without a result."""
         return self._place if self._columns else None
 
     # -- execution -------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Cursor:
         if declared is None and rows.columns:
             declared = self._connection._declared(sql)
         self._declared = declared or []
-        self._take(rows)
+        self._set_result(rows)
         if kind == SCHEMA:
             self._connection._forget_types()
         if inserts(sql):  # an upsert that has updated a row returns the connection's last rowid, as in SQLite
@@ -249,7 +249,7 @@ class Cursor:
         except DatabaseError:
             return None
 
-    def _take(self, rows: Rows) -> None:
+    def _set_result(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
         self._rows = rows.rows
         if not self._declared and not self._connection.detect_types:
@@ -312,7 +312,7 @@ class Cursor:
         return row if self.row_factory is None else self.row_factory(self, row)
 
     def _converted(self, converter: Callable[[bytes], Any] | None, value: Any) -> Any:
-        """Return the value made by the converter; without a converter, by the text factory. As in sqlite3."""
+        """Return the value as the converter makes it, or without a converter, the text factory."""
         if converter is not None and value is not None:
             data = value if isinstance(value, bytes) else str(value).encode()
             return converter(data) if data else None  # as in sqlite3, an empty value becomes None

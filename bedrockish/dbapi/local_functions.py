@@ -1,8 +1,8 @@
 """Functions, aggregates and collations that a program registers, although its SQL runs on the nodes.
 
 Many programs register functions as soon as they have connected, and never use most of them. So a registration is only
-noted, and the error is raised by a statement that calls a function which no node has. A registration under the name of
-a SQLite function is refused, because the nodes would silently run SQLite's function instead.
+recorded, and a statement that calls a function that no node has raises the error. A registration under the name of a
+SQLite function is refused, because the nodes would silently run SQLite's function instead.
 """
 
 import math
@@ -37,7 +37,7 @@ class LocalFunctions:
         self._removed: set[str] = set()
 
     def add(self, kind: str, name: str, *, is_removed: bool = False) -> None:
-        """Note a registration, or its removal.
+        """Record a registration, or its removal.
 
         Args:
             kind: ``function``, ``aggregate``, ``window function`` or ``collation``.

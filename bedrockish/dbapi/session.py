@@ -50,7 +50,7 @@ REPLAYS, REPLAYED_MAX = 5, 1_000  # how often a lost transaction is repeated, an
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
-BEGIN_ONLY = "SELECT 1 WHERE 0"  # a transaction begins at its node with its first statement
+BEGIN_ONLY = "SELECT 1 WHERE 0"  # begins a transaction at its node, which only a statement does
 
 
 class Failure(NamedTuple):
@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
     kind: type[BedrockishError]
     message: str
-    statement: object  # the place of the failed statement; those before it have kept their changes
+    statement: object  # the index of the failed statement; the changes of the statements before it remain
 
     @classmethod
     def of(cls, error: BedrockishError) -> "Failure":
@@ -101,8 +101,8 @@ class Session:
         self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
-        self._here: LocalTransaction | None = None  # the open transaction, if known statements run in this process
-        self._is_lost = False  # the last COMMIT failed; a ROLLBACK is then accepted, as many programs send one
+        self._here: LocalTransaction | None = None  # the open transaction, if its statements run in this process
+        self._is_lost = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._unchecked = False  # the open transaction has executed PRAGMA foreign_keys = OFF at the node
@@ -154,7 +154,7 @@ class Session:
         return rows
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run before in the open transaction; return None if it was not run: use ``run``.
+        """Run a statement again that has run in the open transaction; return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.
@@ -187,7 +187,9 @@ class Session:
             return NOTHING
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
-            return self._inside([(sql, params)])[0]  # inside, so that a replay repeats the setting at the same place
+            return self._inside([(sql, params)])[
+                0
+            ]  # inside, so that a replay repeats the setting between the same statements
         switch = switch_of(sql)
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
@@ -335,7 +337,7 @@ class Session:
                         isinstance(error, ConstraintError) or error.details.get("sqlite", SQLITE_ERROR) != SQLITE_ERROR
                     )
                     if fresh and is_first and not is_broken:
-                        self.rollback()  # it had no effect: sqlite3 opens no transaction for SQL that does not compile
+                        self.rollback()  # as sqlite3, which opens no transaction for SQL that does not compile
                     raise
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
                     self._forget()
@@ -361,7 +363,7 @@ class Session:
         try:
             results = opened.run(statements, timeout=self.timeout_s)
         except BedrockishError as error:
-            if self.replay and opened.is_open:  # the program knows the error, and rows before it may have stayed
+            if self.replay and opened.is_open:  # a replay must fail in the same way, after the same rows
                 self._replayed.append((statements, Failure.of(error)))
             raise
         if self.replay:
@@ -373,8 +375,8 @@ class Session:
     def _replay_after(self, error: BedrockishError) -> bool:
         """Repeat the statements of a lost transaction; return whether each had the same result as before.
 
-        The new transaction then continues in place of the lost one. The transaction stays lost if a result differs,
-        such as the rowid of a new row, or if it has too many statements.
+        The new transaction then replaces the lost one. The transaction stays lost if a result differs, such as the
+        rowid of a new row, or if it has too many statements.
         """
         log = list(self._replayed)
         if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
@@ -447,7 +449,7 @@ class Session:
                 self._open.commit(timeout=self.timeout_s)
             is_lost = False
         finally:
-            if not self._open.is_open:  # an open one has a broken deferred constraint, which the program can repair
+            if not self._open.is_open:  # it stays open after a broken deferred constraint, which the program can repair
                 self._is_lost = is_lost
                 self._forget()
 

@@ -18,7 +18,7 @@ class StreamingCursor(Cursor):
     """A cursor that reads rows as they are fetched, from ``connection.cursor(StreamingCursor)``.
 
     A statement that reads is not part of a transaction and begins none. Its rows come from one snapshot, and a fetch
-    may raise an ``OperationalError`` with the code ``result_lost`` if the rest is lost. Other statements, and all
+    may raise an ``OperationalError`` with the code ``result_lost`` if further rows are lost. Other statements, and all
     statements in an open transaction, run as with any cursor.
     """
 
@@ -36,7 +36,7 @@ class StreamingCursor(Cursor):
 
     @property
     def rownumber(self) -> int | None:
-        """Place of the row that is fetched next, from 0; None without a result."""
+        """Index of the row that is fetched next, from 0; None without a result."""
         place = super().rownumber
         return None if place is None else self._before + place
 
@@ -64,7 +64,7 @@ class StreamingCursor(Cursor):
         assert stream is not None
         self._before += len(self._rows)
         rows = self._connection._run(lambda _: stream.batch())
-        self._take(Rows(stream.columns, rows))
+        self._set_result(Rows(stream.columns, rows))
         self._place = 0
         if not rows:
             self._stream = None
@@ -79,7 +79,7 @@ class StreamingCursor(Cursor):
         """Return the next row; None when there are no more.
 
         Raises:
-            OperationalError: the rest of the result is lost; reading it again is safe.
+            OperationalError: the remaining rows are lost; running the statement again is safe.
         """
         self._fill()
         return super().fetchone()

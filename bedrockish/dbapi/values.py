@@ -79,7 +79,7 @@ _CODES: dict[type, str] = {str: "TEXT", bytes: "BLOB", int: "INTEGER", float: "R
 
 
 def type_codes(width: int, rows: Sequence[tuple[Any, ...]]) -> list[str | None]:
-    """Return the type code of each column, by its first value that is not NULL; None for a column without one."""
+    """Return the type code of each column, by its first value that is not NULL; None for a column of NULLs."""
     codes: list[str | None] = [None] * width
     missing = set(range(width))
     for row in rows:
@@ -217,7 +217,7 @@ def stored(value: Any) -> Value:
 
 
 def are_plain(params: Any) -> bool:
-    """Return whether all values can be sent unchanged: they need no adapter, conversion or check of size."""
+    """Return whether all values can be sent unchanged, without an adapter, a conversion or a check of their size."""
     for value in params:
         kind = type(value)
         if (kind, PrepareProtocol) in adapters or not (

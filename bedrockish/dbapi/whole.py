@@ -20,11 +20,7 @@ PAGE = 1_000  # rows of one query
 
 
 def quoted(name: str) -> str:
-    """Return a name as a double-quoted SQL identifier.
-
-    >>> quoted('a"b')
-    '"a""b"'
-    """
+    """Return a name as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -69,7 +65,7 @@ class Blob:
         return self._open().tell()
 
     def write(self, data: Any, /) -> None:
-        """Refuse: only an UPDATE of the column can write it.
+        """Refuse: only an UPDATE of the column can write a value.
 
         Raises:
             NotSupportedError: always.
@@ -153,7 +149,7 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
 def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the tables that have rows of their own, each with its SQL, and the SQL that follows their rows.
 
-    Shadow tables, in which virtual tables store their content, are not among them.
+    Shadow tables, in which virtual tables store their content, are left out.
     """
     shadows = {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
     tables, first, later = list[tuple[str, str]](), list[str](), list[str]()

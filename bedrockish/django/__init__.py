@@ -1,7 +1,7 @@
 """Django on a cluster: ``ENGINE = "bedrockish.django"``, ``NAME`` the URL.
 
 ``base`` is the database backend: Django's backend for SQLite, on our DB-API. ``functions`` is a plugin for the nodes,
-with Django's SQL functions. ``run_transaction`` runs a transaction again when it has lost to another one.
+with Django's SQL functions. ``run_transaction`` retries a transaction that conflicted with another one.
 """
 
 import time

@@ -122,7 +122,7 @@ class DatabaseClient(BaseDatabaseClient):
 
 
 class DatabaseCreation(BaseDatabaseCreation):
-    """A database for tests is another cluster, which ``TEST["NAME"]`` names; one node on this machine will do.
+    """The creation of the database for tests: another cluster, which ``TEST["NAME"]`` names; one local node suffices.
 
     All its tables are dropped when the tests begin: it must not be the cluster that the program uses.
     """

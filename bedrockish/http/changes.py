@@ -44,7 +44,7 @@ PAGE_ROWS = 100
 POLL_S = 0.05
 WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy in between gives up earlier
 IN_THREAD_VALUES = 2_000  # pages with at least so many values take milliseconds to write, so a thread writes them
-ALIVE_S = 10.0  # how often a waiting reader is sent its place in the feed, which shows that the node is alive
+ALIVE_S = 10.0  # how often a waiting reader is sent its cursor, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
 
@@ -107,7 +107,7 @@ async def changes(node: Runtime, request: Request) -> Reply:
     """Return the response. An error that occurs after the response has begun is its last line.
 
     Raises:
-        BedrockishError: the feed cannot be read from there.
+        BedrockishError: the feed cannot be read after the cursor.
     """
     asked = read_asked(request)
     try:
@@ -142,7 +142,7 @@ class _Reader:
         self._owner = Owner(request.address)
 
     async def page(self) -> Page:
-        """Return the next page; a transaction that is too large for a result is read alone, as a stream.
+        """Return the next page; a transaction that is too large for a result is a page of its own, read as a stream.
 
         Raises:
             MemoryFullError: the node lacks memory for it at this moment; the caller can ask again later.
@@ -178,7 +178,7 @@ class _Reader:
             memory.hold(self, -memory.held(self))  # ``lines`` counts the page from here on
 
     async def _streamed(self, question: tuple[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return all rows of a stream, and count them as taken memory."""
+        """Return all rows of a stream, and count their memory."""
         streams, memory = self._node.transactions.streams, self._node.engine.memory
         stream = await streams.open(self._owner, self._command(question))
         rows: list[tuple[Any, ...]] = []
@@ -195,7 +195,7 @@ class _Reader:
         return rows
 
     async def lines(self, first: Page) -> AsyncGenerator[bytes]:
-        """Yield the lines or events for the reader page by page, and count each page as taken memory until the next."""
+        """Yield the lines or events for the reader page by page, and count the memory of each page until the next."""
         memory, (page, counted) = self._node.engine.memory, first
         memory.hold(self, counted)
         try:
@@ -205,7 +205,7 @@ class _Reader:
                 for one in page:
                     found = True
                     line = await self._transaction(one)
-                    memory.hold(self, len(line))  # the caller takes it as fast as the reader reads
+                    memory.hold(self, len(line))  # until the reader has read it
                     yield line
                     memory.hold(self, -len(line))
                     self._left -= 1
@@ -234,9 +234,9 @@ class _Reader:
             return self._line(as_data(one), str(one.cursor))
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
-    def _end(self, taken: Cursor | None = None) -> bytes:
-        """Return a line with the reader's place: ``taken``, or the end of all read pages, filtered changes included."""
-        place = taken or self._feed.cursor
+    def _end(self, sent: Cursor | None = None) -> bytes:
+        """Return a line with the reader's cursor: ``sent``, or the end of all read pages, filtered changes included."""
+        place = sent or self._feed.cursor
         cursor = str(place) if place.clock else ""
         return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")
 

@@ -63,7 +63,7 @@ class Connection:
         self._waits_since = math.inf  # when the write that waits for the caller began to wait
         self._request: Request | None = None  # the request that is being answered
         self._is_answered = self._is_last = False
-        self._since = 0.0  # when the head of this request had arrived
+        self._since = 0.0  # when the head of the request had arrived
         # When the connection is cut off unless more data arrive before, on trio's clock.
         self.until = trio.current_time() + IDLE_S
         self._serving = trio.CancelScope()
@@ -97,18 +97,18 @@ class Connection:
         if self._is_last:
             await self._end()
         elif parser.requests:
-            await trio.lowlevel.checkpoint()  # a caller that sends many requests at once lets others run in between
+            await trio.lowlevel.checkpoint()  # so that a caller that pipelines requests does not block other tasks
         return not self._is_last
 
     async def _read(self) -> bool:
-        """Read some bytes; return whether there were any before the end."""
+        """Read some bytes; return False at the end."""
         data = await (self._receive() if self._stream is self._plain else self._stream.receive_some(READ_BYTES))
         if data:
             self._parser.feed(bytes(data))
         return bool(data)
 
     async def _receive(self) -> bytes:
-        """Receive from a plain socket: wait first. ``receive_some`` reads first, though no bytes can be there yet."""
+        """Wait for a plain socket, then read; ``receive_some`` tries a read first, which is useless after a reply."""
         plain = self._plain.socket
         while True:
             await trio.lowlevel.wait_readable(plain)
@@ -149,7 +149,7 @@ class Connection:
     async def _write_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes]) -> None:
         """Write a body as fast as the caller reads it, until its end or until the caller has gone.
 
-        If an error cuts the body short, the caller sees this from the missing end.
+        If an error cuts the body short, the missing last chunk shows it to the caller.
         """
         is_chunked = self._request is not None and not self._request.is_old
         self._is_last, is_last = True, self._is_last or not is_chunked
@@ -181,9 +181,9 @@ class Connection:
         self._is_last = is_last
 
     async def _watch(self, writing: trio.CancelScope) -> None:
-        """Cancel writing when the caller has gone. If the caller sends a further request, the parser keeps its head."""
+        """Cancel writing when the caller has gone. The parser stores the head of a further request."""
         if self._request is not None and not self._request.is_whole:
-            return  # the rest of the body is not used now, so it would fill the memory without a bound
+            return  # the handler does not read the remaining body now, so it would fill the memory without a bound
         with suppress(*BROKEN):
             while await self._read():
                 if self._parser.requests or self._parser.fault is not None:
@@ -234,7 +234,7 @@ class Connection:
         return max(0.0, trio.current_time() - self._waits_since)
 
     def leave_if_alone(self) -> None:
-        """Give up a read or a call of libSQL that takes long and whose caller has gone."""
+        """Cancel a long read, or a long call of libSQL, after its caller has gone."""
         request, fd = self._request, self._plain.socket.fileno()
         if request is None or self._is_answered or not (request.is_whole and request.ends_with_caller) or fd < 0:
             return

@@ -1,8 +1,8 @@
 """The login of callers: bearer tokens, users and passwords, and the host names that a node without logins accepts.
 
 A web page of another site can make a browser send requests to any address, and can let its own name point to this
-machine. A browser names the site of the page for which it asks: requests for pages of other sites are refused, reads
-included. The check of the host name stops the second attack.
+machine. Against the first attack, requests are refused if the browser names another site as their origin, reads
+included. Against the second, the host name is checked.
 """
 
 import base64
@@ -64,7 +64,7 @@ class Admission:
         raise AuthenticationError("send the http_token of the node, or base64 of user:password, as the token")
 
     def token_of(self, headers: Headers) -> str:
-        """Return the token of a user with which an admitted caller came; empty if it came in another way."""
+        """Return the user's token by which a caller was admitted; empty if it was admitted otherwise."""
         if not self.gate.users:
             return ""
         given = headers.get("authorization", "").partition(" ")[2].strip()
@@ -136,8 +136,8 @@ class Guard:
         path, headers = request.path, request.headers
         is_open = path in OPEN
         if not is_open and is_foreign(headers):
-            whose = headers.get("origin", "elsewhere")
-            raise UsageError(f"a page of {whose} may not use this database; type the address, or ask with a program")
+            site = headers.get("origin", "another site")
+            raise UsageError(f"a page of {site} may not use this database; type the address, or use a program")
         if self._admission.everybody:
             host = headers.get("host", "")
             if is_near(host, self._hosts):
@@ -152,10 +152,10 @@ class Guard:
                 return await self._admission.admit_bearer(given, request.address)
         if self._admission.gate.users and scheme.lower() == "basic":
             return await self._admission.admit_login(_login(given), request.address)
-        ways = ["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []
+        schemes = ["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []
         if self._admission.gate.users:
-            ways.append("'Authorization: Basic …' with a user and a password (curl -u user:password)")
-        raise AuthenticationError(f"send the header {' or '.join(ways)}")
+            schemes.append("'Authorization: Basic …' with a user and a password (curl -u user:password)")
+        raise AuthenticationError(f"send the header {' or '.join(schemes)}")
 
 
 def _login(given: str) -> tuple[str, str]:

@@ -42,13 +42,13 @@ class Request:
         query: the part of the target behind the question mark, unchanged.
         user: the caller's user; empty at a node without logins.
         memory: the memory that the node holds for this request.
-        stay: raises AuthenticationError when the token with which the caller was admitted has ended; None without one.
+        stay: raises AuthenticationError when the caller's token has expired; None without a token.
         came_bytes: how many bytes of the body have arrived.
         is_whole: whether the whole body has arrived.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
         is_upgrade: whether the caller offers another protocol for this connection.
         is_kept_alive: whether the caller wants to send another request on this connection.
-        ends_with_caller: whether it is given up when its caller has gone; a write goes on, as it may be half done.
+        ends_with_caller: whether to cancel the request after its caller has gone; not a write, which may be half done.
     """
 
     memory: RequestMemory
@@ -70,7 +70,7 @@ class Request:
         """Check that the caller may have more of a long reply.
 
         Raises:
-            AuthenticationError: the caller's token has ended.
+            AuthenticationError: the caller's token has expired.
         """
         if self.stay is not None:
             self.stay()

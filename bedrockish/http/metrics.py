@@ -83,7 +83,9 @@ class _Numbers(Collector):
         yield GaugeMetricFamily("bedrockish_in_doubt", "Transactions whose outcome is not known here.", value=doubt)
 
     def _cluster(self, status: Mapping[str, Any]) -> Iterator[Metric]:
-        info = GaugeMetricFamily("bedrockish_info", "Who this is.", labels=["node", "cluster", "version"])
+        info = GaugeMetricFamily(
+            "bedrockish_info", "The node, its cluster and its release.", labels=["node", "cluster", "version"]
+        )
         info.add_metric([status["node"], status["cluster"], status["version"]], 1)
         yield info
         yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not not_ready(status))

@@ -144,7 +144,7 @@ class Parser:
         self._current.add(data)
 
     def on_message_complete(self) -> None:
-        """Note that the request is whole."""
+        """Mark the request as whole."""
         self._stalled = 0
         request = self._current
         if request is None or (request.is_upgrade and not self._is_past_upgrade):

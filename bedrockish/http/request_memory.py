@@ -71,7 +71,7 @@ class RequestMemory:
             self._memory.check_large()
 
     def end_body(self, caller: str) -> None:
-        """Note that the body is whole, or given up."""
+        """Release the body's share of unfinished bodies: it is whole, or given up."""
         self._unfinished.give_back(caller, self._begun)
         self._begun = 0
 
@@ -89,8 +89,8 @@ class RequestMemory:
         """
         if self.answered > self._room:
             raise TooLargeError(
-                f"the answers to one call take more than {self._room} bytes; this statement and what follows was not "
-                "run: send them in another call",
+                f"the answers to one call take more than {self._room} bytes; this and the following statements were "
+                "not run: send them in another call",
                 limit=self._room,
             )
         if self.answered:

@@ -23,7 +23,7 @@ BACKLOG = 100
 class ServerCertificate:
     """The node's certificate for HTTP, which is read again whenever the certificate of its links is read again.
 
-    After the first message of each handshake, a callback of TLS may replace the context: ``_renew`` sets the new one.
+    TLS calls ``_renew`` after the first message of each handshake, which then sets the new context.
 
     Args:
         credentials: counts how often certificates were read.

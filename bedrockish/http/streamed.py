@@ -17,7 +17,7 @@ async def streamed(
     owner: Owner,  # the caller, whose streams end together
     request: Request,  # the statement
     cluster_id: str,  # the id of the cluster, for the token
-    check_stay: Callable[[], None],  # raises AuthenticationError when the caller may have no further rows
+    check_stay: Callable[[], None],  # raises AuthenticationError if the caller's token has expired
     *,
     objects: bool,  # whether rows are written as objects
 ) -> Reply:

@@ -39,7 +39,7 @@ def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float 
 
 
 def repeated(attempt: Callable[[], T], timeout: float = 30.0) -> T:
-    """Run one whole transaction, and run it again if it lost.
+    """Run one whole transaction, and run it again after a conflict.
 
     Args:
         attempt: runs the transaction, from its begin to its commit.
@@ -82,7 +82,7 @@ async def run_transaction_async(
 
 
 class _Tries:
-    """The decisions whether a failed transaction is tried again, and when."""
+    """Decides whether and when a failed transaction is tried again."""
 
     def __init__(self, timeout: float) -> None:
         self._pauses, self._number = Pauses(timeout), 0
@@ -100,5 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether a table or an index exists already: code that checks this first finds it when it is run again."""
+    """Whether a table or an index exists already; code that checks this before it creates one succeeds in a retry."""
     return "already exists" in str(error.orig)

@@ -1,7 +1,7 @@
 """The dialect for ``create_async_engine("bedrockish://…")``: the DB-API, whose calls run in threads, for asyncio.
 
-A call of the DB-API waits for a node, so each is made in a thread of asyncio's pool while the program's other tasks go
-on. Results are complete when ``execute`` returns, so fetching needs no thread; a streamed result fetches in one.
+A call of the DB-API waits for a node, so it runs in a thread of asyncio's pool while the program's other tasks run.
+Results are complete when ``execute`` returns, so only a streamed result needs a thread for fetching.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurren
 
 
 def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
-    """Make a call in a thread, and let other tasks go on until it returns."""
+    """Make a call in a thread, and await it."""
     return _await(asyncio.to_thread(call, *args))
 
 

@@ -37,7 +37,8 @@ class BedrockishContext(SQLiteExecutionContext):
     def pre_exec(self) -> None:
         """Write the rows that a SELECT … FOR UPDATE is about to read; on a node's file, register ``regexp`` for use.
 
-        It is registered by the first statement that needs it: on a file, connections without functions read faster.
+        ``regexp`` is registered only when a statement needs it, because on a file connections without functions read
+        faster.
         """
         super().pre_exec()  # type: ignore[no-untyped-call]
         if " REGEXP " in self.statement:
@@ -104,7 +105,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {**extra, "autocommit": False}
 
     def on_connect(self) -> Any:
-        """Return nothing: functions of this program do not exist on the nodes, and a file gets them when needed."""
+        """Return nothing: functions of the program do not exist on nodes, and ``pre_exec`` registers them on a file."""
         return None
 
     # -- isolation -------------------------------------------------------------------------------------------------

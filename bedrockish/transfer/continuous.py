@@ -31,10 +31,10 @@ from bedrockish_journal.storage.row import hashed_entry
 from bedrockish_journal.storage.segment import Heads, Segment, create, ends
 from bedrockish_journal.storage.store import reading
 from bedrockish_journal.verify.beginning import safe_clock
-from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
+from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS, extent
 
 POLL_S = 1.0
-AGAIN_S = 60.0  # pause before another attempt to make a snapshot
+RETRY_S = 60.0  # pause before another attempt to make a snapshot
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
 TRANSACTIONS_MAX = 500  # transactions that are fetched at a time
 # The clock up to which entries are fetched, at most safe time, and the last tick of each timeline up to this clock.
@@ -87,21 +87,21 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
         DamagedError: the cluster's history differs from that of the directory.
         BedrockishError: no node can be asked; the directory stays as it is, and the next run continues.
     """
-    with _held(folder) as check_place:
+    with _locked(folder) as check_path:
         try:
             async with open_client(url) as client, _opened(url, folder, plan, say) as backup:
-                await _keep_up(client, backup, plan, say, check_place)
+                await _run(client, backup, plan, say, check_path)
         except TargetUnwritableError as error:
             raise ConfigError(str(error)) from error
         except JournalError as error:
             raise DamagedError(f"{folder}: {error}; begin a new directory, and keep this one") from error
 
 
-async def _keep_up(
-    client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None], check_place: Callable[[], None]
+async def _run(
+    client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None], check_path: Callable[[], None]
 ) -> None:
     while True:
-        check_place()
+        check_path()
         try:
             more = await backup.step(client)
         except BedrockishError as error:
@@ -110,7 +110,7 @@ async def _keep_up(
             say(f"trying again: {error.message}")
             more = False
         if plan.once and not more:
-            check_place()
+            check_path()
             if backup.late is not None:
                 raise backup.late
             return
@@ -118,13 +118,13 @@ async def _keep_up(
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[Callable[[], None]]:
+def _locked(folder: Path) -> Iterator[Callable[[], None]]:
     """Make the directory, and lock it against other writers; yield a check that it is still at its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield partial(_check_place, folder, lock)
+            yield partial(_check_path, folder, lock)
     except BlockingIOError as error:
         raise ConfigError(
             f"another process continues the backup in {folder}; end that process, or name another directory"
@@ -133,7 +133,7 @@ def _held(folder: Path) -> Iterator[Callable[[], None]]:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; check the disk") from error
 
 
-def _check_place(folder: Path, lock: IO[str]) -> None:
+def _check_path(folder: Path, lock: IO[str]) -> None:
     """Check that the locked directory is still at its path; after its removal, writes to open files still succeed."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
@@ -180,11 +180,11 @@ class _Backup:
             self._segment.close()
 
     async def step(self, client: Client) -> bool:
-        """Take the entries that have become safe; return whether more may be ready now."""
+        """Append the entries that have become safe; return whether more may be ready now."""
         try:
             if time.monotonic() >= self._try_at and self._is_due():
                 await self._renew(client)
-            return await self._take(client)
+            return await self._append(client)
         except GapError as error:
             self._say(f"{error}; making a snapshot")
             await self._snapshot(client.addresses, leaves_gap=True)
@@ -195,8 +195,8 @@ class _Backup:
         try:
             path = await self._copy(client.addresses)
         except BedrockishError as error:
-            self.late, self._try_at = error, time.monotonic() + AGAIN_S
-            self._say(f"no new snapshot, and trying again in {AGAIN_S:g} s: {error.message}")
+            self.late, self._try_at = error, time.monotonic() + RETRY_S
+            self._say(f"no new snapshot, and trying again in {RETRY_S:g} s: {error.message}")
         else:
             self.late = None
             self._continue_after(path)
@@ -218,7 +218,7 @@ class _Backup:
         return path
 
     def _continue_after(self, snapshot: Path, *, leaves_gap: bool = False) -> None:
-        """Begin a new segment, and remove what is too old."""
+        """Begin a new segment, and remove the files that are too old."""
         self._begin(snapshot, leaves_gap=leaves_gap)
         if self._plan.keep_s is not None:
             for old in too_old(self._folder, time.time() - self._plan.keep_s):
@@ -245,7 +245,7 @@ class _Backup:
             before.close(finish=True)
         self._segment = create(self._folder / snapshot.name.replace("snapshot", "journal"), heads, safe, bootstrap)
 
-    async def _take(self, client: Client) -> bool:
+    async def _append(self, client: Client) -> bool:
         segment = self._segment
         assert segment is not None, "it was opened"
         asked: Any = [(_NEXT, (segment.safe, TRANSACTIONS_MAX)), _VOIDS, _BOOTSTRAP]
@@ -294,17 +294,11 @@ def too_old(folder: Path, before_s: float) -> list[Path]:
     """Return the files that no restore to a later time than the given Unix time needs."""
     kept: Path | None = None
     for snapshot in numbered(folder, SNAPSHOTS):
-        if milliseconds(_extent_of(snapshot)[0]) / 1000 <= before_s:
+        if milliseconds(extent(snapshot)[0]) / 1000 <= before_s:
             kept = snapshot
     if kept is None:
         return []
-    has = _extent_of(kept)[1]
+    has = extent(kept)[1]
     old = [path for path in numbered(folder, SNAPSHOTS) if path < kept]
     segments = numbered(folder, SEGMENTS)[:-1]
-    return old + [path for path in segments if covers(has, _extent_of(path)[1])]
-
-
-def _extent_of(path: Path) -> tuple[int, dict[str, int]]:
-    """Return the clock up to which a file is complete, and the vector of its entries."""
-    with reading(path) as db:
-        return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}
+    return old + [path for path in segments if covers(has, extent(path)[1])]

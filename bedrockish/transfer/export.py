@@ -31,8 +31,8 @@ async def export(url: str, path: Path) -> Exported:
     """
     with claimed(path):
         unfinished = path.with_name(path.name + ".unfinished")
-        with suppress(OSError):  # a folder that may not be written is named by the next step
-            remove(unfinished)  # left behind by a run that was killed, with its log
+        with suppress(OSError):  # the next step reports a folder that may not be written
+            remove(unfinished)  # left by a killed run
         await back_up(url, unfinished)
         try:
             vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)

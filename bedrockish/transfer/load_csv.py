@@ -144,7 +144,7 @@ def _fit(row: Sequence[str], count: int, filled: Filled) -> tuple[Any, ...]:
 
 
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
-    """Return the place of the row that the cluster refuses, found by trying each row in a transaction that rolls back.
+    """Return the index of the row that the cluster refuses, found by trying each row in a transaction that rolls back.
 
     Return None if the cluster accepts each row alone and refused only the whole batch, or if it cannot be asked.
     """

@@ -1,7 +1,7 @@
 """Loads a plain SQLite database into a cluster: schema as schema transactions, rows in batches, each of them once.
 
 The command id of every batch is derived from the source and the batch's number. So a batch whose answer was lost is
-sent again without a second effect, and an interrupted load continues at the same place when it is run again.
+sent again without a second effect, and an interrupted load continues with the next batch when it is run again.
 """
 
 import hashlib
@@ -91,7 +91,9 @@ def read_plan(db: Source, path: Path) -> Plan:
         settings = [(name, db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("user_version", "application_id")]
     except SqliteError as error:
         raise UsageError(f"{path} cannot be read as a SQLite database: {error}{_or_dump(path)}") from error
-    if any(one[:2] == ("table", JOURNAL) for one in rows):  # a node's file, such as a backup: its own tables stay there
+    if any(
+        one[:2] == ("table", JOURNAL) for one in rows
+    ):  # a node's file, such as a backup: its own tables are left out
         rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
     tables = {name: sql for kind, name, sql, _ in rows if kind == "table"}
     made = [parse_virtual(name, sql) for name, sql in tables.items() if is_virtual(sql)]
@@ -171,8 +173,10 @@ def knots(references: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
                 ahead += references.get(one, ())
         return found
 
-    ways = {name: reached(name) for name in references}
-    return {name: frozenset(other for other in way if name in ways[other]) for name, way in ways.items() if name in way}
+    below = {name: reached(name) for name in references}
+    return {
+        name: frozenset(one for one in found if name in below[one]) for name, found in below.items() if name in found
+    }
 
 
 def fingerprint(path: Path) -> str:

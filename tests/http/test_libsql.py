@@ -173,7 +173,10 @@ def test_cursor_is_closed_when_its_reader_disconnects(node: Asker) -> None:
         ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "blob", "base64": "*"}]}}, "base64"),
         ({"type": "execute", "stmt": {"sql": "SELECT 1", "sql_id": 1}}, "either sql or sql_id"),
         ({"type": "execute", "stmt": {"sql_id": 7}}, "no text 7 is stored"),
-        ({"type": "batch", "batch": {"steps": [{"stmt": {}, "condition": {"type": "ok", "step": 0}}]}}, "before it"),
+        (
+            {"type": "batch", "batch": {"steps": [{"stmt": {}, "condition": {"type": "ok", "step": 0}}]}},
+            "earlier steps",
+        ),
         ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "float", "value": 10**400}]}}, "64 bits"),
         ({"type": "fly"}, "not a request"),
         ({}, "a request should be a text"),

@@ -148,7 +148,7 @@ class Pipelines:
         return found
 
     def _take(self, request: Request, baton: object) -> Kept:
-        """Take the stream of a baton, or a new stream, and return it; only the caller uses it until ``_keep``."""
+        """Remove and return the stream of a baton, or return a new stream; the call owns it until ``_keep``."""
         self._close_late()
         credentials = sha256(request.headers.get("authorization", "").encode()).digest()
         if baton is None:
@@ -216,7 +216,7 @@ async def _answered(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
         return {"type": "ok", "response": await _answer(session, asked)}
     except BedrockishError as error:
         return {"type": "error", "error": write_error(error)}
-    except Exception as unexpected:  # the steps before this one have happened, and their answers are told
+    except Exception as unexpected:  # the requests before this one have happened, and their answers must be sent
         return {"type": "error", "error": write_error(session.failed(unexpected))}
 
 

@@ -1,9 +1,9 @@
 """One SQL stream of a libSQL client, the counterpart of a connection to a SQLite file.
 
-Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node runs again by itself when it
-meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, which
-the node may run again, too. A transaction that a program leaves open between its calls is an open transaction of the
-node. If it loses to a conflict, every statement raises that error until ROLLBACK.
+Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node retries after a conflict. A batch
+that is one whole transaction, as ``client.batch()`` sends it, is one request, which the node may retry, too. A
+transaction that a program leaves open between its calls is an open transaction of the node. After a conflict, each of
+its statements raises the error until ROLLBACK.
 """
 
 import uuid
@@ -48,8 +48,8 @@ TIMEOUT_S = 30.0
 TRIES = 20  # tries of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
 KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
-    "this call, in which nothing follows; send {} and what it is for in one batch, one executeMultiple(), migrate() or "
-    "transaction()"
+    "this call, after which the stream is closed; send {} and the statements that need it in one batch, one "
+    "executeMultiple(), migrate() or transaction()"
 )
 DECLARED_MAX = 500  # texts whose declared types are remembered
 READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's BEGIN of a read-only transaction
@@ -85,22 +85,22 @@ class Session:
     """
 
     memory: RequestMemory | None = None  # the memory of the call that is answered now
-    # Raises AuthenticationError when the caller may have no further rows of a long answer.
+    # Raises AuthenticationError if the caller's token has expired during a long answer.
     check_stay: Callable[[], None] | None = None
     user = ""  # the name of the caller; empty at a node without users
-    ends = False  # whether the rest of the call closes the stream after the request that is answered now
+    ends = False  # whether the call closes the stream after the request that is answered now
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared
         self._texts, self._owner = Texts(), Owner(host)
         self._token = Token()
         self._open: Request | None = None  # the transaction that BEGIN has opened
-        self._is_uncommitted = False  # whether the last COMMIT failed: programs may send ROLLBACK then, as for SQLite
+        self._is_uncommitted = False  # whether the last COMMIT failed; a ROLLBACK is then accepted, as by SQLite
         self._lost: BedrockishError | None = None  # why the open transaction is over before the program ended it
         self._keys = True  # the value of PRAGMA foreign_keys outside of a transaction
         self._unchecked = False  # whether foreign keys are off in the open transaction
         self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
-        self._changes_schema = False  # whether the open transaction has changed the schema, so that only it knows it
+        self._changes_schema = False  # whether the open transaction has changed the schema
         self._values = SessionValues()
         self._temporary = Temporary()
         self.closed = False  # whether the stream is closed
@@ -127,7 +127,7 @@ class Session:
         """Answer one stream request.
 
         Raises:
-            BedrockishError: the request failed; the error tells the outcome.
+            BedrockishError: the request failed; the error names the outcome.
         """
         kind = asked.get("type")
         if not isinstance(kind, str):
@@ -164,7 +164,7 @@ class Session:
             case "close":
                 self.close()
             case _:
-                raise UsageError(f"{kind!r} is not a request that a stream knows")
+                raise UsageError(f"{kind!r} is not a request of a stream")
         return {"type": kind}
 
     async def _run_section(self, texts: Sequence[str]) -> None:
@@ -366,7 +366,7 @@ class Session:
         return done
 
     async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
-        """Do one step in the open transaction; note the end of the transaction if the step ends it."""
+        """Do one step in the open transaction, and record whether the transaction is over."""
         assert self._open is not None
         temporary = self._temporary.asked if statements else ""
         first = first_temporary(one.sql for one in statements) if temporary else None
@@ -527,7 +527,7 @@ def parse_begin(sql: str) -> control.Control | None:
 
 
 def whole_transaction(steps: Sequence[Step]) -> range | None:
-    """Return the places of the statements in a batch that is one whole transaction; None for another batch.
+    """Return the indexes of the statements in a batch that is one whole transaction; None for another batch.
 
     Such a batch is BEGIN, then statements that each run if the step before succeeded, then COMMIT under the same
     condition, and perhaps ROLLBACK unless COMMIT succeeded. Clients send it for a list of statements.

@@ -38,7 +38,7 @@ class ResultUnsayableError(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the statement was run, but its result has an infinite number, which JSON cannot say; CAST it to TEXT"
+            "the statement was run, but its result has an infinite number, which JSON cannot represent; CAST it to TEXT"
         )
 
 
@@ -76,7 +76,7 @@ class Texts:
         self._bytes = 0
 
     def store(self, asked: Json) -> None:
-        """Keep a text.
+        """Store a text.
 
         Raises:
             UsageError: the number is taken.
@@ -226,11 +226,11 @@ def check_condition(condition: object, place: int, where: str, depth: int = 0) -
         UsageError: the condition is malformed, or refers to a step that does not come before.
     """
     if depth > DEPTH_MAX:
-        raise UsageError(f"{where}: a condition has more than {DEPTH_MAX} others inside each other")
+        raise UsageError(f"{where}: more than {DEPTH_MAX} conditions are inside each other")
     match _field(condition, "type", str, where=where):
         case "ok" | "error":
             if not 0 <= _field(condition, "step", int, where=where) < place:
-                raise UsageError(f"{where}: a condition can only speak of steps before it")
+                raise UsageError(f"{where}: a condition can only refer to earlier steps")
         case "not":
             check_condition(_field(condition, "cond", Mapping, where=where), place, where, depth + 1)
         case "and" | "or":

@@ -292,7 +292,7 @@ def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
 
 
 def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
-    """Return the row with the sequence number ``seq``, undecoded; None if there is none."""
+    """Return the row with the sequence number ``seq``, undecoded; None if it is missing."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
     return None if row is None else Stored._make(row)
 

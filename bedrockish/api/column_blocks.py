@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 ROWS_MIN = 64  # a result of fewer rows is sent by row
 ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that is made
-BLOCK_BYTES = 32 << 10  # rows that come one by one are collected until they take so many bytes
+BLOCK_BYTES = 32 << 10  # rows that arrive one by one are collected until they take so many bytes
 LONG_BYTES = 256 << 10  # texts and blobs of a block take no more characters and bytes, except in a block of one row
 BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that is accepted
 
@@ -38,7 +38,7 @@ assert all(array(_CODES[kind]).itemsize == size for kind, size in _SIZES.items()
 
 
 class Blocks:
-    """The blocks of one result, made as its rows come, so that the rows need not be kept.
+    """The blocks of one result, made as its rows arrive, so that the rows need not stay in memory.
 
     Attributes:
         count: the number of rows.

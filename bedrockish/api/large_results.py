@@ -1,7 +1,7 @@
 """The encoding of large results in short steps.
 
 CBOR's encoder holds the interpreter's lock for a whole result. If a thread encodes 30 MB, the event loop of its node
-stands still for 0.1 s. The steps here are short, so that the event loop can run in between.
+is blocked for 0.1 s. The steps here are short, so that the event loop can run in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ def encode_in_steps(results: Sequence[Result], size: int, *, by_column: bool = F
 
     Args:
         size: approximate size of all their values, in bytes.
-        by_column: whether the client reads rows by column; results of many rows, all as wide as their columns, are
-            encoded so.
+        by_column: whether the client reads rows by column; then results of many rows are encoded by column. Each row
+            must have a value for each name in ``columns``.
     """
     by_column = by_column and any(map(_has_many_rows, results))
     if size < LARGE_BYTES and not by_column:

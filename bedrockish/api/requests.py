@@ -305,7 +305,7 @@ class Result:
     rows: list[tuple[Any, ...]]  # the rows
     rowcount: int = -1  # number of rows changed by the statement itself; -1 for a statement that cannot change rows
     lastrowid: int | None = None  # rowid of the last row inserted by the transaction so far, or None
-    blocks: Blocks | None = None  # at a node, the rows before ``rows``, if they are encoded already; None if none are
+    blocks: Blocks | None = None  # at a node, the encoded rows before ``rows``; None without any
 
 
 def as_part_of_trace(request: Request) -> Request:
@@ -371,7 +371,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _by_row(one: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a decoded result, which may have its rows by column, with its rows as tuples."""
+    """Return a decoded result with its rows as tuples; in the argument they may be by column."""
     columns, rows, rowcount, lastrowid, *count = one
     if type(columns) is not tuple or type(rows) is not tuple:
         raise TypeError("columns and rows should be lists")

@@ -26,13 +26,13 @@ class Temporary:
         return self.name if self.is_made or not self.name else FRESH + self.name
 
     def note(self, error: BedrockishError | None = None, *, first: int | None = None) -> None:
-        """Note the answer to a request with the name: its error, or None if it succeeded.
+        """Record the answer to a request with the name: its error, or None if it succeeded.
 
         If the statement that would have made the first object has failed, no node may know the name: a transaction that
         changes the schema refuses TEMP objects.
 
         Args:
-            first: the place of the first statement of the request that makes an object; None if none does.
+            first: the index of the first statement of the request that makes an object; None if none does.
         """
         makes = first is not None and (error is None or int(error.details.get("statement", 0)) > first)
         if isinstance(error, TemporaryLostError):

@@ -80,7 +80,7 @@ class Step:
     with ``prepared`` carries a transaction that a program has executed on the node's file. With ``owner``, a learner
     sends the step for a program of that user, because a learner commits nothing itself.
 
-    Of a streamed result, ``stream`` opens it (the answer has columns and no rows), ``fetch`` gets rows, and ``close``
+    ``stream`` opens a streamed result (the answer has columns and no rows), ``fetch`` gets its next rows, and ``close``
     closes it.
     """
 

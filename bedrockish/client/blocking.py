@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_params, check_timeout
 from bedrockish.api.url import Target
-from bedrockish.client.blocking_transaction import BlockingTransaction, held
+from bedrockish.client.blocking_transaction import BlockingTransaction, commit_at_end
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.discovery import in_order
@@ -185,7 +185,7 @@ class Connection:
     def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
         """Run a statement in this process, outside of the open transaction; return None if it needs ``execute``.
 
-        It needs ``execute`` if it does not only read, if this connection has no node's file, or if the file may lack
+        ``execute`` is needed if the statement may write, if this connection has no node's file, or if the file may lack
         commits that the session has seen.
         """
         local, core = self._client.local, self._client._core
@@ -264,7 +264,7 @@ class Connection:
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> AbstractContextManager[BlockingTransaction]:
         """Open a transaction for the block; commit it at the end, roll it back if the block raises."""
-        return held(self.begin(isolation=isolation, read=read, timeout=timeout))
+        return commit_at_end(self.begin(isolation=isolation, read=read, timeout=timeout))
 
     def run_transaction(
         self,

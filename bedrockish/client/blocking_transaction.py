@@ -79,7 +79,7 @@ class BlockingTransaction:
 
 
 @contextmanager
-def held(opened: BlockingTransaction) -> Iterator[BlockingTransaction]:
+def commit_at_end(opened: BlockingTransaction) -> Iterator[BlockingTransaction]:
     """Commit a transaction at the end of the block; roll it back if the block raises."""
     try:
         yield opened

@@ -140,7 +140,7 @@ class NodeComparison:
         return first
 
     async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for one range. The first node sets its end, or the fullest, if that has too many rows."""
+        """Ask all nodes for one range, whose end the first node sets, or the fullest one if it has too many rows."""
         answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:
@@ -156,7 +156,7 @@ class NodeComparison:
                 self._drop_node(maker, error)
                 maker = next(iter(self._nodes))
             else:
-                if end.unreadable:  # it sets no end, and without one the other nodes would read the whole rest
+                if end.unreadable:  # without an end, the other nodes would read the whole remaining table
                     return {maker: end}
                 return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
 

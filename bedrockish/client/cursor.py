@@ -65,7 +65,7 @@ class RowStream:
             self._fetch = self._calls._begin(Step(0, self._request, FETCH), self._request.timeout_s)
 
     async def batch(self) -> list[Row]:
-        """Return the rows that have arrived, waiting for at least one; an empty list at the end.
+        """Return the rows that have arrived, after waiting for at least one; an empty list at the end.
 
         Raises:
             ResultLostError: the rest is lost; reading the whole result again is safe.

@@ -74,7 +74,7 @@ class Driver(Calls):
         return outcome
 
     async def _park(self, number: int) -> None:
-        """Sleep until the outcome of a call is there. A ``trio.Event`` for each call would double the call's cost."""
+        """Sleep until the outcome of a call arrives. A ``trio.Event`` for each call would double the call's cost."""
 
         def stop_waiting(_: object) -> trio.lowlevel.Abort:
             self._waiting[number] = None

@@ -50,7 +50,7 @@ def _transactions_in(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Commit
 
 
 def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader with ``follow`` asks again after an error. Reads can always be repeated."""
+    """Return whether a reader with ``follow`` continues after an error, because a read can be repeated."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
@@ -69,12 +69,12 @@ class _Progress:
         self._error: BedrockishError | None = None
 
     def page(self, feed: Feed) -> None:
-        """Note an answer of a node: a page of the feed."""
+        """Record the safe time of the page that a node has sent."""
         if feed.safe > self._safe:
             self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
 
     def failed(self, error: BedrockishError) -> None:
-        """Note that no node has answered."""
+        """Record that no node has answered."""
         self._error = error
 
     def is_node_silent(self) -> bool:

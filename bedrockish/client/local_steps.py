@@ -1,7 +1,7 @@
 """Open transactions on a node's file: their steps run in this process, and COMMIT is one call to the node.
 
-``LocalSteps`` stands between a transaction and the calls of its session. It runs the steps of a local transaction in
-this process, and sends all other steps to the node. So a transaction has the same class, errors and answers with a file
+``LocalSteps`` is between a transaction and the calls of its session. It runs the steps of a local transaction in this
+process, and sends all other steps to the node. So a transaction has the same class, errors and answers with a file
 as with a URL.
 """
 
@@ -53,8 +53,8 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # how SQLite's errors about missing ones begin
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also if another thread closes it
+LACKS = ("no such function", "no such collation")  # the beginnings of SQLite's errors for the program's own
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also if a thread closes the file
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -259,7 +259,7 @@ class LocalSteps:
             return None
 
     def explained(self, one: LocalTransaction, error: BedrockishError, place: int = 0) -> BedrockishError:
-        """Return the error for the caller of the statement at ``place``; forget the transaction if it is over."""
+        """Return the error for the caller of statement number ``place``; forget the transaction if it is over."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
@@ -308,7 +308,7 @@ class LocalSteps:
         return results
 
     def _refused(self, one: LocalTransaction, error: BedrockishError, place: int, *, begins: bool) -> BedrockishError:
-        """Return the error for the caller of the statement at ``place``; ``begins``: its call also begins ``one``."""
+        """Return the error for the caller of statement number ``place``; ``begins``: the call also begins ``one``."""
         told = self.explained(one, error, place)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
@@ -440,7 +440,7 @@ class LocalSteps:
 
 
 def _too_long(why: NodeNeededError) -> UnsupportedError:
-    """Return the error of a statement that needs the node, in a transaction that goes on here without it."""
+    """Return the error of a statement that needs the node, in a transaction that is too long to move there."""
     return UnsupportedError(
         f"the statement needs the node ({why.message}), and the transaction is too long to move there, so the "
         "statement did not run; run it earlier in the transaction, or in another transaction"

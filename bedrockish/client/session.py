@@ -331,7 +331,7 @@ class Session(Calls):
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
     async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
-        """Find out whether an earlier attempt was committed, after the last attempt certainly was not."""
+        """Return the answer of an earlier attempt that was committed; else raise the last one's ``error``."""
         seconds = max(deadline - self._now(), 1.0)
         try:
             return await self._call(settle_request(replace(request, timeout_s=seconds)), seconds)

@@ -1,8 +1,8 @@
 """The driver of the client's core without an event loop: the thread that makes a call waits for the socket itself.
 
-Threads may share a client. One of the waiting threads reads for all, and hands the reading over to another when it has
-its own answer. While no thread waits for an answer, no thread reads. One thread of the program, the keeper, looks at
-all idle clients once a second, so that they answer their nodes' pings.
+Threads may share a client. One of the waiting threads reads for all; when it has its own answer, another waiting thread
+continues. While no thread waits for an answer, no thread reads. One thread of the program, the keeper, reads for each
+idle client once a second, so that the client answers its nodes' pings.
 
 The methods of the trio client are used unchanged: with this driver their awaits never wait for an event loop, so a
 coroutine runs to its end at the first ``send`` (``in_thread.run``).
@@ -234,7 +234,7 @@ class SocketDriver(Calls):
     # --- reading ---
 
     def _read_until(self, number: int) -> None:
-        """Send and receive until the outcome of a call is there. Only one thread may do this at a time."""
+        """Send and receive until the outcome of a call arrives. Only one thread may do this at a time."""
         while True:
             with self._lock:
                 if number in self._outcomes or number not in self._waiting:
@@ -321,7 +321,7 @@ class SocketDriver(Calls):
             self._update_polled()
 
     def _wake_reader(self) -> None:
-        """Wake the thread that reads, so that it looks again at dials, deadlines and outcomes."""
+        """Wake the thread that reads, so that it checks dials, deadlines and outcomes again."""
         with suppress(BlockingIOError, OSError):
             self._wake_write.send(b"!")
 
@@ -380,7 +380,7 @@ class SocketDriver(Calls):
 
     # --- while no thread waits ---
 
-    def _look_after(self, now: float, *, late: bool) -> None:
+    def _maintain(self, now: float, *, late: bool) -> None:
         """Answer the nodes' pings while no thread waits, and ask for the members of the cluster every ``LEARN_S``."""
         with self._lock:
             if self._reader is not None or self._is_closed:
@@ -429,10 +429,10 @@ class SocketDriver(Calls):
         self._wake_write.close()
 
 
-def _look_after(client: SocketDriver, elapsed_s: float) -> None:
+def _maintain(client: SocketDriver, elapsed_s: float) -> None:
     if not client.is_closed:
         with suppress(BedrockishError):
-            client._look_after(time.monotonic(), late=elapsed_s > LATE_S)
+            client._maintain(time.monotonic(), late=elapsed_s > LATE_S)
 
 
-KEEPER = Keeper("bedrockish-keeper", TICK_S, _look_after)
+KEEPER = Keeper("bedrockish-keeper", TICK_S, _maintain)

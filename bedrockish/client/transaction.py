@@ -1,7 +1,7 @@
 """Interactive transactions: an application executes statements one by one, then COMMIT or ROLLBACK.
 
 BEGIN is sent with the first statement, which saves a round trip and keeps the snapshot young. From then on the
-transaction lives at one node, in that node's memory, until COMMIT. If the node or the link is lost before COMMIT, the
+transaction stays at one node, in that node's memory, until COMMIT. If the node or the link is lost before COMMIT, the
 transaction is rolled back. If the answer to COMMIT is lost, the outcome is found out by its command id.
 """
 
@@ -113,7 +113,7 @@ class Transaction:
         """Run several statements in one round trip; return the result of each.
 
         Raises:
-            BedrockishError: see ``execute``; ``details["statement"]`` is the place of the failed statement, from 0. The
+            BedrockishError: see ``execute``; ``details["statement"]`` is the index of the failed statement. The
                 statements before it keep their changes.
         """
         texts = [(one, None) if isinstance(one, str) else one for one in statements]
@@ -172,7 +172,7 @@ class Transaction:
     def here(self) -> "LocalTransaction | None":
         """The open transaction if it runs in this process, for ``LocalTransaction.run_again``; None if it does not.
 
-        Ask again after any other statement, which may have changed a setting of the session.
+        Read this property again after any other statement, which may have changed a setting of the session.
         """
         local, options = self._local, self._options
         if local is None or not (self._is_begun and self._is_open):

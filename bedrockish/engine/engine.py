@@ -61,7 +61,7 @@ WINDOW_MS = 60_000  # the default of the conflict window
 
 
 class Engine:
-    """A node's file. Used from one thread, except ``sync``, ``checkpoint`` and the reads of ``background``.
+    """A node's file. Used from one thread, except ``sync``, ``wal.checkpoint`` and the reads of ``background``.
 
     Why so large: It wires the parts that work on one file; each part is an attribute. Short methods forward to them, so
     that a caller need not know the parts of a part.
@@ -82,17 +82,17 @@ class Engine:
         self._executor = Executor(db, Guard(db), self._capture, limits, self._ids, prepare, None, self.access)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
-        self._wal = Wal(db)
+        self.wal = Wal(db)  # the write-ahead log
         self._ceiling: int = system.get_meta(db, CEILING) or 0
         self._members = 0  # how often the members and users were read from the file
         self._is_changed = False
-        self.publication = Publication(db, self._wal)  # tells other programs which batches are written and durable
+        self.publication = Publication(db, self.wal)  # tells other programs which batches are written and durable
         self.pages = PageCache(db, limits.memory.max_bytes)  # the writer's page cache
         # The damaged entries of the journal: the kind of damage, by place.
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")  # the encoded membership of the founding
         hooks = Hooks(self._capture.discard_changes, self._reload, self._seal, self._committed)
-        self.batch = batch = Batch(db, self._wal, limits, hooks, system.get_meta(db, "batches"))
+        self.batch = batch = Batch(db, self.wal, limits, hooks, system.get_meta(db, "batches"))
         self._journal = Journal(db, batch.write, self.damaged)
         versions = Versions(db, batch.write, self._applier.switch_on, self._learn_schema, self._capture.changed_tables)
         self._versions = versions
@@ -285,13 +285,13 @@ class Engine:
 
     def beside(self) -> Beside:
         """Return the functions and objects with which other threads open connections in parallel with the writer's."""
-        wal = self._wal.descriptor
+        wal = self.wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
-        return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batch.number)
+        return Moment(self.wal.frames, salt_of(self.wal.descriptor), self.batch.number)
 
     @property
     def schema_version(self) -> int:
@@ -411,31 +411,14 @@ class Engine:
             DamagedError: the file cannot be synced; the node must stop.
         """
         flushed = self.flushed
-        self._wal.sync()
+        self.wal.sync()
         self.durable, self.durable_ceiling = flushed.applied, flushed.ceiling
         self.publication.synced(flushed.batches)
 
     @property
-    def wal_frames(self) -> int:
-        """The number of frames in the WAL."""
-        return self._wal.frames
-
-    @property
-    def wal_held_frames(self) -> int:
-        """The number of frames that the WAL keeps for readers of old frames; 0 without such readers."""
-        return self._wal.held_frames
-
-    @property
     def checkpoint_due(self) -> bool:
-        """Whether the WAL has grown enough for ``checkpoint`` to be called, in a helper thread."""
-        return self._wal.is_to_copy(self._limits.wal_frames, self._limits.wal_frames_max)
-
-    def checkpoint(self) -> tuple[int, int]:
-        """Copy the WAL into the database file as far as readers allow. May run in a helper thread, one at a time.
-
-        Return frames in the WAL, and how many of them are in the database file now.
-        """
-        return self._wal.checkpoint()
+        """Whether the WAL has grown enough to call ``wal.checkpoint``, in a helper thread."""
+        return self.wal.is_to_copy(self._limits.wal_frames, self._limits.wal_frames_max)
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
         """Return consecutive entries of a timeline, up to a size in bytes; the first entry may be larger."""
@@ -463,7 +446,7 @@ class Engine:
         self.background.close()
         self.batch.discard()
         self.entries.staged.close()
-        self._wal.close()
+        self.wal.close()
         self._db.close()
         self._lock.close()
 

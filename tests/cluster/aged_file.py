@@ -53,7 +53,7 @@ class AgedFile:
         """End the batch."""
         self.engine.flush()
         if self.engine.checkpoint_due:
-            self.engine.checkpoint()
+            self.engine.wal.checkpoint()
 
     def pack(self, now_ms: int) -> None:
         """Pack old entries, as a node does by itself."""
@@ -69,5 +69,5 @@ class AgedFile:
         for key in ("cut", "safe"):
             self.engine.set_meta(key, self.engine.applied_clock)
         self.flush()
-        self.engine.checkpoint()
+        self.engine.wal.checkpoint()
         self.engine.close()

@@ -57,7 +57,7 @@ def test_background_reader_reads_the_present_bytes_of_the_disk(node: TestNode) -
     """The scrub has to find a page that has changed on the disk, so no page may come from an earlier read."""
     background, path = node.engine.background, node.path
     node.engine.sync()
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     with background.reader() as reader:
         assert reader.execute("SELECT a FROM t").get == "before"
     with path.open("r+b") as file:

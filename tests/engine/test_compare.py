@@ -245,7 +245,7 @@ async def test_a_change_of_the_schema_is_waited_for_and_a_definition_that_differ
 async def test_unreadable_page_is_reported_with_its_node(three: Three) -> None:
     three.leader.run(*[f"INSERT INTO t VALUES ({1000 + i}, '{'x' * 300}', 0)" for i in range(300)])
     three.level()
-    three.others["B"].checkpoint()
+    three.others["B"].wal.checkpoint()
     three.others["B"].close()
     with apsw.Connection(str(three.paths["B"])) as db:
         db.pragma("wal_checkpoint(truncate)")

@@ -73,11 +73,11 @@ def test_power_cut_leaves_a_prefix_with_every_synced_batch(
         for _ in range(luck.randint(1, 3)):
             node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
         if luck.random() < 0.3:
-            node.engine.checkpoint()
+            node.engine.wal.checkpoint()
         node.engine.flush()
         node.engine.sync()
-        restarts += node.engine.wal_frames < frames
-        frames = node.engine.wal_frames
+        restarts += node.engine.wal.frames < frames
+        frames = node.engine.wal.frames
         states[node.engine.batch.number] = node.tick
     assert (restarts > 0) == checkpointed
     synced, synced_size, before = node.engine.batch.number, 32 + frames * FRAME_BYTES, wal_of(node.path).read_bytes()
@@ -85,7 +85,7 @@ def test_power_cut_leaves_a_prefix_with_every_synced_batch(
         node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
         node.engine.flush()
         states[node.engine.batch.number] = node.tick
-    written = 32 + node.engine.wal_frames * FRAME_BYTES
+    written = 32 + node.engine.wal.frames * FRAME_BYTES
     wal = wal_of(node.path).read_bytes()
     found = set()
     # A WAL that has restarted since the last sync has no synced frame: these are in the database file.
@@ -112,7 +112,7 @@ def test_a_torn_tail_is_cut_off(make_node: MakeNode, tmp_path: Path) -> None:
     node.run(SCHEMA)
     node.save()
     kept = node.engine.batch.number
-    synced_size = 32 + node.engine.wal_frames * FRAME_BYTES  # the log may have restarted in a longer file
+    synced_size = 32 + node.engine.wal.frames * FRAME_BYTES  # the log may have restarted in a longer file
     node.run("INSERT INTO t(filler) VALUES ('x')")
     node.engine.flush()
     wal = bytearray(wal_of(node.path).read_bytes())
@@ -171,7 +171,7 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
         node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
         node.save()
         if node.engine.checkpoint_due:
-            node.engine.checkpoint()
+            node.engine.wal.checkpoint()
         largest = max(largest, wal_of(node.path).stat().st_size)
 
     assert largest < 120 * FRAME_BYTES
@@ -201,9 +201,9 @@ def test_stopped_program_that_holds_the_wal_is_named(make_node: MakeNode) -> Non
             node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
             node.save()
             if node.engine.checkpoint_due:
-                node.engine.checkpoint()
-        held = node.engine.wal_held_frames
-        assert held == node.engine.wal_frames > 100
+                node.engine.wal.checkpoint()
+        held = node.engine.wal.held_frames
+        assert held == node.engine.wal.frames > 100
         assert describe_held_wal(str(node.path), held) is None
         told = describe_held_wal(str(node.path), HELD_FRAMES_MIN)
         assert told is not None
@@ -211,8 +211,8 @@ def test_stopped_program_that_holds_the_wal_is_named(make_node: MakeNode) -> Non
         assert "stopped" in told["readers"][0]
         program.send_signal(signal.SIGCONT)
         program.communicate("\n")
-    node.engine.checkpoint()
-    assert node.engine.wal_held_frames == 0
+    node.engine.wal.checkpoint()
+    assert node.engine.wal.held_frames == 0
     assert readers_of(str(node.path)) == []
 
 
@@ -221,7 +221,7 @@ def test_large_transaction_is_checkpointed_in_the_background(
 ) -> None:
     """The background copies the pages, and the end of a later batch the rest; without the background, all of them."""
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
-    wal, finished = node.engine._wal, list[int]()
+    wal, finished = node.engine.wal, list[int]()
     finish = wal.finish
 
     def counted(db: apsw.Connection, most: int) -> None:
@@ -235,7 +235,7 @@ def test_large_transaction_is_checkpointed_in_the_background(
     node.save()
     assert 60 < wal.frames < 120
     assert (finished, node.engine.checkpoint_due) == ([], True)
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     node.run("INSERT INTO t(filler) VALUES (1)")
     node.save()
     assert (len(finished), wal.frames) == (1, 0)
@@ -434,10 +434,10 @@ def test_batch_that_may_restart_the_wal_counts_as_long(make_node: MakeNode, held
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM t").fetchall()
     seen = set[bool]()
-    while engine.wal_frames < 100:
+    while engine.wal.frames < 100:
         node.run("INSERT INTO t(x) VALUES (zeroblob(20000))")
-        engine.checkpoint()
-        assert engine.batch.is_long == (not held and engine.wal_frames >= 60)
+        engine.wal.checkpoint()
+        assert engine.batch.is_long == (not held and engine.wal.frames >= 60)
         seen.add(engine.batch.is_long)
         node.save()
     assert seen == ({False} if held else {False, True})
@@ -456,7 +456,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     node.run("DROP TABLE gone")
     journal, path = node.engine.journal, node.path
     node.save()
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     reader = apsw.Connection(str(path))  # a reader still holds the old pages
     reader.execute("BEGIN; SELECT count(*) FROM t").fetchall()
     before = journal.room
@@ -474,7 +474,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     assert node.run("SELECT count(*), max(filler) FROM t INDEXED BY fillers")[0].rows == [(59, "row 9" * 100)]
     node.run("INSERT INTO t VALUES (100, 'new')", "CREATE TABLE another(id INTEGER PRIMARY KEY)")
     node.save()
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     assert path.stat().st_size == 4096 * journal.room.pages < 4096 * before.pages - 4_000_000
     assert node.engine._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -484,7 +484,7 @@ def test_pages_held_back_by_a_reader_are_copied_in_the_background(
 ) -> None:
     """A long snapshot holds back many pages, and the end of the next batch must not copy all of them."""
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
-    wal, left = node.engine._wal, list[int]()
+    wal, left = node.engine.wal, list[int]()
     finish = wal.finish
 
     def counted(db: apsw.Connection, most: int) -> None:
@@ -494,20 +494,20 @@ def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     monkeypatch.setattr(wal, "finish", counted)
     node.run(SCHEMA)
     node.save()
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     reader = node.engine.background.open_reader()
     reader.execute("BEGIN; SELECT count(*) FROM t")
     for _ in range(30):
         node.run("INSERT INTO t(filler) VALUES (zeroblob(30000))")
         node.save()
         if node.engine.checkpoint_due:
-            node.engine.checkpoint()
+            node.engine.wal.checkpoint()
     assert wal.frames > 240
     reader.close()
     node.run("INSERT INTO t(filler) VALUES (1)")
     node.save()
     assert left == []
-    node.engine.checkpoint()
+    node.engine.wal.checkpoint()
     node.run("INSERT INTO t(filler) VALUES (1)")
     node.save()
     assert (len(left), left[0] < 20, wal.frames) == (1, True, 0)
@@ -523,7 +523,7 @@ def test_wal_file_is_lengthened_ahead_of_short_batches(make_node: MakeNode, tmp_
         node.run(("INSERT INTO t(filler) VALUES ('a')", ()))
         node.engine.flush()
         lengths.add(wal.stat().st_size)
-        end = 32 + node.engine.wal_frames * FRAME_BYTES
+        end = 32 + node.engine.wal.frames * FRAME_BYTES
         assert wal.stat().st_size >= end + RESERVE_LEAST * FRAME_BYTES
     assert len(lengths) < 4
     node.engine.sync()
@@ -541,10 +541,10 @@ def test_wal_is_not_lengthened_ahead_of_long_batches(make_node: MakeNode) -> Non
     node.engine.flush()
     for _ in range(4):
         node.run(("INSERT INTO t(filler) VALUES (zeroblob(2000000))", ()))
-        before = node.engine.wal_frames
+        before = node.engine.wal.frames
         node.engine.flush()
-        assert node.engine.wal_frames > before + RESERVE_LEAST
-        end = 32 + node.engine.wal_frames * FRAME_BYTES
+        assert node.engine.wal.frames > before + RESERVE_LEAST
+        end = 32 + node.engine.wal.frames * FRAME_BYTES
         assert wal.stat().st_size - end < RESERVE_LEAST * FRAME_BYTES
 
 

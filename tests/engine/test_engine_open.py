@@ -266,6 +266,6 @@ def test_node_waits_for_a_program_that_recovers_its_file(tmp_path: Path) -> None
 def test_closed_database_can_be_opened_again_and_leaves_no_wal(tmp_path: Path) -> None:
     for _ in range(2):
         node = TestNode(tmp_path / "a.db")
-        assert isinstance(node.engine._wal, Wal)
+        assert isinstance(node.engine.wal, Wal)
         node.engine.close()
     assert not (tmp_path / "a.db-wal").exists()

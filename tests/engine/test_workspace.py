@@ -157,7 +157,7 @@ def test_workspace_sees_its_snapshot_while_others_commit_and_the_wal_restarts(
             node.run(("REPLACE INTO person VALUES (?, ?, ?)", values))
             node.save()
         if draw.random() < 0.3:
-            engine.checkpoint()
+            engine.wal.checkpoint()
         if draw.random() < 0.2:
             engine._limits = Limits(wal_frames_max=1)  # finish the checkpoint and truncate, if no snapshot forbids it
             node.run("UPDATE word SET n = n + 1")

@@ -143,10 +143,10 @@ def test_write_ahead_log_starts_over_under_constant_reads(bench: Bench, monkeypa
         bench.write("INSERT INTO t VALUES (randomblob(9000))")
         engine.sync()
         if engine.checkpoint_due:
-            engine.checkpoint()
+            engine.wal.checkpoint()
         rows = bench.rows("stale")
         assert rows is None or len(rows) == number + 1
-        most = max(most, engine.wal_frames)
+        most = max(most, engine.wal.frames)
     assert most < 600, "every snapshot that a program holds between two reads keeps the log from starting over"
 
 
@@ -192,7 +192,7 @@ def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytes
         time.sleep(0.02)
     bench.write("INSERT INTO t VALUES (1)")
     bench.engine.sync()
-    frames, copied = bench.engine.checkpoint()
+    frames, copied = bench.engine.wal.checkpoint()
     assert frames == copied > 0
     monkeypatch.setattr(snapshots, "PINNED_S", 0.2)
     with bench.reads.snapshot("session", Token, 1.0):

@@ -245,7 +245,7 @@ async def test_write_ahead_log_starts_over_under_constant_reads(
         for number in range(300):
             await node.runtime.submit(request("INSERT INTO t(x) VALUES (randomblob(9000))", f"write {number}"))
             assert await node.value(read=STALE) == number + 1
-            most = max(most, engine.wal_frames)
+            most = max(most, engine.wal.frames)
             with trio.fail_after(60):
                 # A checkpoint is slow on a busy disk, and its thread begins late on a busy machine: the log grows.
                 while node.runtime._checkpoints._is_running:  # noqa: ASYNC110

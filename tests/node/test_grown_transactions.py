@@ -347,7 +347,7 @@ async def test_ending_a_transaction_stops_its_running_statement(
         assert ends
         assert workspace.is_closed
         await client.other()
-        frames, copied = client.runtime.engine.checkpoint()
+        frames, copied = client.runtime.engine.wal.checkpoint()
         assert copied == frames, "a reader stands in the way"
 
 

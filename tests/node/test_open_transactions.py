@@ -334,5 +334,5 @@ async def test_client_gone_before_its_snapshot_leaves_no_open_connection(
         assert one.work.workspace is None
         for number in range(3):
             await runtime.submit(request("UPDATE t SET x = 0 WHERE id = 1", f"w{number}"))
-        frames, copied = runtime.engine.checkpoint()
+        frames, copied = runtime.engine.wal.checkpoint()
         assert copied == frames, "a reader stands in the way"

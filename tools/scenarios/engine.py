@@ -292,7 +292,7 @@ def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
             engine.flush()
             engine.sync()
             if engine.checkpoint_due:
-                engine.checkpoint()
+                engine.wal.checkpoint()
 
         def theirs(number: int, size: int = size) -> None:
             plain.execute("BEGIN IMMEDIATE")

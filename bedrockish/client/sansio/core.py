@@ -63,7 +63,7 @@ ONLY_READ_MAX = 1_000  # number of last commands that are remembered to have onl
 PATIENCE_S = 2.5  # time limit of a command's first attempt if there are other nodes; doubled with each attempt
 BROKEN_LINKS_MAX = 2  # after so many links broke under a call, it is not sent again: it may crash nodes
 INHERITED = (
-    "the transaction or the result: it was opened before a fork and belongs to the parent process, where it goes on; "
+    "the transaction or the result: it was opened before a fork and belongs to the parent process, where it continues; "
     "roll it back here, which ends nothing there, and open another"
 )
 UNCERTAIN = (OutcomeUnknownError, DamagedError)
@@ -409,7 +409,7 @@ class ClientCore:
     def _process_step(
         self, link: int, call: _Call, reply: wire.Answered | wire.Told
     ) -> wire.Answered | wire.Told | BedrockishError:
-        """Note the begin or end of a transaction or a stream, and return the outcome in its reply."""
+        """Record the begin or end of a transaction or a stream, and return the outcome in its reply."""
         if begins(call.what, reply):
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
         elif ends(call.what, reply):
@@ -420,7 +420,7 @@ class ClientCore:
         return outcome
 
     def _note_only_read(self, request: Request, reply: wire.Reply) -> None:
-        """Note whether a command has only read; kept for the last commands, because no node records it."""
+        """Record a command that has only read, which no node records; keep the last ``ONLY_READ_MAX``."""
         if isinstance(reply, wire.Answered) and reply.answer.place is None:
             self._only_read[request.command] = None
             if len(self._only_read) > ONLY_READ_MAX:

@@ -19,7 +19,7 @@ from bedrockish.errors import (
 )
 
 AVOID_S = 5.0  # for so long, a node that could not be reached comes last
-LEARNT_AVOID_S = 40.0  # the same for a node that other nodes do not reach: until the members are asked for again
+LEARNT_AVOID_S = 40.0  # the time for a node that other nodes do not reach: until the members are asked for again
 LEARNT_MAX = 32
 
 
@@ -61,7 +61,7 @@ class Route:
         return self.addresses[self._turn]
 
     def opened(self, address: Address) -> None:
-        """Note that a link to the current node is open."""
+        """Record that a link to the current node is open."""
         self._failures = 0
         self._denied = None
         self._avoid_until.pop(address, None)
@@ -83,11 +83,11 @@ class Route:
             self._turn = self.addresses.index(here[0]) if here else self._turn
 
     def lost(self, error: BedrockishError) -> None:
-        """Note that an open link has ended."""
+        """Record that an open link has ended."""
         self.error = error
 
     def failed(self, address: Address, error: BedrockishError, now: float) -> None:
-        """Note that a link could not be opened."""
+        """Record that a link could not be opened, and avoid its node for ``AVOID_S``."""
         self.error = error
         if isinstance(error, AuthenticationError):
             self._denied = error

@@ -103,7 +103,7 @@ def describe_node(
 
 def _wal(engine: "Engine", database: str) -> dict[str, Any]:
     """Return the length of the write-ahead log, and its readers if they keep it long."""
-    return {"wal_frames": engine.wal_frames, "wal_held": describe_held_wal(database, engine.wal_held_frames)}
+    return {"wal_frames": engine.wal.frames, "wal_held": describe_held_wal(database, engine.wal.held_frames)}
 
 
 def _kept(core: Node) -> dict[str, int]:

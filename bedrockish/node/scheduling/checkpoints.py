@@ -26,7 +26,7 @@ class Checkpoints:
 
     async def _run(self) -> None:
         try:
-            await trio.to_thread.run_sync(self._engine.checkpoint)
+            await trio.to_thread.run_sync(self._engine.wal.checkpoint)
         except UnavailableError as error:
             logger.warning("%s", error)
         except Exception as error:

@@ -78,7 +78,7 @@ class Draw:
         return [(ADD, (1, mine + 1))]
 
     def _transfer(self) -> Statements:
-        """Two rows of many; now and then two clients meet."""
+        """Return a transfer between two of many rows; now and then two clients conflict."""
         one, other = self._luck.sample(range(1, ROWS + 1), 2)
         return [(ADD, (-1, one)), (ADD, (1, other))]
 
@@ -162,7 +162,7 @@ class Run:
         while (start := time.perf_counter()) - self._began < self.warm_up_s + self.seconds:
             yield start
 
-    def note(self, start: float, statements: Statements, retries: int = 0) -> None:
+    def count(self, start: float, statements: Statements, retries: int = 0) -> None:
         """Count a transaction that has ended now."""
         end = time.perf_counter()
         with self._lock:
@@ -198,7 +198,7 @@ def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WAR
             for sql, params in statements:
                 db.execute(sql, params)
             db.execute("COMMIT")
-            run.note(start, statements)
+            run.count(start, statements)
     return run.measured()
 
 
@@ -230,7 +230,7 @@ async def measure_cluster(
                         raise
                     run.failures += 1
                 else:
-                    run.note(start, statements, results[0].attempts - 1)
+                    run.count(start, statements, results[0].attempts - 1)
 
         async with trio.open_nursery() as nursery:
             for number, client in enumerate(links):

@@ -77,7 +77,7 @@ def wanted_groups(program: str, arguments: list[str]) -> list[str]:
 
 
 def works(python: Path) -> bool:
-    """Say whether an environment's interpreter starts and has pip."""
+    """Return whether an environment's interpreter starts and has pip."""
     try:
         done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, timeout=120, check=False)
     except (OSError, subprocess.SubprocessError):

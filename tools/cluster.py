@@ -1,7 +1,6 @@
 """Real nodes on this machine: processes, sockets and files, for the demo, the benchmark and the chaos.
 
-Only processes that were started here are ever stopped, and all of them are when the block ends, however it ends: by an
-error, by Ctrl-C, or by SIGTERM.
+When its block ends, also by an error, Ctrl-C or SIGTERM, a cluster stops all processes that it started, and no others.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ def processor_s(process: int) -> float:
 
 
 class _Ending:
-    """Lets SIGTERM end this program as Ctrl-C does, but not between the start of a process and its being known."""
+    """Lets SIGTERM end this program as Ctrl-C does, but not before a process that starts is registered."""
 
     def __init__(self) -> None:
         self.is_starting = self.is_wanted = False
@@ -68,7 +67,7 @@ class _Ending:
 
 _ending = _Ending()
 fork: "Callable[[LocalNode, Sequence[str], Path], subprocess.Popen[bytes] | None] | None" = None
-"""Starts a node of tests in another way, or not (``tests.forked``)."""
+"""A faster start of nodes in tests; None or a result of None: a new process is started (``tests.forked``)."""
 
 
 def end_in_order() -> None:
@@ -95,10 +94,10 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
-    """Return the environment for a program of ours: this checkout first, no setting of the user in it.
+    """Return the environment for a program of ours: this checkout first, and no setting of the user.
 
-    With ``sources``, another one: the folders from which it imports. Bytecode is cached even where the environment
-    forbids it, as container images do: compiling is half of a node's start time.
+    Another checkout is named by ``sources``, the folders from which the program imports. Bytecode is cached even where
+    the environment forbids it, as container images do: compiling is half of a node's start time.
     """
     unwanted = ("BEDROCKISH_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
@@ -216,7 +215,7 @@ class LocalCluster:
         self.directory = directory
         self.settings = settings or {}  # section of the configuration -> key -> value
         self.login = ""  # the part of URLs before the hosts: user:password@
-        self.options = ""  # and behind them, such as ca=ca.pem
+        self.options = ""  # the part of URLs behind the hosts, such as ca=ca.pem
         self.by_file = False  # clients that name a first node open its file, and run in their own process
         self.nodes = [
             LocalNode(name, port, directory) for name, port in zip(names, free_ports(len(names)), strict=True)
@@ -242,7 +241,7 @@ class LocalCluster:
         return f"bedrockish://{self.login}{hosts}" + (f"/?{'&'.join(given)}" if given else "")
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
-        """Return where a node finds a peer; another kind of cluster may put something in between."""
+        """Return where a node finds a peer; a subclass may put a proxy in between."""
         assert peer is not node
         return f"127.0.0.1:{peer.port}"
 

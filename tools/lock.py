@@ -29,7 +29,7 @@ def resolve(requirements: list[str]) -> dict[str, str]:
         subprocess.run([*pip, "--report", str(report), *requirements], check=True)
         found = json.loads(report.read_text())["install"]
     versions = {item["metadata"]["name"].lower().replace("_", "-"): item["metadata"]["version"] for item in found}
-    versions.pop("pip", None)  # what a package names that calls it; it is what installs, and comes with Python
+    versions.pop("pip", None)  # a package that calls pip requires it, but pip comes with Python
     return versions
 
 

@@ -23,7 +23,7 @@ from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
-CONTROL_S = 10.0  # seconds at least for which a scope is gone through without a fault
+CONTROL_S = 10.0  # the time added to that of a catch, for exploring its scope without the fault
 # The faults that edit the simulator's driver: the messages that the driver of the model check sends too early instead.
 IN_THE_DRIVER = {
     "reply before durable": frozenset({"Reply"}),

@@ -75,7 +75,7 @@ class Busy(Net):
         place.now = self.now
         LEAVING.clear()
         place.step(event)
-        place._let_go()
+        place._release_output()
         sent = [(name, peer, message) for peer, message in LEAVING]
         self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
 

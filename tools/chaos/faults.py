@@ -81,7 +81,7 @@ class Faults:
         for program in self.programs:
             program.send(signal.SIGCONT)
         for node in self.cluster.nodes:
-            self.look(node)
+            self._record_death(node)
             if node.is_running:
                 _signal(node, signal.SIGCONT)
             elif node is not self._flipped:
@@ -90,16 +90,16 @@ class Faults:
             self._struck.discard(node.name)
             self._killed.discard(node.name)
 
-    def look(self, node: LocalNode) -> None:
-        """Note it if a node has ended by itself."""
+    def _record_death(self, node: LocalNode) -> None:
+        """Record a node that has ended by itself."""
         if node.is_running or node.name in self._killed:
             return
         assert node.process is not None
         self.deaths.append(f"node {node.name} ended by itself ({node.process.returncode}):\n{node.last_words()}")
-        self._killed.add(node.name)  # said once
+        self._killed.add(node.name)  # recorded once
 
     def _victims(self) -> list[LocalNode]:
-        """Choose nodes to strike: mostly so that a majority is left, sometimes not. Without one, little happens."""
+        """Choose nodes to strike: mostly so that a majority is left, sometimes not, but then little happens."""
         well = [node for node in self.cluster.nodes if node.name not in self._struck]
         spare = self._spare() - self._parted
         if self.luck.random() < 0.1:
@@ -117,7 +117,7 @@ class Faults:
         victims = self._victims()
         self._struck |= {node.name for node in victims}
         for node in victims:
-            self.look(node)
+            self._record_death(node)
             self._killed.add(node.name)
             node.kill()
             self.counts["kills"] += 1
@@ -168,7 +168,7 @@ class Faults:
                 nursery.start_soon(self._start, node)
 
     async def _slow_sync(self, node: LocalNode) -> None:
-        """Stop a node, if it can be met, between a batch in its log and the sync; its programs run on for a moment."""
+        """Try to stop a node after a batch is in its log and before the sync; its programs run on for a moment."""
         try:
             published = Published(str(node.database))
         except UnavailableError:
@@ -185,9 +185,9 @@ class Faults:
             published.close()
 
     def _darken(self, node: LocalNode) -> None:
-        """End a node and all programs on its file; none begins before the node does."""
+        """Kill a node and all programs on its file; no program starts again before the node."""
         self._struck.add(node.name)
-        self.look(node)
+        self._record_death(node)
         self._killed.add(node.name)
         self.cluster.dark.add(node.database)
         for program in self.programs:
@@ -196,7 +196,7 @@ class Faults:
         node.kill()
 
     async def _strike_programs(self) -> None:
-        """Kill some programs, or stop them for a while: with a snapshot, in a transaction, before its answer."""
+        """Kill some programs, or stop them for a while, even with a snapshot or in a transaction."""
         running = [program for program in self.programs if program.is_running]
         victims = self.luck.sample(running, self.luck.randint(1, (len(running) + 1) // 2)) if running else []
         is_kill = self.luck.random() < 0.5
@@ -247,7 +247,7 @@ class Faults:
             return
         self._is_changing = True
         self._joined += 1
-        with trio.CancelScope(shield=True):  # half of it would leave the cluster in a state that no later step repairs
+        with trio.CancelScope(shield=True):  # no later step repairs a half-made change
             option = self.luck.choice(["--voter", "--replay", ""])
             try:
                 await self.cluster.join(names[0], *filter(None, [option]))
@@ -347,24 +347,24 @@ class Faults:
 
 
 def flip_bit(node: LocalNode, row: int) -> bool:
-    """Change one bit of a row of the table ``quiet`` in the file of a stopped node; return whether it found the row."""
+    """Change one bit of a row of the table ``quiet`` in a stopped node's file; return whether the row was found."""
     text = f"quiet row {row:04d}".encode()
     with closing(sqlite3.connect(node.database)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = db.execute("PRAGMA page_size").fetchone()[0]
         pages = {page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = 'quiet'")}
     data = bytearray(node.database.read_bytes())
-    place = data.find(text)
-    while place >= 0:
+    offset = data.find(text)
+    while offset >= 0:
         # The journal has the same text, and a page may have it twice, once in a free part.
-        if place // size + 1 in pages:
-            data[place + len(text) - 1] ^= 1
+        if offset // size + 1 in pages:
+            data[offset + len(text) - 1] ^= 1
             node.database.write_bytes(data)
             with closing(sqlite3.connect(node.database)) as db:
                 if db.execute("SELECT v FROM quiet WHERE id = ?", [row]).fetchone() != (text.decode(),):
                     return True
-            data[place + len(text) - 1] ^= 1
-        place = data.find(text, place + 1)
+            data[offset + len(text) - 1] ^= 1
+        offset = data.find(text, offset + 1)
     return False
 
 

@@ -20,8 +20,8 @@ def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
 
     Nothing is removed if the page is not of the node's last process, which has synced the log at its start.
 
-    A disk may have written some of it: at times a part is kept, and at times a byte of that is wrong. The rest is
-    zeros, or cut off.
+    A disk may have written some of that part: at times a prefix is kept, and at times a byte of the prefix is wrong.
+    The remainder becomes zeros, or is cut off.
     """
     log = database.with_name(f"{database.name}-wal")
     durable = _durable_bytes(database, log, process) if log.exists() else None
@@ -35,17 +35,17 @@ def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
         if luck.random() < 0.5:
             file.truncate(size)
         if kept and luck.random() < 0.3:
-            place = durable + luck.randrange(kept)
-            file.seek(place)
+            offset = durable + luck.randrange(kept)
+            file.seek(offset)
             byte = file.read(1)
-            file.seek(place)
+            file.seek(offset)
             file.write(bytes([byte[0] ^ 0xFF]))
         os.fsync(file.fileno())
     return unsynced - kept
 
 
 def _written_bytes(log: Path) -> int:
-    """Return where the frames of the log end; zeros that were written before them, or older frames, may follow."""
+    """Return where the frames of the log end; older frames may follow, or zeros."""
     with log.open("rb") as file:
         head = file.read(HEADER_BYTES)
         salts = head[SALTS_AT : SALTS_AT + SALTS_BYTES]
@@ -57,7 +57,7 @@ def _written_bytes(log: Path) -> int:
 
 
 def _durable_bytes(database: Path, log: Path, process: int) -> int | None:
-    """Return the number of durable bytes of the log; None if the page does not tell."""
+    """Return the number of durable bytes of the log; None if the page does not say."""
     try:
         published = Published(str(database))
     except UnavailableError:
@@ -74,6 +74,6 @@ def _durable_bytes(database: Path, log: Path, process: int) -> int | None:
     with log.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or head[SALTS_AT : SALTS_AT + SALTS_BYTES] != batch.salts:
-        return min(len(head), HEADER_BYTES)  # the log has started over since then; before that, all of it was copied
+        return min(len(head), HEADER_BYTES)  # the log was copied and started over since then
     page = int.from_bytes(head[PAGE_SIZE_AT : PAGE_SIZE_AT + 4], "big")
     return HEADER_BYTES + batch.frames * (FRAME_HEAD_BYTES + page)

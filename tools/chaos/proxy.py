@@ -1,7 +1,7 @@
 """A controlled network between real nodes: a TCP proxy for each direction of each pair.
 
 A node dials each peer. So the proxy of a pair carries the messages from the first node to the second, and in the other
-direction only what keeps that link alive. Each proxy can be cut (connections end, new ones end at once), held (messages
+direction only keep-alive frames. Each proxy can be cut (connections end, new ones end at once), held (messages
 are not delivered, but connections stay) or slow.
 
 A *trap* inspects the messages and holds the line from the first matching message on. So a test can stop a node between
@@ -49,7 +49,7 @@ class Line:
         """Carry messages until cancelled."""
         await trio.serve_listeners(self._carry, self._listeners)
 
-    # --- what can be done to it ---
+    # --- faults ---
 
     def cut(self) -> None:
         """End all connections, drop the bytes on the way, and refuse new connections."""
@@ -69,7 +69,7 @@ class Line:
         self._tell()
 
     def set_trap(self, trap: Callable[[Message], bool]) -> None:
-        """Hold the line from the first message on for which ``trap`` returns True."""
+        """Hold the line before the first message for which ``trap`` returns True."""
         self.caught = trio.Event()
         self._trap = trap
 
@@ -84,7 +84,7 @@ class Line:
         self._changed.set()
         self._changed = trio.Event()
 
-    # --- the carrying ---
+    # --- forwarding ---
 
     async def _carry(self, stream: trio.SocketStream) -> None:
         out: trio.SocketStream | None = None
@@ -108,7 +108,7 @@ class Line:
 
             async def whole(part: Awaitable[None]) -> None:
                 await part
-                nursery.cancel_scope.cancel()  # a connection of which one half has ended is of no use
+                nursery.cancel_scope.cancel()  # half a connection is useless
 
             nursery.start_soon(self._take_frames, stream, give)
             nursery.start_soon(whole, self._deliver(take, out))
@@ -176,7 +176,7 @@ class Network:
         return [line for (a, b), line in self.lines.items() if (a in left and b in right) or (a in right and b in left)]
 
     def from_node(self, name: str) -> list[Line]:
-        """Return the lines on which a node speaks."""
+        """Return the lines on which a node sends."""
         return [line for (a, _), line in self.lines.items() if a == name]
 
     def apart(self, *groups: Iterable[str]) -> list[Line]:

@@ -173,7 +173,7 @@ class Workload:
             self._record(name, level, begin, outcome, steps, note)
 
     async def _send(self, client: Caller, level: str, steps: list[Step], luck: random.Random) -> Answer:
-        """Send all steps as one request; when the answer is lost, leave it at that, ask again, or have it settled."""
+        """Send all steps as one request; if the answer is lost, give up, send it again, or settle its command."""
         command, way, lost = uuid.uuid4().hex, luck.choice(["leave", "again", "settle"]), False
         statements = [_statement(step) for step in steps]
         read = "session" if level == "update" else level
@@ -187,13 +187,13 @@ class Workload:
                     return self._failed("unknown", steps, command, error)
                 way, lost = "leave", True
             except BedrockishError as error:
-                # It speaks only of the attempt that it answers: the one whose answer was lost may still have happened.
+                # The error concerns only the second attempt: the first, whose answer was lost, may still have happened.
                 return self._failed("unknown" if lost else "fail", steps, command, error)
             else:
                 return "ok", _all_seen(steps, rows), f"{_place(rows[0])} {command}"
 
     async def _converse(self, client: Caller, level: str, steps: list[Step], luck: random.Random) -> Answer:
-        """Do one step after the other in an open transaction; some have it settled if the answer to COMMIT is lost."""
+        """Do the steps in an open transaction; if the answer to COMMIT is lost, some clients settle the transaction."""
         seen = list(steps)
         transaction: Transaction | Conversation | None = None
         try:
@@ -228,7 +228,7 @@ class Workload:
     ) -> Answer:
         """Settle a command: return whether it has happened; if not, it never will.
 
-        One of a request is then sent again, for its answer.
+        The request of a command that has happened is sent again, for its answer.
         """
         try:
             happened = await client.settle(command, timeout=CALL_S)

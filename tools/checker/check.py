@@ -22,7 +22,7 @@ from tools.checker.lists import judge_lists
 from tools.checker.order import SESSION, TIME, Cycle, Graph, add_session, add_time, close, data_graph, knots, path
 from tools.checker.registers import judge_registers
 
-TRIES = 200  # edges of one knot from which a way back is looked for; a knot without a named cycle is still a finding
+TRIES = 200  # edges of a knot, each tried as the first of a cycle; a knot without a named cycle is a finding too
 Kinds = frozenset[str]
 _WRITES, _WRITTEN, _OVERWRITTEN = frozenset({WW}), frozenset({WW, WR}), frozenset({RW})
 _DATA, _EVERYTHING = frozenset({WW, WR, RW}), frozenset({WW, WR, RW, SESSION, TIME})

@@ -53,7 +53,7 @@ class Evidence:
             self.findings.append(Finding(name, text, tuple(dict.fromkeys(operations))))
 
     def link(self, before: int, after: int, kind: str, key: str) -> None:
-        """Note an order between two operations that both happened; one operation has no order with itself."""
+        """Record an order between two operations, if both happened and they are not the same."""
         if before != after and before in self.happened and after in self.happened:
             self.edges.append(Edge(before, after, kind, key))
 
@@ -81,7 +81,7 @@ class Evidence:
         return False
 
     def judge_last(self, reader: Operation, key: str, value: int) -> None:
-        """Look at the newest value of a key that was read: whether its writer was done with the key."""
+        """Judge the newest value that was read of a key: its writer must not have written the key again."""
         writer, later = self.writers[key][value]
         if writer != reader.id and later:
             text = f"T{reader.id} read {value} in {key}, and T{writer} wrote to it {later} more times after that"

@@ -80,7 +80,7 @@ def add_time(graph: Graph, operations: Iterable[Operation]) -> None:
     events: list[tuple[float, bool, int]] = []
     for operation in operations:
         events.append((operation.begin, False, operation.id))
-        if operation.outcome == "ok":  # else it may take effect as late as it likes
+        if operation.outcome == "ok":  # else it may take effect at any later time
             events.append((operation.end, True, operation.id))
     moment, used = 0, True
     for _, is_end, id_ in sorted(events):  # at the same time, begins come first, because they are not after the end
@@ -104,10 +104,10 @@ def knots(graph: Graph) -> list[Graph]:
 
 
 def path(graph: Graph, start: int, goal: int, allowed: Allowed, *, spread: bool = False) -> Cycle | None:
-    """Return a shortest way from one operation to another by edges of the kinds that are allowed.
+    """Return a shortest path from one operation to another over edges of allowed kinds.
 
     Args:
-        allowed: which kinds of edges may be used.
+        allowed: whether a kind of edge may be used.
         spread: never take two rw edges in a row, and begin and end with others.
     """
     came: dict[tuple[int, bool], tuple[tuple[int, bool], str] | None] = {(start, spread): None}
@@ -123,12 +123,12 @@ def path(graph: Graph, start: int, goal: int, allowed: Allowed, *, spread: bool 
                     continue
                 came[there] = (here, kind)
                 if after == goal and not there[1]:
-                    return _way(graph, came, there)
+                    return _collect_path(graph, came, there)
                 queue.append(there)
     return None
 
 
-def _way(
+def _collect_path(
     graph: Graph, came: dict[tuple[int, bool], tuple[tuple[int, bool], str] | None], end: tuple[int, bool]
 ) -> Cycle:
     edges: list[Edge] = []
@@ -141,7 +141,7 @@ def _way(
 
 
 def close(edge: Edge, back: Cycle) -> Cycle:
-    """Return the cycle of an edge and a way back from its end to its beginning, without the moments on it."""
+    """Return the cycle of an edge and a path from its end back to its beginning, without moments."""
     edges: list[Edge] = []
     for one in (edge, *back.edges):
         if edges and one.before < 0:

@@ -65,7 +65,7 @@ class World:
         return self.url
 
     def opened(self, connection: db.Connection) -> None:
-        """Note a connection to close at the end of the test."""
+        """Remember a connection, to close it at the end of the test."""
         self._opened.append(connection)
 
 

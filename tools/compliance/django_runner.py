@@ -11,10 +11,10 @@ from tools.compliance.recording import Recording
 
 
 class Result(Recording, unittest.TextTestResult):
-    """Prints as Django's tests do, and writes down all at the end."""
+    """Prints as Django's tests do, and writes all outcomes to a file at the end."""
 
     def stopTestRun(self) -> None:
-        """Write down all."""
+        """Write all outcomes to the file."""
         super().stopTestRun()
         Path(os.environ["SUITE_RECORD"]).write_text(json.dumps(self.outcomes))
 

@@ -60,7 +60,7 @@ def read_expected(path: Path) -> Expected:
     """Read a file of expectations.
 
     Raises:
-        ValueError: a line of it says nothing.
+        ValueError: a line is unknown.
     """
     found = Expected("", 0)
     heading: tuple[str, str] | None = None

@@ -19,25 +19,25 @@ def ring(*_: Any) -> None:
 
 
 class Recording(unittest.TestResult):
-    """A result that notes the outcomes of tests by their names."""
+    """A result that records the outcomes of tests by their names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.outcomes: Outcomes = {}
 
     def name_of(self, test: Any) -> str:
-        """Return the name under which a test is noted."""
+        """Return the name under which a test is recorded."""
         return str(test.id())
 
-    def note(self, test: Any, outcome: str, why: str = "") -> None:
+    def record(self, test: Any, outcome: str, why: str = "") -> None:
         """Record the outcome of a test; the first outcome counts."""
         self.outcomes.setdefault(self.name_of(test), (outcome, why))
 
-    def note_error(self, test: Any, err: Any) -> None:
+    def record_error(self, test: Any, err: Any) -> None:
         """Record a failure by the exception that was raised."""
         kind, value, _ = err
         lines = (str(value).strip() or "no text").splitlines()
-        self.note(test, FAILED, f"{kind.__name__}: {lines[0][:300]}")
+        self.record(test, FAILED, f"{kind.__name__}: {lines[0][:300]}")
 
     def startTest(self, test: Any) -> None:
         """Set the alarm."""
@@ -49,35 +49,35 @@ class Recording(unittest.TestResult):
         """Record a test without an outcome as passed."""
         signal.alarm(0)
         super().stopTest(test)
-        self.note(test, PASSED)
+        self.record(test, PASSED)
 
     def addError(self, test: Any, err: Any) -> None:
-        """Note an error."""
+        """Record an error."""
         super().addError(test, err)
-        self.note_error(test, err)
+        self.record_error(test, err)
 
     def addFailure(self, test: Any, err: Any) -> None:
-        """Note a failure."""
+        """Record a failure."""
         super().addFailure(test, err)
-        self.note_error(test, err)
+        self.record_error(test, err)
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-        """Note a failure within a test."""
+        """Record a failure within a test."""
         super().addSubTest(test, subtest, err)
         if err is not None:
-            self.note_error(test, err)
+            self.record_error(test, err)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        """Note that a test does not want to run."""
+        """Record a skipped test."""
         super().addSkip(test, reason)
-        self.note(test, SKIPPED, reason)
+        self.record(test, SKIPPED, reason)
 
     def addExpectedFailure(self, test: Any, err: Any) -> None:
         """Record an expected failure, which does not count as a failure."""
         super().addExpectedFailure(test, err)
-        self.note(test, SKIPPED, "expected to fail")
+        self.record(test, SKIPPED, "expected to fail")
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        """Note a test that passes and should not."""
+        """Record a test that passes and should not."""
         super().addUnexpectedSuccess(test)
-        self.note(test, FAILED, "passes unexpectedly")
+        self.record(test, FAILED, "passes unexpectedly")

@@ -73,7 +73,7 @@ class Attack:
         raise NotImplementedError
 
     def found(self, what: str) -> None:
-        """Note a violation; only the first twenty are kept."""
+        """Record a violation; only the first twenty are kept."""
         if len(self.findings) < 20:
             self.findings.append(what)
 

@@ -54,10 +54,10 @@ class Tap:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        source.close()  # the other one's thread closes the other one
+        source.close()  # the thread of the other direction closes ``sink``
 
     def close(self) -> None:
-        """Take no more callers."""
+        """Accept no more connections."""
         self._listener.close()
 
     def messages(self, role: str) -> tuple[bytes, list[bytes]]:
@@ -74,7 +74,7 @@ class Tap:
 
 
 class Lab(LocalCluster):
-    """The cluster. ``taps`` stand before each of the three nodes while messages are recorded."""
+    """The cluster. While messages are recorded, each of the three nodes has a tap (``taps``) before it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ("A", "B", "C", LIAR))

@@ -60,7 +60,7 @@ EARLY: set[str] = set()  # deliberate faults: kinds of messages that are sent to
 
 
 def level_luck() -> float:
-    """Return a constant instead of random numbers, which only spread events over time; and time stands still."""
+    """Return a constant: random numbers only spread events over time, and here time does not pass."""
     return 0.5
 
 
@@ -158,7 +158,7 @@ class Place:
                 self.perform(self.core._finish_step())
             case _:
                 self._turn(*event)
-        self._let_go()
+        self._release_output()
         return list(LEAVING)
 
     def _turn(self, name: object, txid: object = None) -> None:
@@ -236,7 +236,7 @@ class Place:
         if self.eager:
             self.disk.make_durable(len(self.disk.closed))
 
-    def _let_go(self) -> None:
+    def _release_output(self) -> None:
         """Release the output that waits for no write."""
         while self.disk.closed and not self.disk.closed[0].writes:
             self.disk.make_durable(1)

@@ -41,7 +41,7 @@ Statements = tuple[tuple[str, tuple[Any, ...]], ...]
 
 
 class Clock:
-    """Measures."""
+    """Measures the times of actions."""
 
     def __init__(self, rounds: int, seconds: float) -> None:
         self._rounds, self._seconds = rounds, seconds
@@ -160,7 +160,7 @@ class Solo:
 
 
 def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """Whole requests, run and rolled back."""
+    """Yield the figures for whole requests, which are run and rolled back."""
     for name in works(0):
 
         def ours(number: int, name: str = name) -> None:
@@ -174,7 +174,7 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
 
 
 def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """Return the steps of a request."""
+    """Yield the figures for the steps of a request."""
     executor = solo.engine._executor
     analysis = executor.analysis
 
@@ -212,13 +212,13 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
 
 
 class Opened:
-    """Open transactions, one after the other; each swaps out the one before."""
+    """Runs open transactions, one after the other; each swaps out the one before."""
 
     def __init__(self, solo: Solo) -> None:
         self.interactive = Interactive(solo.engine, lambda *_: None)
 
     def run(self, statements: Statements) -> None:
-        """Open one, run its statements one by one, and make it ready to be led."""
+        """Run the statements of a transaction one by one, and make it ready to be led."""
         interactive, work = self.interactive, TransactionWork(serializable=True)
         for sql, params in statements:
             for piece, values in interactive.pieces(work, Statement(sql, params)):
@@ -228,7 +228,7 @@ class Opened:
 
 
 def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
-    """An open transaction that another one swaps out each time."""
+    """Yield the figure for open transactions, each of which the next one swaps out."""
     opened = Opened(solo)
     micros = clock.micros(lambda number: opened.run(works(number)["transfer"])) - clock.micros(works)
     yield Figure("open transaction, a transfer", micros)
@@ -261,7 +261,7 @@ def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure
 
 
 def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
-    """One-row transactions: prepared, journalled, committed in batches, each batch synced."""
+    """Yield the figures for one-row transactions that are committed in batches, with one sync for each batch."""
     plain = open_plain(place / "commits.sqlite", "FULL")
     plain.wal_autocheckpoint(2_000)  # frames after which a node, too, checkpoints the log
     plain.execute(SCHEMA)

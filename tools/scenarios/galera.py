@@ -118,7 +118,7 @@ def run_clients(run: Run, connect: Callable[[int], contextlib.AbstractContextMan
             for start in run.starts():
                 statements = draw()
                 lost = transact(statements)
-                run.note(start, statements, lost)
+                run.count(start, statements, lost)
 
     with ThreadPoolExecutor(run.clients) as threads:
         list(threads.map(one, range(run.clients)))

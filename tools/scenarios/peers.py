@@ -65,7 +65,7 @@ async def measure_http(cluster: LocalCluster, clients: int, seconds: float) -> M
             for start in run.starts():
                 statements = draw()
                 await _ask(stream, json.dumps([[sql, *params] for sql, params in statements]).encode())
-                run.note(start, statements)
+                run.count(start, statements)
 
     async with trio.open_nursery() as nursery:
         for number in range(clients):

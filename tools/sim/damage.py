@@ -163,17 +163,17 @@ class Care:
         self.machine = machine
         self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
         self.doubts = 0
-        self._looks = False  # whether a comparison is about to begin
+        self._is_check_due = False  # whether a comparison will begin soon
         self._compared: dict[Txid, str | None] = {}  # the key of a row that differs; None during the comparison
 
     def started(self) -> None:
         """Begin with a started node: repair it if it knows that it is damaged, else compare tables now and then."""
-        self.doubts, self._looks = 0, False
+        self.doubts, self._is_check_due = 0, False
         self._compared.clear()
         if is_damaged(self.machine):
             self._heal_soon()
         elif self.machine.world.options.flip_every_s:
-            self._look_later()
+            self._check_later()
 
     @property
     def comparing(self) -> Iterable[Txid]:
@@ -223,29 +223,29 @@ class Care:
         assert self.machine.node is not None
         if self.machine.node.state.doubts > self.doubts:
             self.doubts = self.machine.node.state.doubts
-            self._look_soon()
+            self._check_soon()
 
     # -- detection -------------------------------------------------------------------------------------------------
 
     def _after(self, seconds: float, action: Any) -> None:
         self.machine.later(seconds, lambda: self.machine.running and action())
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         scrub_s = self.machine.world.options.scrub_s
-        self._after(scrub_s * self.luck.uniform(0.5, 1.5), self._look_now_and_then)
+        self._after(scrub_s * self.luck.uniform(0.5, 1.5), self._check_regularly)
 
-    def _look_now_and_then(self) -> None:
-        self._look()
-        self._look_later()
+    def _check_regularly(self) -> None:
+        self._check_tables()
+        self._check_later()
 
-    def _look_soon(self) -> None:
-        if not self._looks:
-            self._looks = True
-            self._after(self.luck.uniform(0.01, 0.3), self._look)
+    def _check_soon(self) -> None:
+        if not self._is_check_due:
+            self._is_check_due = True
+            self._after(self.luck.uniform(0.01, 0.3), self._check_tables)
 
-    def _look(self) -> None:
+    def _check_tables(self) -> None:
         """Compare tables with those of peers, and restart each node whose tables are damaged."""
-        self._looks = False
+        self._is_check_due = False
         machine = self.machine
         others = self._others()
         if is_damaged(machine) or (not others and len(machine.world.here()) > 1):
@@ -255,7 +255,7 @@ class Care:
             return
         for other in others:
             if other.disk.seen.flipped:
-                other.care._look_soon()
+                other.care._check_soon()
 
     def _others(self) -> "list[Machine]":
         """Return the other machines that serve and can be reached."""

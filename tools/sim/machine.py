@@ -128,7 +128,7 @@ class Machine:
         )
         self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))
-        self._let_go()
+        self._advance_batches()
         self._set_alarm()
         self.world.network.connect_all(self.name)
 
@@ -290,7 +290,7 @@ class Machine:
                 self.guarded(lambda node: self._perform(node.step(on.Woken(), self.now())))
             if boot != self.boot:
                 return  # as above
-            self._let_go()
+            self._advance_batches()
             self._set_alarm()
 
     def _ask_newer(self, node: Node) -> None:
@@ -506,7 +506,7 @@ class Machine:
 
     # -- durability ------------------------------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
+    def _advance_batches(self) -> None:
         """Close the open batch, and sync the closed ones, or release output at once that needs no sync."""
         disk = self.disk
         if disk.open.after:
@@ -545,4 +545,4 @@ class Machine:
             return
         self.syncing = False
         self.disk.make_durable(count)
-        self._let_go()
+        self._advance_batches()

@@ -24,8 +24,8 @@ FAREWELL_S = 0.5  # how long the link to a removed node is kept, so that the nod
 
 
 @dataclass
-class Way:
-    """A direction of a link."""
+class Direction:
+    """The state of one direction of a link."""
 
     sent: int = 0
     arrived: int = 0
@@ -39,7 +39,7 @@ class Link:
     """The present link of a pair of nodes."""
 
     def __init__(self) -> None:
-        self.ways: dict[str, Way] = {}  # by sender
+        self.directions: dict[str, Direction] = {}  # by sender
         self.broken = False
 
 
@@ -125,13 +125,13 @@ class Network:
         for me, other in ((one, two), (two, one)):
             self.machines[me].let_in.add(other)
             told = max(self.world.now + self.delay(other, me), self.quiet_until.get((me, other), 0.0))
-            link.ways[other] = Way(last=told)
+            link.directions[other] = Direction(last=told)
             self.world.after(told - self.world.now, lambda me=me, other=other: self._up(link, me, other))  # type: ignore[misc]
 
     def _up(self, link: Link, me: str, other: str) -> None:
         if link.broken:
             return
-        link.ways[me].open = True
+        link.directions[me].open = True
         self.machines[me].post(PeerUp(other))
 
     def break_link(self, one: str, two: str, *, again: bool = True) -> None:
@@ -141,7 +141,7 @@ class Network:
             return
         link.broken = True
         for me, other in ((one, two), (two, one)):
-            inbound = link.ways[other]
+            inbound = link.directions[other]
             inbound.cut = self.luck.randint(inbound.arrived, inbound.sent)
             if inbound.stalled:
                 inbound.cut = min(inbound.cut, inbound.stalled[0][0])
@@ -149,7 +149,7 @@ class Network:
             told = max(self.world.now + self.luck.uniform(0.0, 0.05), inbound.last + 1e-6)
             told = min(told, self.world.now + 1.0) if not inbound.cut > inbound.arrived else told
             self.quiet_until[(me, other)] = told + 1e-6
-            if link.ways[me].open:
+            if link.directions[me].open:
                 self._later(me, told, PeerDown(other))
         if again:
             self.retry(one, two)
@@ -163,24 +163,24 @@ class Network:
     def send(self, source: str, target: str, data: bytes) -> None:
         """Send a message, if the sender believes that the link is up."""
         link = self.links.get(frozenset((source, target)))
-        if link is None or not link.ways[source].open:
+        if link is None or not link.directions[source].open:
             return
-        way = link.ways[source]
+        direction = link.directions[source]
         if self.faulty and self.luck.random() < self.options.lose:
             self.world.counts["lost"] += 1
             return
-        number, way.sent = way.sent, way.sent + 1
+        number, direction.sent = direction.sent, direction.sent + 1
         if (source, target) in self.blocked:
-            way.stalled.append((number, data))
+            direction.stalled.append((number, data))
             return
         self._carry(link, source, target, number, data)
 
     def _carry(self, link: Link, source: str, target: str, number: int, data: bytes) -> None:
-        way = link.ways[source]
+        direction = link.directions[source]
         arrives = self.world.now + self.delay(source, target)
         if self.options.ordered or not self.faulty:
-            arrives = max(arrives, way.last)
-            way.last = arrives
+            arrives = max(arrives, direction.last)
+            direction.last = arrives
         else:
             arrives = max(arrives, self.world.now + 1e-6)
         to = self.machines[target]
@@ -191,10 +191,10 @@ class Network:
             to.later(late, lambda: self._arrive(link, source, target, number, data))
 
     def _arrive(self, link: Link, source: str, target: str, number: int, data: bytes) -> None:
-        way = link.ways[source]
-        if way.cut is not None and number >= way.cut:
+        direction = link.directions[source]
+        if direction.cut is not None and number >= direction.cut:
             return
-        way.arrived = max(way.arrived, number + 1)
+        direction.arrived = max(direction.arrived, number + 1)
         self.machines[target].post(Received(source, self._read(data)))
 
     def _read(self, data: bytes) -> Message:
@@ -219,7 +219,7 @@ class Network:
         if link is None:
             self.retry(*sorted((source, target)))
             return
-        way = link.ways[source]
-        stalled, way.stalled = way.stalled, []
+        direction = link.directions[source]
+        stalled, direction.stalled = direction.stalled, []
         for number, data in stalled:
             self._carry(link, source, target, number, data)

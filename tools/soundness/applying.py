@@ -317,7 +317,7 @@ def play(case: Case, tally: Tally, folder: Path) -> None:
     """Play a case.
 
     Raises:
-        NotAppliedError: something that was approved does not apply, or not everywhere alike.
+        NotAppliedError: an approved transaction does not apply, or nodes or a replay differ.
     """
     world = World(folder, case, tally)
     luck = random.Random(case.luck)

@@ -42,21 +42,21 @@ def find_failing(
         case = make(Source(random.Random(f"{start}:{number}").randrange))
         report = check(case)
         if report is not None:
-            return (check(_smallest(case, check, parts)) or report) if shrink else report
+            return (check(_reduced(case, check, parts)) or report) if shrink else report
     return None
 
 
-def _smallest(case: C, check: Callable[[C], str | None], parts: tuple[str, ...]) -> C:
-    """Leave out whatever the case does not need to fail."""
+def _reduced(case: C, check: Callable[[C], str | None], parts: tuple[str, ...]) -> C:
+    """Return the case without the items that it does not need to fail."""
     smaller = True
     while smaller:
         smaller = False
         for part in parts:
             size = len(getattr(case, part))
             while size:
-                for place in reversed(range(0, len(getattr(case, part)), size)):
+                for index in reversed(range(0, len(getattr(case, part)), size)):
                     items = getattr(case, part)
-                    less: C = replace(case, **{part: items[:place] + items[place + size :]})  # type: ignore[type-var]
+                    less: C = replace(case, **{part: items[:index] + items[index + size :]})  # type: ignore[type-var]
                     with contextlib.suppress(Exception):  # without that part the case is invalid
                         if check(less) is not None:
                             case, smaller = less, True

@@ -1,4 +1,4 @@
-"""Small cases for mistakes that a random search would need very long to come upon, and that no test of a part finds."""
+"""Small cases for mistakes that a random search would need very long to find, and that no unit test finds."""
 
 from typing import Any
 

@@ -134,7 +134,7 @@ class LocalSteps:
                 await self._session._call(Step(0, last, COMMIT, encode_prepared(prepared)), max(left_s, 0.05))
             except ConflictError:
                 tries += 1
-                if tries >= STRICT_TRIES and not self.transactions.has_own:
+                if tries >= STRICT_TRIES and not self.transactions.pool.has_own:
                     return None
                 if time.monotonic() >= until:
                     raise
@@ -202,7 +202,7 @@ class LocalSteps:
         else:
             asked = replace(request, statements=(), token=core.token)
             one = await self._session._in_place(self.transactions.begin, asked)
-        if one is None and request.temporary and self.transactions.attached.has_any:
+        if one is None and request.temporary and self.transactions.pool.attached.has_any:
             if is_fresh:
                 core.temporary.name = ""  # else the session's later statements would ask for these objects, too
             raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")

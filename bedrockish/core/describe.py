@@ -143,7 +143,7 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
-            # A COMMIT may come without its body, so it is printed from its label; malformed bytes are printed for logs.
+            # A COMMIT may lack its body, so it is printed from its label; malformed bytes are printed for logs.
             label = decode_label(message.label)
             return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:

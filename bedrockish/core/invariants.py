@@ -90,7 +90,7 @@ def counted_attempts_have_no_promise(state: State, coordinator: Coordinator) -> 
 
 
 def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
-    """A waiting request stands in exactly one queue, of a transaction or of a request: without one it never wakes."""
+    """A waiting request is in exactly one queue, of a transaction or of a request: without one it never wakes."""
     replies = coordinator.replies
     behind = (inflight.behind for inflight in replies.in_flight.values())
     queues = [*coordinator.contention.wait_queue.waits.values(), *behind]
@@ -101,7 +101,7 @@ def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
 
 
 def requests_in_flight_have_an_attempt(coordinator: Coordinator) -> None:
-    """A request waits for approvals of a transaction that is still open; without one its answer never comes."""
+    """A request waits for approvals of a transaction that is still open; otherwise it would never be answered."""
     carried = {number for attempt in coordinator.attempts.open.values() for number in attempt.numbers}
     for number, inflight in coordinator.replies.in_flight.items():
         assert inflight.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"

@@ -122,7 +122,7 @@ class Node:
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
                     self.coordinator.contention.reservations.check()
-                    # The peer's approvals will not come soon, so attempts that need them are given up now.
+                    # The peer approves nothing for now, so attempts that need its approval are given up.
                     self.coordinator.check()
             case on.Accused(peer, reason, for_good):
                 self.state.roster.accuse(peer, reason)
@@ -293,7 +293,7 @@ class Node:
                 self.coordinator.rollbacks.give_up_forgotten((message.txid, *message.more[:ASKED_MAX]))
                 self.voter.on_ask(peer, message)
             case say.Gossip():
-                # The clocks come first: they count even if the rest of the message is malformed.
+                # The clocks first: they count even if the reservation is malformed.
                 self.safe_time.on_gossip(peer, message)
                 self.coordinator.contention.reservations.heard(peer, message.reserved)
             case say.Fetch():

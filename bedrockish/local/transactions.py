@@ -19,7 +19,6 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError, UnavailableError, UnsupportedError
 from bedrockish.local import connections
-from bedrockish.local.attached import Attached
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed
 from bedrockish.local.transaction import LocalTransaction
@@ -52,11 +51,6 @@ class LocalTransactions:
         reads.on_tick, reads.on_given = self.end_late, self._give
         watch_forks(self)
         wait_at_forks(self)
-
-    @property
-    def attached(self) -> Attached:
-        """The files that the session has attached."""
-        return self._reads.attached
 
     def _give(self, given: Give) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
@@ -144,11 +138,6 @@ class LocalTransactions:
     def has_functions(self) -> bool:
         """Whether the program has registered functions, collations or a progress handler."""
         return bool(self._reads.given)
-
-    @property
-    def has_own(self) -> bool:
-        """Whether the session has functions or attached files, which the node does not have."""
-        return self.pool.has_own
 
     def has_temporary(self, name: str) -> bool:
         """Return whether this process holds the TEMP objects of this name."""

@@ -125,7 +125,9 @@ class Runtime:
         self.publisher = Publisher(engine, self.core.state)
         self._inbox: deque[on.Event] = deque()
         self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
-        self._writes: FairQueue[on.Submitted] = FairQueue()  # the same, for writes that can share a transaction
+        self._writes: FairQueue[on.Submitted] = (
+            FairQueue()
+        )  # the short writes among them, which can share a transaction
         self._requests = 0
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)

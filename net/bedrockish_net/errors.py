@@ -70,9 +70,7 @@ class LinkClosedError(NetError):
 
 
 class DialError(NetError):
-    """Raised when no link could be opened: the address refuses connections, the name is unknown, or no answer came in
-    time.
-    """
+    """Raised when no link could be opened: it was refused, the name is unknown, or no answer arrived in time."""
 
 
 class TlsError(DialError):

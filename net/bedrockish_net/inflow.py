@@ -21,7 +21,7 @@ class Sender(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """The time since the last bytes of an incomplete message came."""
+        """The time since the last bytes of an incomplete message arrived."""
 
 
 class Inflow:

@@ -64,7 +64,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A peer refused our link. The event comes once for each reason."""
+    """A peer refused our link. The event is emitted once for each reason."""
 
     node: str
     code: str

@@ -97,7 +97,7 @@ class SocketLink:
                 self._unsent.popleft()
 
     def receive(self) -> list[bytes]:
-        """Return the messages that have come; none if the socket is not readable, or the link has ended."""
+        """Return the messages that have arrived; none if the socket is not readable, or the link has ended."""
         found: list[bytes] = []
         while self.over is None:
             try:
@@ -144,7 +144,7 @@ class SocketLink:
                 self._write(self._connection.send(Ping()))
 
     def wake_at(self) -> float:
-        """Return the time at which to call ``tend`` if no bytes come before."""
+        """Return the time at which to call ``tend`` if no bytes arrive before."""
         return max(self.heard, self._asked) + self._limits.ping_seconds
 
     def excuse(self, now: float) -> None:

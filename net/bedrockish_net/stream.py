@@ -249,7 +249,7 @@ class Link:
         """Return the next message, waiting for it. No message is lost if this is cancelled.
 
         Raises:
-            LinkClosedError: the link has ended, and all messages that came before were returned.
+            LinkClosedError: the link has ended, and all messages that arrived before were returned.
         """
         await self._wait_for_message()
         payload = self._inbox.popleft()

@@ -211,7 +211,7 @@ class Attempts:
         attempt.counting = False
         if attempt.rest:
             state.timers.drop(Timer.BEGIN_REST, transaction.txid)
-        # A transaction is decided once: an approval or a reject that comes later changes nothing.
+        # A transaction is decided once: a later approval or reject changes nothing.
         state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # read now, because this commit may remove a peer
         # The label names the voters that have approved so far; no later approval is needed as evidence.
@@ -235,7 +235,7 @@ class Attempts:
             return
         if message.reason == Reason.PROMISED:
             attempt.promised = True
-            return  # a recovery runs; its outcome will come
+            return  # a recovery runs, and will send its outcome
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
             # Only the command whose id the voter calls too old gets this error; the transaction's others run again.
@@ -276,8 +276,7 @@ class Attempts:
     def _repeat(self) -> None:
         """Send a BEGIN again to the voters that have not answered it for long.
 
-        A link loses no message. But a voter assembles only a bounded number of BEGINs that come in pieces, and drops
-        further ones.
+        A link loses no message. But a voter assembles a bounded number of BEGINs in pieces, and drops further ones.
         """
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s

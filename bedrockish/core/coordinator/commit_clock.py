@@ -79,7 +79,7 @@ class ClockQuorum:
         return found.request_id
 
     def repeat(self, under_way: Container[int]) -> None:
-        """Repeat the question to the voters that have not answered: it may be lost, or a voter may have come back.
+        """Repeat the question to the voters that have not answered: it may be lost, or a voter may have restarted.
 
         Args:
             under_way: the open requests; rounds of other requests are dropped.

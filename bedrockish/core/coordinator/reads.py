@@ -25,13 +25,12 @@ import cbor2
 from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.request import NAMED_BEFORE, NAMED_MAX, Awaited, InFlight
 from bedrockish.core.protocol.effects import NewerTold
-from bedrockish.core.protocol.messages import Check, Checked
+from bedrockish.core.protocol.messages import Check, Checked, read_access_set
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
-from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, covers
 
@@ -311,13 +310,8 @@ class Reading:
         Raises:
             EntryMalformedError: the access set of the read cannot be decoded.
         """
-        try:
-            asks_every_key = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
-            access_set = EVERY_KEY if asks_every_key else AccessSet.unpack(cbor2.loads(message.access_set))
-        except (cbor2.CBORError, ValueError, TypeError) as error:
-            raise EntryMalformedError(
-                f"these {len(message.access_set)} bytes are not an access set: {error}"
-            ) from error
+        asks_every_key = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
+        access_set = EVERY_KEY if asks_every_key else read_access_set(message.access_set)
         state = self.state
         # A node that has forgotten approvals must not answer "no conflict".
         if not state.roster.certifies_reads:

@@ -30,7 +30,7 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
-UNFIT_MAX = 5  # executions that took too long for their clock; after so many the request fails
+UNFIT_MAX = 5  # after this many executions that took too long for their clock, the request fails
 KEY_BYTES = 32  # about the length of a key
 RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
@@ -227,7 +227,7 @@ class Ready:
 
 
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
-    """Return the answer of a request whose transaction was committed at a place."""
+    """Return the answer of a request whose transaction was committed at ``place``."""
     seen = inflight.request.token
     # The vector has the commit and its base: every node that serves the session later has to show both.
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)

@@ -21,7 +21,7 @@ import cbor2
 
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.wait_queue import WaitQueue
-from bedrockish.core.protocol.messages import Reserved
+from bedrockish.core.protocol.messages import Reserved, read_access_set
 from bedrockish.core.protocol.pieces import COMMAND
 from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish.core.state.outbox import Timer
@@ -35,7 +35,6 @@ from bedrockish_journal.model.access_set import (
     object_of,
     object_range,
 )
-from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Txid
 
 ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
@@ -63,7 +62,7 @@ class Reservations:
         state: State,
         in_flight: Mapping[int, InFlight],  # all requests that are under way
         wait_queue: WaitQueue,
-        pause: Callable[[InFlight, float], None],  # executes a request again after so many milliseconds
+        pause: Callable[[InFlight, float], None],  # executes a request again after some milliseconds
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
         self.held: Reservation | None = None  # the reservation that is honoured here now, or None
@@ -167,10 +166,7 @@ class Reservations:
         clock, for_ms, said = reserved
         if known is not None and known.txid.clock == clock:
             return  # each gossip repeats it
-        try:
-            access_set = AccessSet.unpack(cbor2.loads(said))
-        except (cbor2.CBORError, ValueError, TypeError) as error:
-            raise EntryMalformedError(f"these {len(said)} bytes are not an access set: {error}") from error
+        access_set = read_access_set(said)
         self.told[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()
 

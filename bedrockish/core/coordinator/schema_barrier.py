@@ -40,7 +40,7 @@ class SchemaBarrier:
         self.decided: dict[Txid, list[InFlight]] = {}  # the requests for the change itself
 
     def blocks(self, prepared: Prepared, clock: int) -> bool:
-        """Return whether a scheduled change comes before a transaction of this clock."""
+        """Return whether a transaction of this clock has to wait for the scheduled change."""
         scheduled = self.state.schema.scheduled
         # A second change always waits, because it runs on the version that the first one makes.
         return not (scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates))

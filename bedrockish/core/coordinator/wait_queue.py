@@ -18,9 +18,9 @@ from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
-COMMITS = 4  # the turn of a leader lasts so many commit times
+COMMITS = 4  # the turn of a leader, in commit times
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
-MEMORY = 200  # a rival expires after so many commit times without a conflict
+MEMORY = 200  # commit times without a conflict after which a rival expires
 # For the order of requests, all schema changes want one key: the greatest clock. They do not want the clocks that they
 # write: transactions of rows read these clocks, and need not wait for the next attempt of a change.
 CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
@@ -338,7 +338,7 @@ def _queue(inflight: InFlight, queue: deque[int]) -> None:
 
 
 SIZE_MAX = 64  # commands in one group
-UNDIVIDED = 4  # the commands of a group of so many go on alone after a conflict
+UNDIVIDED = 4  # after a conflict, a group of up to this many commands is divided into single commands
 
 
 class Together:

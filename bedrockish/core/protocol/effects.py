@@ -125,7 +125,7 @@ class DropPieces:
 class Assemble:
     """Join parts, each of them bytes or the name of a saved piece, and later step ``Assembled`` with the result.
 
-    Other events may come before ``Assembled``; until then the core deletes none of these pieces.
+    Other events may precede ``Assembled``; until then the core deletes none of these pieces.
     """
 
     peer: str

@@ -24,7 +24,7 @@ class Submitted:
     """A request of a client has arrived. ``request_id`` is the driver's number of the request.
 
     ``once``: the request was executed already, as an interactive transaction is, and each further execution returns
-    that result; so it cannot be retried on newer data. ``others``: requests that came at the same moment and may share
+    that result; so it cannot be retried on newer data. ``others``: requests that arrived with it and may share
     a transaction with it; they only write rows, and have the same isolation.
     """
 
@@ -36,7 +36,7 @@ class Submitted:
 
 @value
 class MovedToWorker:
-    """A request is executed in a worker, which may take long; ``Executed`` comes later."""
+    """A request is executed in a worker, which may take long; ``Executed`` follows."""
 
     request_id: int
 

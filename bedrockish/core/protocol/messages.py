@@ -25,6 +25,7 @@ import cbor2
 from bedrockish.common.trace_context import read_traceparent
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.levels import LEVEL, OLDEST
@@ -442,7 +443,7 @@ def _several(*readers: Reader) -> Reader:
 
 def _name(value: Any) -> tuple[bytes, int]:
     digest, size = _several(_bytes, _whole)(value)
-    # The size comes before the piece: the bounds on stored and requested bytes use it.
+    # The size is known before the piece: the bounds on stored and requested bytes use it.
     if len(digest) != DIGEST_BYTES or not 0 < size <= PIECE_BYTES_MAX:
         raise EntryMalformedError(f"there should be a piece's sha256 and its size, not {value!r:.80}")
     return digest, size
@@ -504,6 +505,18 @@ class Whole:
 
     message: Message
     transaction: Transaction | None
+
+
+def read_access_set(data: bytes) -> AccessSet:
+    """Return the access set in a CHECK or in the reservation of a GOSSIP.
+
+    Raises:
+        EntryMalformedError: the bytes are not an access set.
+    """
+    try:
+        return AccessSet.unpack(cbor2.loads(data))
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not an access set: {error}") from error
 
 
 def read_whole(data: bytes) -> Whole | None:

@@ -104,7 +104,7 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
-        # A voter that approved has the body in its vote, so the COMMIT comes without it. If the COMMIT has a body that
+        # A voter that approved has the body in its vote, so the COMMIT has none. If the COMMIT has a body that
         # differs from the vote's, that body is decoded; the hash below tells which of the two was committed.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted

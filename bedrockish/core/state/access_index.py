@@ -1,8 +1,8 @@
 """Access sets indexed by key, to find the transactions that read or write the keys of another one.
 
 A dictionary holds the single keys, so the cost of a test does not grow with the number of transactions. A range is
-looked up in the sorted keys, which are kept sorted only while range queries come, and compared with the other ranges
-one by one.
+looked up in the sorted keys, which are kept sorted only as long as there are range queries, and compared with the other
+ranges one by one.
 
 An access set of thousands of keys is not indexed by key but held whole: indexing would take longer than all comparisons
 with it. A comparison looks up the few keys of another set among the many keys of this one.
@@ -18,7 +18,7 @@ from bedrockish_journal.model.transaction import Txid
 Name = TypeVar("Name", bound=Hashable)
 
 LARGE = 4_000  # an access set with more keys than this is held whole
-UNUSED_MAX = 1_000  # after so many changes without a range query the sorted keys are dropped
+UNUSED_MAX = 1_000  # changes without a range query after which the sorted keys are dropped
 _CLOCKS, _CLOCKS_END = clocks_from(0)
 _CLOCK_PREFIX = _CLOCKS[:3]  # the prefix that ``is_clock`` tests; calling it for each key would dominate the cost
 
@@ -78,7 +78,7 @@ class _Keys(Generic[Name]):
             self._delete([key for key in points if key not in holders])
 
     def _insert(self, new: list[bytes]) -> None:
-        # The keys are kept sorted only while range queries come: the cost of an insertion grows with their number.
+        # Without range queries the keys are not kept sorted: the cost of an insertion grows with their number.
         self._change(len(new))
         if self._order is not None:
             for key in new:
@@ -100,7 +100,7 @@ class _Keys(Generic[Name]):
         """Return the keys of a range, in order."""
         if self._order is None:
             self._order = sorted(self.holders)
-        # Keep the keys sorted for a while: a range query seldom comes alone.
+        # Keep the keys sorted for a while: more range queries usually follow.
         self._unused = 0
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 
@@ -131,7 +131,7 @@ class _Ranges(Generic[Name]):
                     del self._held[_object(one)]
 
     def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
-        """Yield the holders of ranges that overlap one of these keys and ranges; a holder may come more than once."""
+        """Yield the holders of ranges that overlap one of these keys and ranges, perhaps with repetitions."""
         held, nothing = self._held, dict[Range, dict[Name, None]]()
         # A range over several objects may contain keys of any object.
         wide = held.get(b"", nothing)

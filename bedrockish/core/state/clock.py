@@ -189,7 +189,7 @@ class Clock:
         return self.value
 
     def adjust(self, heard: int) -> None:
-        """Move up to a value that came with a message."""
+        """Move up to the value in a message."""
         if heard > self.value:
             self.value = heard
 
@@ -261,7 +261,7 @@ class ClosingLag:
     def read(self, seconds: float, clock: int) -> None:
         """Record a reading of the node's clock."""
         if seconds > self._decayed:
-            # Let the lateness decay by the seconds that have passed: readings come at irregular intervals.
+            # Let the lateness decay by the seconds that have passed: the intervals between readings are irregular.
             self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
             self._decayed = seconds
         assert not self._readings or self._readings[-1][1] <= clock, "the clock went back"

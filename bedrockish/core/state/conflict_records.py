@@ -96,5 +96,5 @@ class Contests:
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders with which our transactions have lately conflicted at these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
-        # A rival that has stopped must not slow us down; a rival that only pauses comes again within these seconds.
+        # A rival that has stopped must not slow us down; a rival that only pauses conflicts again in this time.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

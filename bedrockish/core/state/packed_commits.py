@@ -15,7 +15,7 @@ from bedrockish_journal.model.access_set import MANY, READS, WRITES, AccessSet, 
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
-SEGMENT, SEGMENT_KEYS = 256, 4_000  # commits that are packed together, fewer if they have so many keys
+SEGMENT, SEGMENT_KEYS = 256, 4_000  # commits that are packed together, and keys after which a segment ends earlier
 FILTER_BYTES = 4_096  # the size of a segment's filter (a Bloom filter with one false positive in ten)
 _READ, _WRITE = 1, 2
 Place = tuple[str, int]

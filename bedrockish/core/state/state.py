@@ -98,7 +98,7 @@ class State:
             window.add(entry.place, entry.transaction)
             # A settled commit is not remembered: ``outcome`` looks it up in the journal.
             if entry.txid.clock > settled:
-                # If the commit was adopted, its second label may still come, and must then be recognized as a repeat.
+                # If the commit was adopted, its second label may still arrive, and must be recognized as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
@@ -155,7 +155,7 @@ class State:
         return True
 
     def keep_ceiling(self) -> None:
-        """Raise the ceiling of the clock if the clock comes near it, and make the new ceiling durable."""
+        """Raise the ceiling of the clock if the clock is near it, and make the new ceiling durable."""
         if self.clock.needs_ceiling:
             # First in the step: the new ceiling must be durable before a clock above the old one leaves this node.
             self.outbox.emit_first(Keep("clock_ceiling", self.clock.raise_ceiling()))
@@ -394,7 +394,7 @@ class State:
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
-        # Where there are other voters, the timer comes a moment later than the activation: a BEGIN from before the
+        # With other voters, the timer fires a moment later than the activation: a BEGIN from before the
         # activation may still be under way, and would be TOO LATE.
         self.timers.set(max(0, left_ms) + grace_ms, Timer.SCHEMA_DUE, change.txid)
 

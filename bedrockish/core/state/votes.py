@@ -59,7 +59,7 @@ class Votes:
         vote = self.by_txid.get(txid)
         if vote is None:
             vote = self.by_txid[txid] = Vote(txid, transaction)
-        # The rollback came before the BEGIN: only now are the transaction's keys known for conflict tests.
+        # The rollback arrived before the BEGIN: only now are the transaction's keys known for conflict tests.
         elif vote.transaction is None:
             vote.transaction = transaction
         return vote

@@ -222,7 +222,7 @@ def _not_whole(packed: Mapping[str, Any]) -> str:
 
 
 def _make_empty(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
-    """Make an empty file that knows the cluster; the journal comes when the node runs."""
+    """Make an empty file that knows the cluster; the running node fetches the journal."""
     founding = Founding(config.node, read_membership(bootstrap), store, joining)
     Engine.open(path, founding=founding).close()
 

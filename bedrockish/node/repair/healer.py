@@ -37,7 +37,7 @@ from bedrockish_net.events import Hello
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two checks of the other members' answers
-LOOK_AGAIN_S = 5.0  # the same, after it is known that no node can apply an entry
+LOOK_AGAIN_S = 5.0  # between two checks whether another node has applied an entry that stops this node
 PROVE_AGAIN_S = 30.0  # before another attempt to compare a copy with its journal, after a lack of room
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"

@@ -66,7 +66,7 @@ def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Order:
 
 
 class Pace:
-    """The pace of a scrub: at most so many rows per second, and at most a fifth of the time at work.
+    """The pace of a scrub: a limit of rows per second, and at most a fifth of the time at work.
 
     A range takes longer while the node or its disk is busy with requests, so the scrub rests longer then.
     """

@@ -1,4 +1,4 @@
-"""Puts messages together that came in pieces, and decodes them, in a thread and on a connection of its own.
+"""Assembles messages from their pieces, and decodes them, in a thread and on a connection of its own.
 
 The core goes on in parallel: a message of 30 MB takes some tenths of a second, in which all other transactions would
 wait. The messages are put together one after the other, in the order of their arrival.

@@ -15,8 +15,8 @@ class GroupTimer:
     Clients that were answered together write again nearly together. If the first write were executed as soon as it
     arrives, it would have a round of votes to itself, and the writes of a moment later would share the next round: the
     cluster would have twice the work for the same commits. So the node waits for as many writes as it has just answered
-    and as wait already. It learns how many writes to expect: one more than the last time if all expected writes came;
-    otherwise only as many as came.
+    and as wait already. It learns how many writes to expect: one more than the last time if all expected writes
+    arrived; otherwise the number that arrived.
 
     Args:
         commit_s: returns the recent time of a commit, in seconds.
@@ -29,7 +29,7 @@ class GroupTimer:
     ) -> None:
         self._commit_s, self._size_max, self._now = commit_s, size_max, now
         self.together = 0  # how many requests were answered at once lately
-        self._likely = 1  # the writes that are likely to come together
+        self._likely = 1  # the writes that are likely to arrive together
         self._wanted = 1  # the writes that the node waits for now
         self._until = 0.0
 

@@ -56,7 +56,7 @@ class StatementStatistics:
     """The statements of one node.
 
     Args:
-        slow_log_s: requests that take so many seconds or more are logged; 0: no request is logged.
+        slow_log_s: seconds from which on requests are logged; 0: no request is logged.
         clock: returns seconds that only grow.
     """
 

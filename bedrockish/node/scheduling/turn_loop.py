@@ -84,8 +84,7 @@ class FairQueue(Generic[T]):
 class TurnLoop:
     """The loop that takes turns while there is work."""
 
-    # Reads the input of links. The loop calls this before each turn, so that one turn handles all input that came
-    # together.
+    # Reads the input of links. The loop calls this before each turn, so that one turn handles all input together.
     read: Callable[[], None]
     away: Callable[[], None]  # called before the writer works in another thread
 

@@ -136,7 +136,7 @@ class WorkerPool:
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads
         self._is_closed = False
-        self.requests: set[int] = set()  # the requests that came here and are not answered yet
+        self.requests: set[int] = set()  # the requests that were started here and are not answered yet
         # By text, whether each of its last runs took long; only texts that took long at least once.
         self.long_texts: dict[str, deque[bool]] = {}
         self._switch_s = sys.getswitchinterval()

@@ -1,7 +1,7 @@
 """The thread for long work with the writing connection, so that links, HTTP and readers go on in the loop.
 
 The core waits for the work, as for every effect. Each user of the writing connection in the loop waits as well, so no
-reader sees a part of the work, and no other write comes between.
+reader sees a part of the work, and no other write interleaves.
 """
 
 from collections.abc import Callable

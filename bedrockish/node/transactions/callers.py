@@ -17,7 +17,7 @@ class Owner:
     """An owner of transactions and streams that has no link; its maker ends it.
 
     Args:
-        host: the address from which its caller has come.
+        host: the address of its caller.
     """
 
     def __init__(self, host: str) -> None:

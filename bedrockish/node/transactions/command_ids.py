@@ -8,7 +8,7 @@ from bedrockish_journal.model.transaction import ROWS
 
 
 def check_request(access: Access, entry: Entry, request: Request) -> None:
-    """Check that an entry came from a request: from the same user, with the same statements or the same call.
+    """Check that an entry belongs to a request: to the same user, with the same statements or the same call.
 
     Entries of releases that kept no digest pass with any statements.
 
@@ -26,7 +26,7 @@ def check_request(access: Access, entry: Entry, request: Request) -> None:
 
 
 def check_removed(access: Access, removed: tuple[str | None, bytes], request: Request) -> None:
-    """Check that a command, whose entry was removed from the journal, came from a request, as ``check_request`` does.
+    """Check that a command, whose entry was removed from the journal, belongs to a request; see ``check_request``.
 
     Args:
         removed: the user and the digest that are kept of the command.

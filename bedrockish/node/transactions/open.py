@@ -36,7 +36,7 @@ class OpenTransaction:
     # A vector with every commit that was acknowledged before the transaction's first read of the cluster's own tables;
     # None if there was no such read, or its read level is not ``strict``.
     level: Mapping[str, int] | None = None
-    # The durable commits that its client's answers rest on; None: the client was told nothing.
+    # The durable commits on which its client's answers depend; None: the client has no answer yet.
     told: Mapping[str, int] | None = None
     # A random text that names it to operators, who must not learn its command id, which belongs to its user.
     id: str = field(default_factory=lambda: os.urandom(6).hex())

@@ -343,7 +343,7 @@ class _Reader:
     def _is_positioned(self, cursor: int) -> bool:
         """Return whether an instruction other than the test for an empty table positions this cursor.
 
-        If so, the test adds no read: it only lets the program skip lookups, and their reads are recorded anyway.
+        If so, the test adds no read: the program only skips lookups by it, and their reads are recorded anyway.
         """
         return any(
             (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)

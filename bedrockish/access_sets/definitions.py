@@ -95,7 +95,7 @@ class Definitions:
     def listed_with(self, changed: Set[str]) -> Set[str]:
         """Return the folded names of the tables to list when ``changed`` are described again.
 
-        These are all tables if there are virtual ones, whose layout needs the kinds of the tables that belong to them.
+        With virtual tables, all are listed: their layout needs the kinds of the tables that belong to them.
         """
         return self.by_table.keys() | changed if self.virtual else changed
 

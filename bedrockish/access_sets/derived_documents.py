@@ -50,7 +50,7 @@ class DerivedDocuments:
         return None
 
     def _columns_of(self, name: str) -> tuple[ComputedColumns, list[tuple[int, str]]] | None:
-        """Return the evaluator of a table's STORED columns, with their places and names; None if none reads JSON."""
+        """Return the evaluator of a table's STORED columns, with their positions and names; None if none reads JSON."""
         table = self._schema.tables.get(name)
         if table is None or not reads_documents(table.sql):
             return None

@@ -43,7 +43,9 @@ _ALL = (1 << 64) - 1
 _double = Struct(">d")
 _word = Struct(">Q")
 _number = Struct(">BQH")  # tag; the largest double not above the value, made sortable; value minus that double
-_not_negative = Struct(">BdH")  # the same for value >= 0, given -value: its sign bit makes the double sortable
+_not_negative = Struct(
+    ">BdH"
+)  # like ``_number`` for a value >= 0: packs -value, whose sign bit makes the double sortable
 _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 _INVERTED = bytes(255 - byte for byte in range(256))
 

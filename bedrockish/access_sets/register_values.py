@@ -395,9 +395,9 @@ class PrivateRecords:
         self._asked: dict[tuple[int, int], None] = {}
 
     def _fill(self, register: int, address: int | None) -> "_Fill":
-        """Return the instructions and cursors from which the record in a register can come.
+        """Return the instructions and cursors that can be the source of the record in a register.
 
-        With an address, return only those from which it can come when the instruction at that address runs.
+        With an address, return only the possible sources when the instruction at that address runs.
         """
         if address is not None:
             maker = self._maker(register, address)

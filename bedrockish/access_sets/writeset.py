@@ -161,7 +161,7 @@ class _TableKeys:
         if identity and any(_by_own_key(foreign, table) for foreign in schema.children.get(table.name, ())):
             self._uniques.append((_joiner(object_prefix("i:" + table.name), identity), (), False))
         self._columns_of: _Join | None = None
-        self._columns: list[tuple[int, bytes]] = []  # place of each column, and the suffix of its key
+        self._columns: list[tuple[int, bytes]] = []  # position of each column, and the suffix of its key
         if table.has_column_keys:
             self._columns_of = _joiner(object_prefix(table.columns_object), identity)
             self._uniques.append((self._columns_of, (), False))

@@ -29,7 +29,7 @@ PAGE_ROWS = 200
 POLL_S = 0.1
 HOLD_S = 10.0  # how often a reader reports its cursor
 HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
-SILENT_S = 60.0  # how long safe time may stand still before the feed raises an error
+SILENT_S = 60.0  # how long safe time may stop before the feed raises an error
 SILENT_NODES = 6  # number of nodes that are asked in turn during that time
 
 
@@ -57,9 +57,9 @@ def may_pass(error: BedrockishError) -> bool:
 class _Progress:
     """Watches whether safe time advances, as it should every second, even if no transaction is committed.
 
-    Safe time stands still at a node that is cut off from the majority, and at all nodes without a majority. So the
-    reader asks another node. If safe time stands still there, too, the reader gets an error, because it cannot tell
-    whether there were commits.
+    Safe time stops at a node that is cut off from the majority, and at all nodes without a majority. So the reader
+    asks another node. If safe time has stopped there, too, the reader gets an error, because it cannot tell whether
+    there were commits.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -86,14 +86,14 @@ class _Progress:
         return True
 
     def is_silent(self) -> bool:
-        """Return whether safe time has stood still for too long, at all nodes that were asked."""
+        """Return whether safe time has stopped for too long, at all nodes that were asked."""
         return time.monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
-        """Raise an error because safe time has stood still, unless the clock is a mere counter.
+        """Raise an error because safe time has stopped, unless the clock is a mere counter.
 
-        Such a clock (``cluster_clock = off``) stands still without commits. ``status``: a node's status,
-        None if no node answers.
+        Such a clock (``cluster_clock = off``) stops without commits. ``status``: a node's status, None if no node
+        answers.
 
         Raises:
             UnavailableError: safe time should have advanced.
@@ -121,13 +121,13 @@ class Changes:
         follow: wait for further transactions; otherwise stop at the present safe time.
         hold: a name for this reader, under which the nodes keep the journal from the page that it has requested last;
             see ``Client.hold``.
-        silent_s: how long safe time may stand still, in seconds, before a reader with ``follow`` gets an error.
+        silent_s: how long safe time may stop, in seconds, before a reader with ``follow`` gets an error.
 
     Raises:
         UsageError: ``after`` is not a cursor.
         ForeignClusterError: ``after`` is a cursor of another cluster.
         PrunedError: entries after the cursor were removed from the journal.
-        UnavailableError: no node can be reached; with ``follow``, safe time has stood still for ``silent_s``.
+        UnavailableError: no node can be reached; with ``follow``, safe time has stopped for ``silent_s``.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Changes:
         return self._page.popleft()
 
     async def _check_progress(self) -> None:
-        """Leave a node at which safe time stands still; raise an error if it stands still at all nodes."""
+        """Leave a node at which safe time has stopped; raise an error if it has stopped at all nodes."""
         if self._progress.is_node_silent():
             self._client.leave_node()
         if self._progress.is_silent():

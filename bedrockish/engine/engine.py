@@ -461,7 +461,7 @@ class Engine:
         return self._limits.memory
 
     def _note_change(self) -> None:
-        """Note that the open batch changes the schema."""
+        """Mark the open batch as one that changes the schema."""
         self._is_changed = True
 
     def _reload(self) -> None:

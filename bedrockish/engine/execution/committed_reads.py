@@ -29,7 +29,7 @@ CACHE_KIB = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The batch that a held snapshot shows."""
+    """The batch that a pinned snapshot shows."""
 
     flushed: Flushed  # the state of the file after the batch
     clock: int  # a clock at or after every commit in the snapshot and the activation of its schema

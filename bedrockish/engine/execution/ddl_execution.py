@@ -354,7 +354,7 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     """Return a statement with the values of its parameters written into it.
 
     Raises:
-        UnsupportedError: the places of its parameters cannot be found.
+        UnsupportedError: its parameters cannot be found in its text.
     """
     if not params:
         return sql

@@ -334,7 +334,7 @@ class Executor:
             blocks: takes the rows, if they are many, except for the last of them, which are returned.
 
         Raises:
-            TakesLongError: it exceeds the loop's budget, or could with values of these lengths.
+            TakesLongError: the statement exceeds the loop's budget, or could with values of these lengths.
             TooLargeError: the rows take more than ``room`` bytes, the changes are too large, or it runs too long.
         """
         budget = self.governor.budget

@@ -73,7 +73,7 @@ def execute(
         for request in requests:
             scope.begin(request.command, 0, base)
             result = _one(executor, request, gatherer)
-            if scope.named:  # it names its transaction, which the journal finds only by its first command's id
+            if scope.named:  # the request names its transaction, which the journal finds only by its first command's id
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)

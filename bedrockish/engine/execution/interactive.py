@@ -84,8 +84,8 @@ class Interactive:
 
         Raises:
             ConflictError: the schema has changed since the transaction began.
-            SqlError: SQLite does not understand it.
-            UnsupportedError: it cannot be replicated, or not in a transaction.
+            SqlError: SQLite does not accept a statement.
+            UnsupportedError: a statement cannot be replicated, or not in a transaction.
         """
         self.check_schema(work)
         found = self._executor.texts.pieces(statement, work.user)

@@ -24,7 +24,7 @@ def may_share(prepared: Prepared) -> bool:
 
 
 def merge(
-    # A request and its transaction, which the others join; returned unchanged if none of them can.
+    # A request and its transaction, which the other transactions join; returned unchanged if none can join.
     first: tuple[Request, Prepared],
     # Further requests of the same isolation, each with a function that returns its transaction.
     others: Iterable[tuple[Request, Callable[[], Prepared]]],
@@ -41,7 +41,7 @@ def merge(
         try:
             one = move_up(other.command, prepare())
         except BedrockishError:
-            continue  # its program gets the error when the transaction goes on alone
+            continue  # its program gets the error when the transaction is led alone
         if one is not None:
             merger.add(other, one)
     return merger.merged(join) if merger.is_several else prepared

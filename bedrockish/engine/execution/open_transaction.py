@@ -41,7 +41,7 @@ class Logged:
 
 
 class TransactionWorkspace(Protocol):
-    """The methods with which an open transaction ends its workspace, which is a copy of the database or an overlay."""
+    """The workspace of an open transaction, a copy of the database or an overlay, as far as its end needs it."""
 
     version: int
 
@@ -94,8 +94,7 @@ class TransactionWork:
     # or TEMP objects; None while it runs on the engine's connection.
     workspace: TransactionWorkspace | None = None
     moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
-    # Whether a deferred foreign key was broken when the transaction was swapped out, or at a savepoint to which it was
-    # rolled back.
+    # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which it was rolled back.
     unsure: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.
@@ -108,7 +107,7 @@ class TransactionWork:
     ended: bool = False  # whether it is no longer needed
 
     def follow(self, other: "TransactionWork") -> None:
-        """Take over the state of another record of the same transaction, which is not used any more."""
+        """Copy the state of another record of this transaction, which this record replaces."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers

@@ -124,7 +124,7 @@ class OverlayTransaction:
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def start(self, *, is_small: bool = False) -> None:
-        """Take the writing connection, for a transaction that has made no changes yet.
+        """Acquire the writing connection, for a transaction that has made no changes yet.
 
         Args:
             is_small: keep the old pages in memory as long as each write has a recipe, and up to ``SMALL_CHANGES`` rows.
@@ -204,7 +204,7 @@ class OverlayTransaction:
         """Run a text; return the result of its last statement, and about how many bytes the results take.
 
         Raises:
-            ClockNeededError: it calls ``transaction_clock()``, and the transaction has no clock yet.
+            ClockNeededError: the statement calls ``transaction_clock()``, and the transaction has no clock yet.
             BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
         """
         self._check_goes_on()
@@ -350,7 +350,7 @@ class OverlayTransaction:
         with self.workspace.stoppable:
             prepared = self.interactive.finish(self.work)
         for which in (READS, WRITES):
-            prepared.access_set.ordered(which)  # sorted here, many keys hold up the loop less
+            prepared.access_set.ordered(which)  # sorted in this thread, so that many keys block the loop for less time
         return prepared
 
 

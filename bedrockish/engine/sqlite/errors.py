@@ -21,15 +21,15 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """The system's error numbers for a file that cannot be written now: a full disk, a quota, the limit of a file's size,
 and a read-only file system. SQLite has its own code only for a full disk."""
 _TEXT = re.compile("syntax error|unrecognized token|incomplete input")
-FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
+FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node resumes"
 
 FOREIGN_WRITER = "another program has written to the node's file; stop it, and fill this node again"
 
 NO_FILE = "the process of the statement cannot open another file; end connections, or raise its limit of open files"
 
 _CORRUPT_INDEX = (
-    "a virtual table that the statement uses is corrupt, or the values of a 'delete' command are not those in the "
-    "index: leave such commands out, for every node keeps its indexes; else drop and create the virtual table"
+    "a virtual table that the statement uses is corrupt, or a 'delete' command names other values than the index has: "
+    "leave such commands out, because nodes maintain their indexes; otherwise drop and create the virtual table"
 )
 WITHOUT_PLUGIN = (
     "it is a function or a collation of a plugin that this node does not have: name the module in its key plugins, as "

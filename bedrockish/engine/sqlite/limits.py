@@ -107,7 +107,7 @@ class Memory:
             MemoryFullError: more than ``SMALL_TIMES`` times ``max_bytes`` are taken.
         """
         if self.taken > SMALL_TIMES * self.max_bytes:
-            raise self.refusal("more memory is taken at this node than it may")
+            raise self.refusal("this node uses more memory than it may")
 
     def check_large(self) -> None:
         """Check that a request that may take much memory may begin.
@@ -116,7 +116,7 @@ class Memory:
             MemoryFullError: more than ``max_bytes`` are taken.
         """
         if self.is_full:
-            raise self.refusal("more memory is taken at this node than it may")
+            raise self.refusal("this node uses more memory than it may")
 
     def refusal(self, what: str) -> MemoryFullError:
         """Record a refusal for lack of memory; return its error."""

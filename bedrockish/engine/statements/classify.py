@@ -77,14 +77,14 @@ _ONLY_READ = "{} belongs to the database itself and can only be read"
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
 _DROPS = re.compile(r"DROP\b(?!\s+(?:TRIGGER|VIEW)\b)", re.IGNORECASE)
 _PAST_PACKS = (
-    "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
-    "in the statement itself, not in a view or a trigger and not as main.bedrockish_journal"
+    "{} would read {} as stored, which is empty for entries that are packed; name bedrockish_journal in the statement "
+    "itself, not in a view or a trigger and not as main.bedrockish_journal"
 )
 _NOT_HERE = "the module {} is not installed at this node; install {} at every node"
 ALONE = "a table of vec1 is made in a request of its own; make others, and fill it, before or after"
 _OF_CONNECTION = "{} sets something for one connection to the node's file; leave it out"
 _TAKES_LONG = frozenset({"vec1_train"})  # functions that take long and cannot be interrupted
-_MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
+_MODULE = "virtual tables of the module {} are not replicated, only of {}; use one of these, or an ordinary table"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
 _MODEL = (
     "{} gets its model as a value, VALUES ('rebuild', ?): a query would make another model at each node; run "

@@ -35,8 +35,8 @@ class InsertParser:
         if found and found[-1].text == ";":
             found.pop()
         self.tokens = found  # all tokens, without a semicolon at the end
-        self.numbers = parameter_numbers(found)  # the number of each parameter, by the place of its token
-        self.closing = _closing(found)  # the place of each closing parenthesis, by the place of the opening one
+        self.numbers = parameter_numbers(found)  # the number of each parameter, by the index of its token
+        self.closing = _closing(found)  # the index of each closing parenthesis, by the index of the opening one
         self._at = 0
 
     def insert(self) -> Insert:
@@ -143,7 +143,7 @@ class InsertParser:
         return "select"  # the VALUES that begins here is a part of a compound SELECT
 
     def _end(self, kind: str, first: int) -> int:
-        """Return the place after the rows to insert, where ON CONFLICT, RETURNING or the end of the text follows."""
+        """Return the index after the rows to insert, where ON CONFLICT, RETURNING or the end of the text follows."""
         if kind == "default":
             if not self.tokens[first + 1 : first + 2] or not self.tokens[first + 1].is_word("VALUES"):
                 raise NotUnderstoodError

@@ -1,7 +1,7 @@
 """Rewrites INSERTs that leave a row's id to SQLite, so that the node assigns the id.
 
-The client's text stays, and only calls of ``bedrockish_id('table')`` are inserted: as one more column, or around a
-value that may be NULL. Parameters keep their numbers.
+Calls of ``bedrockish_id('table')`` are inserted into the client's text, as one more column or around a value that may
+be NULL. The remaining text is unchanged, and parameters keep their numbers.
 
     INSERT INTO t(a) VALUES (?)         INSERT INTO t(a, "id") VALUES (?, bedrockish_id('t'))
     INSERT INTO t VALUES (?, 'x')       INSERT INTO t VALUES (bedrockish_id('t', ?), 'x')     when ? is NULL
@@ -108,7 +108,7 @@ class _Splicer:
         return Rewritten(self._table.name, sql, () if self._always else tuple(self._nulls))
 
     def _place(self) -> int | None:
-        """Return the place of the id among the named columns, or None if it is not among them."""
+        """Return the index of the id among the named columns, or None if it is not among them."""
         columns = self._insert.columns
         table = self._table
         if columns is None:
@@ -140,7 +140,7 @@ class _Splicer:
             self._insert_after(self._parser.closing[first] - 1, f", {self._given}")
 
     def _rows(self) -> list[int]:
-        """Return the places of the opening parentheses of the rows of VALUES."""
+        """Return the indexes of the opening parentheses of the rows of VALUES."""
         return [begin for begin, _ in self._parser.split(self._insert.first + 1, self._insert.end)]
 
     # -- where there is an id that may be NULL ---------------------------------------------------------------------
@@ -169,7 +169,7 @@ class _Splicer:
             self._around(first, end)
         else:
             self._always = self._always or not self._is_literal(first, end)
-            self._around(first, end)  # the function notes this id, so that no other row of the statement gets it
+            self._around(first, end)  # the function records this id, so that no other row of the statement gets it
 
     def _is_literal(self, first: int, end: int) -> bool:
         if end == first + 2 and self._tokens[first].text in ("-", "+"):
@@ -177,7 +177,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Assign an id where a SELECT has NULL or a parameter; other expressions stay, so that copying is cheap."""
+        """Assign an id where a SELECT has NULL or a parameter; leave other expressions, so that copying is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

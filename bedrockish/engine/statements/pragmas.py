@@ -160,7 +160,7 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     if known in (LIKE, TRIGGERS):
         return (
             f"PRAGMA {name} is a setting of a session, and the client of the session keeps it: send the statement "
-            f"'PRAGMA {name} = ON', in these words, on a connection; over HTTP, before the others of a request"
+            f"'PRAGMA {name} = ON', in these words, on a connection, or over HTTP at the start of a request"
         )
     return (
         f"PRAGMA {name} would change this node only; settings belong in the node's configuration, "

@@ -29,7 +29,7 @@ LEASE_MAX = 1_000  # ids that a program gets at a time
 
 
 def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:
-    """Return the number of stripes, a power of two, and a node's stripe: its place, from 1, among all names in order.
+    """Return the number of stripes, a power of two, and a node's stripe: its number, from 1, among all names in order.
 
     >>> stripe("B", ["C", "A", "B"])
     (16, 2)

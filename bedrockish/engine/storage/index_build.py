@@ -7,7 +7,7 @@ then runs, as usual, when the change comes into force. A restart of the process 
 1. The build takes a snapshot and reads its rows in the order of the index; SQLite sorts them in another thread.
 2. The rows are added to the index through the *stand-in* (``index_plan``), some thousand at a time. In the order of the
    index each page is written once; in the order of the rows each row would write another page.
-3. Rows that change during the build are noted. When the whole snapshot is added, their old entries are removed, and
+3. Rows that change during the build are recorded. When the whole snapshot is added, their old entries are removed, and
    then their new entries are added, a slice at a time. In another order, two rows that swapped their values would seem
    duplicates under a unique index.
 4. From then on each applied transaction changes the index, too, so that it always matches the table.
@@ -94,7 +94,7 @@ class Build:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the build is in progress, so that changed rows have to be noted."""
+        """Whether the build is in progress, so that changed rows must be recorded."""
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
@@ -220,7 +220,7 @@ class Build:
         return touched
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
-        """Note rows of the table that are about to change; return the rows whose entries to remove now."""
+        """Record rows of the table that are about to change; return the rows whose entries to remove now."""
         touched = set(rowids)
         if self.phase is Phase.LOADING:
             self._stale |= touched
@@ -231,7 +231,7 @@ class Build:
         return []
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
-        """Note rows of the table that have just changed; return the rows whose entries to add now."""
+        """Record rows of the table that have just changed; return the rows whose entries to add now."""
         touched = set(rowids)
         if self.phase is Phase.REMOVING:  # add them later: under a unique index, a row's old entry may still conflict
             self._missing |= self._settled(touched)

@@ -91,7 +91,7 @@ def frame_pages(wal: int, page_bytes: int) -> FramePages:
 
 
 class Frames:
-    """The places of the newest version of each page in the WAL, as of a moment that only moves forward."""
+    """The offsets of the newest version of each page in the WAL, as of a moment that only moves forward."""
 
     def __init__(self, wal: int, page_bytes: int) -> None:
         self._wal, self._page_bytes = wal, page_bytes
@@ -126,7 +126,7 @@ class Frames:
 
 
 class Written:
-    """The written pages: up to ``MEMORY_BYTES`` in memory, and the rest in a temporary file without a name."""
+    """The written pages: up to ``MEMORY_BYTES`` in memory, and the others in a temporary file without a name."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes

@@ -64,8 +64,8 @@ def make_plain(copy: Path) -> None:
 def strip(copy: Path) -> tuple[Vector, int, str]:
     """Turn a copy of a node's file into a database with the users' own objects and rows only.
 
-    Returns: the last applied tick of each timeline, the highest clock of an applied transaction, and the cursor from
-        which the change feed goes on after the copy.
+    Returns: the last applied tick of each timeline, the highest clock of an applied transaction, and the cursor after
+        which the change feed continues from the copy.
 
     Raises:
         ConfigError: the copy is not a node's file, or cannot be written.

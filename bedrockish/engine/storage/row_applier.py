@@ -442,7 +442,7 @@ def changed_mask(before: Row, after: Row) -> int:
 
 
 def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
-    """Return a statement, and the places in the row of its first parameters.
+    """Return a statement, and the positions in the row of its first parameters.
 
     The last parameters of an UPDATE or DELETE are the address of the old row (``_address``) and all its values.
     """

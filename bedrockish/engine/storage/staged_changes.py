@@ -49,7 +49,7 @@ class Run:
     name: str  # name of the in-memory table that has the changes
     fill: str  # the statement that puts one change into the in-memory table
     changes: int = 0  # number of changes
-    written: set[int] = field(default_factory=set)  # places of the columns that any change of an UPDATE run sets
+    written: set[int] = field(default_factory=set)  # positions of the columns that any change of an UPDATE run sets
     first: int = INT_MAX  # the smallest rowid of the changes
     last: int = INT_MIN  # the greatest rowid of the changes
 
@@ -166,7 +166,7 @@ class StagedChanges:
         return run
 
     def _add(self, run: Run, rows: Sequence[Sequence[Any]]) -> None:
-        """Add changes to a run. Each is a list: place, op, rowid, rowid after, row before, row after."""
+        """Add changes to a run. Each is a list: table's number, op, rowid, rowid after, row before, row after."""
         columns, writable = len(run.table.columns), run.table.writable
         rowids, before, after = ([row[place] for row in rows] for place in (2, 4, 5))
         if {*map(type, rowids)} != {int}:
@@ -292,7 +292,7 @@ def _rows(rows: Sequence[Row], columns: int) -> Sequence[Row]:
 
 
 def _differing(before: Sequence[Row], after: Sequence[Row], places: Sequence[int]) -> set[int]:
-    """Return the places of the columns whose values differ byte by byte in some row."""
+    """Return the positions of the columns whose values differ byte by byte in some row."""
     old, new = [*zip(*before, strict=True)], [*zip(*after, strict=True)]
     return {place for place in places if not _are_same(old[place], new[place])}
 

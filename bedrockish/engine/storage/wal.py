@@ -1,9 +1,9 @@
 """Makes commits durable, and keeps the WAL small.
 
 With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. Our own ``fdatasync``
-after a batch makes all of its commits durable together, in a helper thread, while the connection goes on. SQLite itself
-makes the other syncs: a checkpoint syncs the WAL before it copies pages, and the database file after the last page; and
-a WAL that starts over syncs its new header before any frame.
+after a batch makes all of its commits durable together, in a helper thread, while the connection continues. SQLite
+itself makes the other syncs: a checkpoint syncs the WAL before it copies pages, and the database file after the last
+page; and a WAL that starts over syncs its new header before any frame.
 """
 
 import os
@@ -61,7 +61,7 @@ class Wal:
         return self._fd
 
     def begun(self) -> None:
-        """Note that the writer's first transaction is open: from now on, other programs' commits are detected."""
+        """Record that the writer's first transaction is open: from now on, other programs' commits are detected."""
         self._version = self._data_version()
 
     def is_overtaken(self) -> bool:
@@ -69,7 +69,7 @@ class Wal:
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:
-        """Note that SQLite has rolled back the writer's transaction after a failure, and that another one is open.
+        """Allow for a rollback of the writer's transaction by SQLite after a failure; the next transaction is open.
 
         After a failed write SQLite drops its cached pages, and changes data_version as if another program had
         committed. Only the WAL itself tells the two cases apart, so it is read.

@@ -94,10 +94,12 @@ class Capture:
         finally:
             self._noticed = None
 
-    def start(self, size: int = 0) -> None:
-        """Start to collect changes for a new request; ``size`` bytes already count towards its limit."""
-        self._log, self._touched, self._size, self.failure = [], {}, size, None
-        self._searched_size = 0
+    def start(self, size: int = 0, searched: int = 0) -> None:
+        """Start to collect changes; ``size`` bytes, and ``searched`` bytes of text for FTS5, already count towards the
+        limits.
+        """
+        self._log, self._touched, self.failure = [], {}, None
+        self._size, self._searched_size = size, searched
         self.changed_temporary = False
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
@@ -117,6 +119,11 @@ class Capture:
     def size(self) -> int:
         """Approximate number of bytes of the changes so far."""
         return self._size
+
+    @property
+    def searched(self) -> int:
+        """Number of bytes of text that FTS5 has to index for the changes so far."""
+        return self._searched_size
 
     @property
     def count(self) -> int:
@@ -169,9 +176,7 @@ class Capture:
             before: Row | None = None if op == INSERT else update.old
             after: Row | None = None if op == DELETE else update.new
         except UnicodeDecodeError:
-            self.failure = SqlError(
-                f"a text written to {table.name} is not UTF-8; store it as a blob", table=table.name
-            )
+            self.failure = _not_text(table.name)
             return
         if table.reals:
             before, after = _as_reals(table, before), _as_reals(table, after)
@@ -249,6 +254,7 @@ class Capture:
 
         Raises:
             TooLargeError: the changes are over the limit.
+            SqlError: a row has a text that is not UTF-8.
         """
         found: Rows = {}
         for name, rows_touched in touched.items():
@@ -263,7 +269,10 @@ class Capture:
             query = f"SELECT {columns} FROM {quote(name)} WHERE {key}"
             rows = found[name] = {}
             for rowid in rows_touched.rowids:
-                row = self._db.execute(query, (rowid,)).fetchone()
+                try:
+                    row = self._db.execute(query, (rowid,)).fetchone()
+                except UnicodeDecodeError:
+                    raise _not_text(name) from None
                 if row is not None:
                     rows[rowid] = row
                     self._size += row_bytes(row)
@@ -313,6 +322,10 @@ def _searched(indexes: list[list[int]], before: Row | None, after: Row | None) -
 
 def _length(value: object) -> int:
     return len(value) if type(value) is str or type(value) is bytes else 0
+
+
+def _not_text(table: str) -> SqlError:
+    return SqlError(f"a text written to {table} is not UTF-8; store it as a blob", table=table)
 
 
 def _too_much_to_search(table: str) -> TooLargeError:

@@ -10,7 +10,7 @@ from bedrockish import open_client
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError
+from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError, TooLargeError
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 
@@ -93,6 +93,23 @@ async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalC
             assert (await transaction.execute("UPDATE seen SET n = n + 1 WHERE n = 2")).rowcount == 1
             await transaction.rollback()
             await trio.sleep(0.05)
+
+
+async def test_rows_of_all_long_statements_count_towards_the_limit_of_their_transaction(cluster: LocalCluster) -> None:
+    """Without that, the node would keep rows without limit, and COMMIT would fail instead of the statement."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, v BLOB)")
+        await client.execute("INSERT INTO big VALUES (1, x'')")
+        transaction = await client.begin()
+        insert = f"INSERT INTO big SELECT ?, zeroblob(12000000 + 0 * ({LONG} SELECT count(*) FROM n))"
+        for number in (2, 3):
+            assert (await transaction.execute(insert, [number])).rowcount == 1
+        with pytest.raises(TooLargeError, match="changes more than"):
+            await transaction.execute(insert, [4])
+        assert (await transaction.execute("SELECT count(*) FROM big")).value() == 3
+        await transaction.commit()
+        assert (await client.execute("SELECT sum(length(v)) FROM big")).value() == 24_000_000
 
 
 async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> None:

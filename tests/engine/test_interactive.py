@@ -14,7 +14,7 @@ from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError, UsageError
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from tests.engine.nodes import Limits, Sql, TestNode, contents, request
 from tests.engine.test_budget import Clocks
@@ -491,6 +491,56 @@ def test_limit_of_changes_counts_all_statements_of_a_transaction(tmp_path: Path)
     desk.commit(work)
     assert desk.node.rows("SELECT count(*) FROM t") == [(sent,)]
     desk.close()
+
+
+@pytest.mark.parametrize("definition", ["TABLE t(a, twice AS (a || a))", "VIRTUAL TABLE t USING fts5(a)"])
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("sql", "value", "error"),
+    [
+        ("INSERT INTO t(rowid, a) VALUES (77, ?)", "x" * 60_000, "changes more than 100000 bytes"),
+        ("INSERT INTO t(rowid, a) VALUES (77, CAST(? AS TEXT))", b"\xff", "t is not UTF-8"),
+    ],
+)
+def test_statement_whose_rows_are_refused_after_it_has_run_is_undone(
+    tmp_path: Path, definition: str, is_known: bool, sql: str, value: Any, error: str
+) -> None:
+    """The rows of such tables are read after the statement, which must then leave no row that COMMIT would lack."""
+    desk = Desk(tmp_path / "A.sqlite", changes_bytes=100_000)
+    desk.node.run(f"CREATE {definition}")
+    work = desk.begin()
+    desk.run(work, "INSERT INTO t(rowid, a) VALUES (1, 'first')")
+    desk.run(work, ("INSERT INTO t(rowid, a) VALUES (2, ?)", ("x" * 50_000,)))
+    with pytest.raises(UsageError, match=error):
+        _ = (is_known and desk.run_again(work, sql, (value,))) or desk.run(work, (sql, (value,)))
+    assert desk.run(work, "SELECT rowid FROM t ORDER BY rowid") == [([(1,), (2,)], -1)]
+    assert work.lastrowid == desk.interactive._db.last_insert_rowid() == 2
+    desk.run(work, "INSERT INTO t(rowid, a) VALUES (3, (SELECT count(*) FROM t))")
+    desk.commit(work)
+    assert desk.node.rows("SELECT rowid FROM t ORDER BY rowid") == [(1,), (2,), (3,)]
+    assert desk.node.rows("SELECT a FROM t WHERE rowid = 3")[0][0] in (2, "2")
+    desk.close()
+
+
+@pytest.mark.parametrize(
+    "definitions", [["VIRTUAL TABLE t USING fts5(a)"], ["TABLE t(a)", "VIRTUAL TABLE f USING fts5(a, content='t')"]]
+)
+def test_limit_of_text_for_search_counts_all_statements_of_a_transaction(desk: Desk, definitions: list[str]) -> None:
+    """COMMIT indexes all of it at once, at every node; what a savepoint takes back does not count."""
+    for one in definitions:
+        desk.node.run(f"CREATE {one}")
+    work, insert = desk.begin(), ("INSERT INTO t(rowid, a) VALUES (NULL, ?)", ("x" * (3 << 20),))
+    desk.run(work, insert)
+    work.mark("s", is_broken=False)
+    desk.run(work, insert)
+    with pytest.raises(TooLargeError, match="to be indexed by FTS5"):
+        desk.run(work, insert)
+    desk.interactive.rollback_to(work, "s")
+    desk.run(work, insert)
+    with pytest.raises(TooLargeError, match="to be indexed by FTS5"):
+        desk.run(work, insert)
+    desk.commit(work)
+    assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
 
 
 def test_or_rollback_ends_its_own_transaction_only(desk: Desk) -> None:

@@ -250,7 +250,7 @@ class Interactive:
         self._executor.reader = None  # the other connection does not see what this one writes
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(work.size)
+        capture.start(work.size, work.searched)
         self._executor.governor.allow(budget_s)
         try:  # half of the time is left for keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
@@ -310,7 +310,7 @@ class Interactive:
         in_savepoint = self._guards or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
-        capture.start(work.size)
+        capture.start(work.size, work.searched)
         try:
             self._change(text, values)
             has_failed = capture.failure is not None
@@ -320,7 +320,7 @@ class Interactive:
         if has_failed:
             self._undo_write(work, in_savepoint=in_savepoint)
             return None
-        rowcount, work.lastrowid = db.changes(), db.last_insert_rowid()
+        rowcount = db.changes()
         changes, touched = capture.stop()
         if not plan.reads_nothing:
             work.sets.note(*plan.bind(values))
@@ -328,8 +328,8 @@ class Interactive:
             self._keep(work, changes, touched)
         else:
             assert not touched
-            self._add(work, changes, [], capture.size)
-        work.wrote = True
+            self._add(work, changes, [])
+        work.lastrowid, work.wrote = db.last_insert_rowid(), True
         return Result((), [], rowcount, work.lastrowid or None)
 
     def _undo_write(self, work: TransactionWork, *, in_savepoint: bool) -> None:
@@ -565,7 +565,7 @@ class Interactive:
         assert work.sets is not None
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(work.size)
+        capture.start(work.size, work.searched)
         try:
             resolved = self._resolve(work, piece, params)
             rows, size = self._executor.run_piece(piece, params, room)
@@ -576,12 +576,12 @@ class Interactive:
             raise
         is_definition = piece.kind == TEMPORARY and kind_of(piece.sql) == DEFINITION
         rowcount = -1 if is_definition else db.changes()
-        work.lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
         work.sets.complete(resolved, changes, touched)
         if self.engine.scope.locked:
             work.sets.lock(self.engine.scope.take_locked())
         self._keep(work, changes, touched)
+        work.lastrowid = db.last_insert_rowid()
         work.wrote = work.wrote or piece.kind == WRITE
         return Result(piece.columns, rows, rowcount, work.lastrowid or None), size
 
@@ -608,31 +608,47 @@ class Interactive:
             )
 
     def _keep(self, work: TransactionWork, changes: list[Change], touched: dict[str, Touched]) -> None:
-        """Add the changes of the statement that has just run to those of the transaction."""
-        assert work.sets is not None
-        db, capture, size = self._db, self._capture, self._capture.size
+        """Add the changes of the statement that has just run to those of the transaction.
+
+        Raises:
+            TooLargeError, SqlError: rows that are read afterwards cannot be kept; the statement was undone.
+        """
+        db, lastrowid = self._db, self._db.last_insert_rowid()
         blurred: list[str] = []
         if touched:
-            after = capture.read_rows(touched)
-            work.unsure = work.unsure or self._broken_keys()
-            db.execute("ROLLBACK TO statement")
-            # SQLite counts the keys again that were broken before the statement; ``redo`` does not change the count.
-            work.unsure = work.unsure or self._broken_keys()
-            before = capture.read_rows(touched)
-            blurred = capture.blurred(touched, before, after)
-            changes += capture.net_changes(before, after)
+            try:
+                blurred = self._find_net(work, changes, touched)
+            except BedrockishError:
+                db.execute("ROLLBACK TO statement")
+                db.execute("RELEASE statement")
+                db.set_last_insert_rowid(work.lastrowid)
+                raise
             failure = self.parts.applier.redo(changes)
             assert not failure, failure
             self.parts.applier.switch_on()
-            db.set_last_insert_rowid(work.lastrowid)
-            size = capture.size
+            db.set_last_insert_rowid(lastrowid)
         self._control("RELEASE statement")
-        self._add(work, changes, blurred, size)
+        self._add(work, changes, blurred)
 
-    def _add(self, work: TransactionWork, changes: list[Change], blurred: list[str], size: int) -> None:
-        """Add changes to the transaction, which then take ``size`` bytes."""
+    def _find_net(self, work: TransactionWork, changes: list[Change], touched: dict[str, Touched]) -> list[str]:
+        """Undo the statement that has just run, and add its net changes of the tables whose rows the hook cannot show.
+
+        Return the tables that count as written whole.
+        """
+        capture = self._capture
+        after = capture.read_rows(touched)
+        work.unsure = work.unsure or self._broken_keys()
+        self._db.execute("ROLLBACK TO statement")
+        # SQLite counts the keys again that were broken before the statement; ``redo`` does not change the count.
+        work.unsure = work.unsure or self._broken_keys()
+        before = capture.read_rows(touched)
+        changes += capture.net_changes(before, after)
+        return capture.blurred(touched, before, after)
+
+    def _add(self, work: TransactionWork, changes: list[Change], blurred: list[str]) -> None:
+        """Add changes to the transaction."""
         assert work.sets is not None
-        work.size = size
+        work.size, work.searched = self._capture.size, self._capture.searched
         work.changes += changes
         work.blurred += blurred
         work.sets.changed(changes, blurred)

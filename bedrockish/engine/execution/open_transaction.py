@@ -28,6 +28,7 @@ class Mark:
     changes: int
     blurred: int
     size: int
+    searched: int
     is_broken: bool  # whether a deferred foreign key was or may have been broken at that time
 
 
@@ -83,6 +84,7 @@ class TransactionWork:
     blurred: list[str] = field(default_factory=list)  # the tables for which only the net effect of the changes is known
     marks: list[Mark] = field(default_factory=list)
     size: int = 0  # an estimate of the bytes of the changes
+    searched: int = 0  # the bytes of text that FTS5 has to index for the changes
     lastrowid: int = 0
     wrote: bool = False  # whether a statement that writes has succeeded, even if it changed no row
     # The statements that were run, which run again if the transaction changes the schema later; None if there were too
@@ -109,7 +111,8 @@ class TransactionWork:
     def follow(self, other: "TransactionWork") -> None:
         """Copy the state of another record of this transaction, which this record replaces."""
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
-        self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
+        self.marks, self.lastrowid = list(other.marks), other.lastrowid
+        self.size, self.searched = other.size, other.searched
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
 
@@ -159,7 +162,7 @@ class TransactionWork:
         if self.sets is not None:
             self.sets.mark()
         is_broken = is_broken or self.unsure
-        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size, is_broken))
+        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size, self.searched, is_broken))
 
     def release(self, name: str) -> None:
         """Execute RELEASE.
@@ -176,7 +179,7 @@ class TransactionWork:
         """Drop the changes since the savepoint with this index, and the savepoints after it."""
         mark = self.marks[place]
         del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
-        self.size = mark.size
+        self.size, self.searched = mark.size, mark.searched
         # SQLite does not count the broken keys of rows that are written again, as those before the savepoint may be.
         self.unsure = self.unsure or mark.is_broken
         if self.sets is not None:

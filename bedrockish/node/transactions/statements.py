@@ -100,6 +100,7 @@ class StatementRunner:
         count, done = len(work.changes), TransactionWork(work.serializable, work.command, request.user)
         done.changes, done.lastrowid, done.clock = list(work.changes), work.lastrowid, work.clock
         done.wrote, done.defers = count > 0, work.defers
+        done.size, done.searched = work.size, work.searched
         try:
             result, error = await self._workers.run(request, lambda workspace: resume(workspace, done, statement))
         finally:
@@ -114,7 +115,7 @@ class StatementRunner:
         self._move(work, done)
         work.changes += done.changes[count:]
         work.blurred += done.blurred
-        work.size = max(work.size, done.size)
+        work.size, work.searched = done.size, done.searched
         work.lastrowid, work.over = done.lastrowid, done.over
         work.unsure, work.defers = work.unsure or done.unsure, done.defers
         work.wrote = work.wrote or done.wrote

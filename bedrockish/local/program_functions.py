@@ -30,17 +30,26 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
     return give
 
 
+class _Instance:
+    """An aggregate of a program. As in ``sqlite3``, the first row makes the instance; without rows it is NULL."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls, self._made = cls, None
+
+    def call(self, method: str, *values: Any) -> Any:
+        if self._made is None:
+            if method == "finalize":
+                return None
+            self._made = _guarded(self._cls, "user-defined aggregate's '__init__' method raised error")()
+        told = f"user-defined aggregate's '{method}' method raised error"
+        return _guarded(lambda: getattr(self._made, method)(*values), told)()
+
+
 def aggregate(name: str, arguments: int, cls: Any) -> Give:
     """Return the registration of an aggregate: a class with ``step`` and ``finalize``; None removes it."""
 
-    def begin() -> Any:
-        one = _guarded(cls, "user-defined aggregate's '__init__' method raised error")()
-        step = _guarded(lambda _, *values: one.step(*values), "user-defined aggregate's 'step' method raised error")
-        final = _guarded(lambda _: one.finalize(), "user-defined aggregate's 'finalize' method raised error")
-        return one, step, final
-
     def give(db: apsw.Connection) -> None:
-        db.create_aggregate_function(name, None if cls is None else begin, arguments)
+        db.create_aggregate_function(name, _beginning(cls, "step", "finalize"), arguments)
 
     return give
 
@@ -48,21 +57,19 @@ def aggregate(name: str, arguments: int, cls: Any) -> Give:
 def window(name: str, arguments: int, cls: Any) -> Give:
     """Return the registration of a window function: ``step``, ``inverse``, ``value`` and ``finalize``; None removes."""
 
-    def begin() -> Any:
-        one = _guarded(cls, "user-defined aggregate's '__init__' method raised error")()
-        return one, *(
-            _guarded(_called(name), f"user-defined aggregate's '{name}' method raised error")
-            for name in ("step", "finalize", "value", "inverse")
-        )
-
     def give(db: apsw.Connection) -> None:
-        db.create_window_function(name, None if cls is None else begin, arguments)
+        db.create_window_function(name, _beginning(cls, "step", "finalize", "value", "inverse"), arguments)
 
     return give
 
 
-def _called(method: str) -> Callable[..., Any]:
-    return lambda one, *values: getattr(one, method)(*values)
+def _beginning(cls: Any, *methods: str) -> Callable[[], Any] | None:
+    """Return the function with which apsw begins an aggregate: it returns an instance and its methods."""
+
+    def called(method: str) -> Callable[..., Any]:
+        return lambda one, *values: one.call(method, *values)
+
+    return None if cls is None else lambda: (_Instance(cls), *map(called, methods))
 
 
 End = Callable[[], None]

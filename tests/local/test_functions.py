@@ -60,6 +60,13 @@ def test_functions_run_in_reads_and_in_open_transactions(db: Any, table: str) ->
     assert db.execute(f"SELECT a FROM {table} WHERE id = 16").fetchone() == ("yy",)
 
 
+def test_aggregates_without_rows_are_null_as_in_sqlite3(db: Any, table: str) -> None:
+    db.create_aggregate("longest", 1, Longest)
+    db.create_window_function("longest_window", 1, Longest)
+    for name in ("longest", "longest_window"):
+        assert db.execute(f"SELECT {name}(a) FROM {table} WHERE id = 0").fetchone() == (None,)
+
+
 def test_function_that_raises_gives_the_error_of_sqlite3(db: Any, table: str) -> None:
     db.create_function("broken", 0, lambda: 1 // 0)
     for begin in (False, True):

@@ -10,6 +10,7 @@ import textwrap
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import apsw
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
+from bedrockish.engine.storage import wal as wal_module
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES, RESERVE_BYTES, RESERVE_LEAST
 from bedrockish.errors import ConfigError, DamagedError
@@ -175,6 +177,28 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
         largest = max(largest, wal_of(node.path).stat().st_size)
 
     assert largest < 120 * FRAME_BYTES
+
+
+def test_wal_of_a_small_disk_leaves_room_for_its_checkpoint(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log took the last room of the disk, and the database could not grow by the frames that it had."""
+    pages = 3_000
+    monkeypatch.setattr(wal_module, "FEWEST_FRAMES", 20)
+    node = make_node(limits=Limits(wal_frames=80))
+
+    def left(_file: int) -> SimpleNamespace:
+        used = node.path.stat().st_size + wal_of(node.path).stat().st_size
+        return SimpleNamespace(f_bavail=pages - used // 4096, f_frsize=4096)
+
+    monkeypatch.setattr(os, "fstatvfs", left)
+    node.run(SCHEMA)
+    while (free := left(0).f_bavail) > 100:
+        node.run("INSERT INTO t(filler) VALUES (randomblob(3000))")
+        node.save()
+        if node.engine.checkpoint_due:
+            node.engine.wal.checkpoint()
+        assert wal_of(node.path).stat().st_size // 4096 <= free
 
 
 READER = """

@@ -24,6 +24,8 @@ COPY_PAGES = 2_048  # pages that are copied at a time, in some milliseconds
 RESERVE_BYTES = 1 << 20  # bytes by which the WAL is lengthened before its frames fill it
 _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would take half as long as the write
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
+ROOM_PARTS = 8  # on a small disk, the WAL restarts when it has used this part of the room that the database leaves
+FEWEST_FRAMES = 1_000  # a WAL of fewer frames never restarts for want of room
 
 
 class Wal:
@@ -46,6 +48,7 @@ class Wal:
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
+        self._most = self._frames_by_room()  # the WAL restarts at so many frames, or at the caller's limit
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
@@ -117,6 +120,19 @@ class Wal:
                 f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
             ) from error
 
+    def _frames_by_room(self) -> int:
+        """Return at how many frames the WAL restarts because of its disk.
+
+        A checkpoint lengthens the database file. A WAL that has taken the last room of the disk could not be copied,
+        and so would keep that room for ever.
+        """
+        try:
+            room, length = os.fstatvfs(self._fd), os.fstat(self._fd).st_size
+        except OSError:
+            return FEWEST_FRAMES
+        free = room.f_bavail * room.f_frsize
+        return max((free + length) // ROOM_PARTS // FRAME_BYTES, FEWEST_FRAMES)
+
     def reserve(self, most: int) -> None:
         """Lengthen the file by zeros before its frames fill it, after a short batch.
 
@@ -126,6 +142,7 @@ class Wal:
         restarts at about ``most`` frames.
         """
         short, self._reserved_at = self.frames - self._reserved_at <= RESERVE_LEAST, self.frames
+        most = min(most, self._most)
         end = WAL_HEADER_BYTES + min(self.frames + RESERVE_LEAST, most) * FRAME_BYTES
         if not short or end <= self._length:
             return
@@ -148,7 +165,7 @@ class Wal:
         In the second case the checkpoint copies and syncs nearly all frames in the background, so that ``finish``,
         which blocks the node, has few left.
         """
-        return self.grown() >= (few if self.frames < most else _left_max(few))
+        return self.grown() >= (few if self.frames < min(most, self._most) else _left_max(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Return whether to call ``finish`` at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
@@ -158,7 +175,7 @@ class Wal:
         At twice ``most`` frames, the background checkpoint is too slow: return True even if many frames are left. But
         while a reader holds the checkpoint back, wait until the reader is gone and few frames are left.
         """
-        frames = self.frames + more
+        frames, most = self.frames + more, min(most, self._most)
         if frames < most:
             return False  # the usual case comes first, because each batch calls this several times
         self.grown()
@@ -178,7 +195,7 @@ class Wal:
                 self._checkpointer = apsw.Connection(self._file)
                 self._checkpointer.wal_autocheckpoint(0)
                 self._checkpointer.execute("PRAGMA synchronous = NORMAL")
-            self._copied_at = self.frames
+            self._copied_at, self._most = self.frames, self._frames_by_room()
             # A connection that has read nothing yet does not know the WAL, and its checkpoint would do nothing.
             self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
             frames, self._copied = self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -200,7 +217,7 @@ class Wal:
             frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._copied = copied
             if frames == copied:
-                is_large = os.fstat(self._fd).st_size > 2 * most * FRAME_BYTES
+                is_large = os.fstat(self._fd).st_size > 2 * min(most, self._most) * FRAME_BYTES
                 how = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_large else apsw.SQLITE_CHECKPOINT_RESTART
                 db.wal_checkpoint("main", how)
                 self.frames = self._length = 0

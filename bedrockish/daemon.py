@@ -290,7 +290,6 @@ def calm_collector() -> None:
 
 
 def _handler(runtime: Runtime, config: Config, gate: Gate, departure: Departure) -> net.ClientHandler:
-    """Return the function that serves each client."""
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
 
     async def on_client(link: Link) -> None:

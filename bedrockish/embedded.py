@@ -116,7 +116,6 @@ class Node:
         self._process.stdin.close()
 
     def _wait_ready(self) -> None:
-        """Wait until the node serves."""
         until = time.monotonic() + READY_S
         while True:
             if self._process.poll() is not None:
@@ -164,7 +163,6 @@ def node(config: str | PathLike[str] | None = None) -> Node:
 
 
 def _free_port() -> int:
-    """Return a port of this machine on which no program listens now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]

@@ -101,12 +101,11 @@ class Printer:
             case say.Offer() | say.Stored() | say.Want() | say.Piece() | say.InPieces():
                 return _in_pieces(message)
             case _:
-                return self._ending(message)
+                return self._recovery_message(message)
 
-    def _ending(
+    def _recovery_message(
         self, message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask
     ) -> str:
-        """Return the text of a message of a recovery."""
         name = self.name
         match message:
             case say.Recover(body, ballot):

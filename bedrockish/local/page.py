@@ -152,7 +152,7 @@ class Page:
         )
         with self._lock:
             self._map[_BATCHES_AT : _BATCHES_AT + BATCHES * _BATCH.size] = bytes(BATCHES * _BATCH.size)
-            self._put()
+            self._write_facts()
 
     @property
     def mode(self) -> int:
@@ -168,14 +168,14 @@ class Page:
                 return
             self._map[place : place + _BATCH.size] = entry + crc32(entry).to_bytes(4, "little")
             self._facts = self._facts._replace(written=number, is_log_ending=int(is_log_ending))
-            self._put()
+            self._write_facts()
 
     def synced(self, number: int) -> None:
         """Publish that all batches up to this number are on the disk."""
         with self._lock:
             if number > self._facts.durable:
                 self._facts = self._facts._replace(durable=number)
-                self._put()
+                self._write_facts()
 
     def beat(self, mode: int, safe: int) -> None:
         """Publish the node's mode and heartbeat; a change to a mode without reads begins a new generation."""
@@ -184,7 +184,7 @@ class Page:
             if mode != self._facts.mode and mode > READING:
                 generation = (generation + 1) & 0xFFFFFFFF
             self._facts = self._facts._replace(mode=mode, heartbeat=now_ns(), safe=safe, generation=generation)
-            self._put()
+            self._write_facts()
 
     @property
     def has_its_file(self) -> bool:
@@ -223,10 +223,10 @@ class Page:
             facts, old = self._facts._replace(generation=(self._facts.generation + 1) & 0xFFFFFFFF), self._map
             new[:] = old[:]
             self._map, self._facts = new, facts
-            self._put()
+            self._write_facts()
             os.replace(made, self._path)  # atomic, so that no program sees half of it
             self._map, self._facts = old, facts._replace(mode=STOPPED)
-            self._put()
+            self._write_facts()
             old.close()
             self._map, self._facts, self._inode = new, facts, inode
 
@@ -236,7 +236,7 @@ class Page:
             self.beat(STOPPED, self._facts.safe)
             self._map.close()
 
-    def _put(self) -> None:
+    def _write_facts(self) -> None:
         """Write the facts; the sequence number is odd during the write."""
         if self._map.closed:
             return

@@ -124,7 +124,6 @@ class Reader:
         return bool(self.db.execute(_WITH_LIKE).fetchall())
 
     def _views(self) -> list[str]:
-        """Return the folded names of the views."""
         return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
 
 
@@ -214,7 +213,7 @@ class FileSnapshots:
         """Return the facts that the node publishes; None while no node serves the file."""
         try:
             if self.readers and self.published is not None and not self._is_of(self.published.facts()):
-                self._leave()
+                self._close_readers()
             if self.is_closed or (not self.readers and not self._open()) or self.published is None:
                 return None
             return self.published.facts()
@@ -226,7 +225,7 @@ class FileSnapshots:
         of = self.readers[0].facts
         return (facts.generation, facts.since) == (of.generation, of.since)
 
-    def _leave(self) -> None:
+    def _close_readers(self) -> None:
         """Close the connections, because the node is gone, or serves another file."""
         readers, self.readers = self.readers, []
         for reader in readers:
@@ -236,7 +235,7 @@ class FileSnapshots:
 
     def close(self) -> None:
         """Close the connections and the page."""
-        self._leave()
+        self._close_readers()
         if self.published is not None:
             self.published.close()
         self.published = None
@@ -268,7 +267,7 @@ class FileSnapshots:
         assert published is not None
         facts = published.facts()
         if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
-            self._leave()  # the node has stopped, repairs its tables, or has exchanged its file
+            self._close_readers()  # the node has stopped, repairs its tables, or has exchanged its file
             if self.pins:
                 raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
             if facts.why_not or not self._open():

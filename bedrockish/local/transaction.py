@@ -131,12 +131,12 @@ class LocalTransaction:
             is_lacking = "no such function" in error.message or "no such collation" in error.message
             if is_lacking and not self.keeps_rows:
                 raise NodeNeededError(error.message) from error
-            self._note(Logged(statement, None, error.message))
+            self._log_statement(Logged(statement, None, error.message))
             raise
         except UsageError as error:
-            self._note(Logged(statement, None, error.message))
+            self._log_statement(Logged(statement, None, error.message))
             raise
-        self._note(Logged(statement, result))
+        self._log_statement(Logged(statement, result))
         return result
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
@@ -166,10 +166,10 @@ class LocalTransaction:
                     else:
                         self.ids += ids.given.ids
         except UsageError as error:
-            self._note(Logged(Statement(sql, values), None, error.message))
+            self._log_statement(Logged(Statement(sql, values), None, error.message))
             raise
         if result is not None:
-            self._note(Logged(Statement(sql, values), result))
+            self._log_statement(Logged(Statement(sql, values), result))
         return result
 
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
@@ -190,7 +190,7 @@ class LocalTransaction:
                 self._pool.ids.take_again()
                 alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
         for statement, result in zip(statements[first:], found, strict=False):
-            self._note(Logged(statement, result))
+            self._log_statement(Logged(statement, result))
         return found, alone
 
     def _run(self, statement: Statement) -> Result:
@@ -216,7 +216,7 @@ class LocalTransaction:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 
-    def _note(self, one: Logged) -> None:
+    def _log_statement(self, one: Logged) -> None:
         if self.log is None:
             return
         self.log.append(one)

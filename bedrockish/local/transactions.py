@@ -48,11 +48,11 @@ class LocalTransactions:
         self.is_closed = False  # whether the session is closed
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
-        reads.on_tick, reads.on_given = self.end_late, self._give
+        reads.on_tick, reads.on_given = self.end_late, self._register
         watch_forks(self)
         wait_at_forks(self)
 
-    def _give(self, given: Give) -> None:
+    def _register(self, given: Give) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
         self.pool.close_idle()
         if self._temporary is not None:

@@ -146,9 +146,9 @@ class _Session:
         for payload in payloads:
             if len(payload) > AT_ONCE_BYTES:
                 self._hold_call(len(payload))
-        self._go_on()
+        self._start_calls()
 
-    def _go_on(self) -> None:
+    def _start_calls(self) -> None:
         if self._until is not None:
             return  # a call was answered while calls are being started: the loop below starts the next
         self._until = time.monotonic() + AT_ONCE_S
@@ -236,7 +236,7 @@ class _Session:
         reply = wire.Failed(number, answer) if isinstance(answer, BedrockishError) else wire.Answered(number, answer)
         size = len(answer.results) if isinstance(answer, Answer) else 0
         if size > AT_ONCE_BYTES or self._link.waiting_bytes > WAITING_BYTES:
-            self._keep(size)
+            self._count_answer(size)
             kept: list[wire.Reply] = [reply]
             self._nursery.start_soon(self._send_kept, kept, size)
             return
@@ -249,7 +249,7 @@ class _Session:
     def _release(self) -> None:
         self._in_flight -= 1
         if self._backlog:
-            self._go_on()
+            self._start_calls()
 
     async def _run_next(self) -> None:
         """Run the oldest call that has not begun, whichever call this task was started for.
@@ -264,17 +264,16 @@ class _Session:
                 found = rest or self._step(call)
                 reply = wire.Answered(call.id, found if isinstance(found, Answer) else await found())
             else:
-                reply = wire.Told(call.id, await self._told(call))
+                reply = wire.Told(call.id, await self._answer_data(call))
         except Exception as error:
             reply = wire.Failed(call.id, self._failed(call, error))
         finally:
             self._hold_call(-asked)
         size = len(reply.answer.results) if isinstance(reply, wire.Answered) else 0
-        self._keep(size)
+        self._count_answer(size)
         await self._send_kept([reply], size)
 
-    async def _told(self, call: wire.Execute | wire.AskChunk | wire.Ask) -> Any:
-        """Return the plain data that answers a call."""
+    async def _answer_data(self, call: wire.Execute | wire.AskChunk | wire.Ask) -> Any:
         node = self._node
         match call:
             case wire.AskChunk(_, offset):
@@ -299,7 +298,6 @@ class _Session:
                 raise AssertionError("a command is begun without a task")
 
     def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
-        """Return the error with which to answer a failed call."""
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
             return error
         return self._node.faults.caught(f"{_what(call)} of client {self._link.remote.node}", error)
@@ -322,7 +320,7 @@ class _Session:
             return transactions.programs.begin(call.request, call.prepared, is_nodes=is_nodes)
         return transactions.begin(self._link, call.op, call.request)
 
-    def _keep(self, size: int) -> None:
+    def _count_answer(self, size: int) -> None:
         """Count the bytes of an answer that waits for room on its link."""
         self._kept += size
         self._memory.hold(self._link, size)

@@ -415,7 +415,7 @@ class Runtime:
         """
         return not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
-    def _take(self, number: int) -> on.Event | None:
+    def _next_event(self, number: int) -> on.Event | None:
         """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
         for place in range(number, number + 3):
             if place % 3 == 0 and self._inbox:
@@ -434,7 +434,7 @@ class Runtime:
         self.core.state.count_batches(self.engine.batch.number)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
-            event = self._take(number)
+            event = self._next_event(number)
             if event is None:
                 break
             if logger.isEnabledFor(logging.DEBUG):

@@ -126,7 +126,7 @@ class Connection:
         try:
             event = self._parse()
             if event is not None:
-                self._take(event)
+                self._follow_remote(event)
         except RemoteProtocolError as error:
             self._failure = error
             error.answer = self._answer(error)
@@ -144,7 +144,7 @@ class Connection:
         self._check_order(event)
         data = encode_event(event, self._limits)
         self.local_state = state
-        self._moved()
+        self._update_is_open()
         return data
 
     def send_data(self, payload: bytes) -> bytes:
@@ -171,7 +171,7 @@ class Connection:
         self._frames.check_end()
         return Closed()
 
-    def _take(self, event: Event) -> None:
+    def _follow_remote(self, event: Event) -> None:
         """Change the remote end's state by one event."""
         try:
             state = self._move(self.remote_state, event)
@@ -186,7 +186,7 @@ class Connection:
             self._check_wiring(event)
             self.remote = event
         self.remote_state = state
-        self._moved()
+        self._update_is_open()
 
     def _move(self, state: State, event: Event) -> State:
         try:
@@ -224,7 +224,7 @@ class Connection:
                 f"{local.node!r} wanted {local.to!r}, but {remote.node!r} answered; check the address of {local.to!r}",
             )
 
-    def _moved(self) -> None:
+    def _update_is_open(self) -> None:
         """Update ``is_open`` after a change of either state."""
         self.is_open = self.local_state is State.OPEN and self.remote_state is State.OPEN
         if self.is_open:

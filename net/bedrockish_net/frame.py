@@ -105,7 +105,7 @@ class FrameReader:
         end = start + HEADER.size + length
         if end > len(buffer):
             return None
-        return kind, self._give(start + HEADER.size, end)
+        return kind, self._cut_payload(start + HEADER.size, end)
 
     def next_data(self) -> bytes | None:
         """Return the payload of the next frame if it is a whole DATA frame within the limit; else None, keeping it."""
@@ -117,9 +117,9 @@ class FrameReader:
         end = first + length
         if kind != _DATA or length > self.limit or end > held:
             return None
-        return self._give(first, end)
+        return self._cut_payload(first, end)
 
-    def _give(self, start: int, end: int) -> bytes:
+    def _cut_payload(self, start: int, end: int) -> bytes:
         buffer = self._buffer
         if end - start <= SHORT_BYTES:
             payload = bytes(buffer[start:end])

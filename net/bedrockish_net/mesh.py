@@ -377,7 +377,7 @@ class Mesh:
                 try:
                     link = await self._dial(node, peer)
                     if link is not None:
-                        await self._hold(node, peer, link)
+                        await self._use(node, peer, link)
                 except Exception as error:
                     self._on_fault(f"the link to {node}", error)
                 if link is not None:
@@ -406,7 +406,7 @@ class Mesh:
         peer.trouble = ""
         return Link(*shaken, limits)
 
-    async def _hold(self, node: str, peer: _Peer, link: Link) -> None:
+    async def _use(self, node: str, peer: _Peer, link: Link) -> None:
         """Use an open link for sending until it ends."""
         peer.outgoing = link
         self._on_event(PeerUp(node))

@@ -113,7 +113,7 @@ class ReadLoop:
             while True:
                 await trio.lowlevel.wait_readable(number)
                 until = perf_counter() + READ_S
-                ready = self._find()
+                ready = self._readable()
                 while ready:
                     self.before()
                     try:
@@ -122,17 +122,16 @@ class ReadLoop:
                         is_done = self.after()
                     if self._courtesy is None or not is_done or perf_counter() >= until:
                         break
-                    ready = self._courtesy.give_way(self._find)
+                    ready = self._courtesy.give_way(self._readable)
         finally:
             self._readers.clear()
             self._epoll.close()
 
     def read_now(self) -> None:
         """Read all readable sockets now; the caller acts on the messages."""
-        self._read(self._find())
+        self._read(self._readable())
 
-    def _find(self) -> Ready:
-        """Return the readable sockets."""
+    def _readable(self) -> Ready:
         return [] if self._epoll.closed else self._epoll.poll(0, READY_MAX)  # closed: the node is shutting down
 
     def _read(self, ready: Ready) -> None:

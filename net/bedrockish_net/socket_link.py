@@ -109,12 +109,12 @@ class SocketLink:
                 break
             self.heard = monotonic()
             self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
-            self._take(data, found)
+            self._process(data, found)
             if not self._is_tls:
                 break  # the next poll reports further bytes of a plain socket, but not bytes that TLS has buffered
         return found
 
-    def _take(self, data: bytes, found: list[bytes]) -> None:
+    def _process(self, data: bytes, found: list[bytes]) -> None:
         try:
             found += self._connection.receive_messages(data)
             while self._connection.has_more and (event := self._connection.next_event()) is not None:

@@ -230,7 +230,7 @@ class Link:
             await self._consumers.park()
         return self._over
 
-    def _put(self, messages: list[bytes]) -> None:
+    def _deliver(self, messages: list[bytes]) -> None:
         """Deliver messages to the callback, or queue them for ``receive``."""
         if self._on_messages is not None:
             self._on_messages(messages)
@@ -359,7 +359,7 @@ class Link:
                     for start in range(0, len(part), SLICE_BYTES):
                         piece = part[start : start + SLICE_BYTES]
                         await self.stream.send_all(piece)
-                        self._took(len(piece))
+                        self._count_accepted(len(piece))
             except BROKEN as error:
                 self._end(Code.LOST, f"the stream to {self.remote.node} broke: {error_text(error)}")
                 return
@@ -385,8 +385,7 @@ class Link:
         self._outbox = outbox[len(whole) :]
         return (b"".join(whole),)
 
-    def _took(self, size: int) -> None:
-        """Record that the stream has accepted bytes."""
+    def _count_accepted(self, size: int) -> None:
         self._outbox_bytes -= size
         self._moved = trio.current_time()
         self._senders.unpark_all()
@@ -456,7 +455,7 @@ class Link:
         self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
         messages = self._connection.receive_messages(data)
         if messages:
-            self._put(messages)
+            self._deliver(messages)
         if self._incomplete_bytes or self._connection.has_more:
             self._take_rest()
         elif self._is_paused or self._inbox_bytes:
@@ -499,7 +498,7 @@ class Link:
         except RemoteProtocolError as error:
             self._end(error.code, f"{self.remote.node} broke the protocol: {error}", error.answer)
         if messages:
-            self._put(messages)
+            self._deliver(messages)
 
     def _take_control(self, event: Event) -> None:
         match event:

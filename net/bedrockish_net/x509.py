@@ -19,20 +19,20 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
     if not 0 <= begin < end:
         raise ValueError("the text has no certificate")
     der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(ssl.PEM_FOOTER)])
-    certificate, _ = _take(der, _SEQUENCE)
-    signed, _ = _take(certificate, _SEQUENCE)
+    certificate, _ = _split(der, _SEQUENCE)
+    signed, _ = _split(certificate, _SEQUENCE)
     if signed[:1] == bytes([_VERSION]):
-        _, signed = _take(signed, _VERSION)
-    serial, rest = _take(signed, _INTEGER)
-    _, rest = _take(rest, _SEQUENCE)  # the algorithm
-    _, rest = _take(rest, _SEQUENCE)  # the issuer
-    validity, _ = _take(rest, _SEQUENCE)
-    _, rest = _take(validity)
-    ends, _ = _take(rest)
+        _, signed = _split(signed, _VERSION)
+    serial, rest = _split(signed, _INTEGER)
+    _, rest = _split(rest, _SEQUENCE)  # the algorithm
+    _, rest = _split(rest, _SEQUENCE)  # the issuer
+    validity, _ = _split(rest, _SEQUENCE)
+    _, rest = _split(validity)
+    ends, _ = _split(rest)
     return int.from_bytes(serial, "big"), _time(rest[0], ends)
 
 
-def _take(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
+def _split(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
     """Return the content of the first DER value and the remaining bytes."""
     if len(der) < 2 or tag not in (None, der[0]):
         raise ValueError("this is not a certificate")

@@ -98,7 +98,7 @@ def test_reader_never_sees_a_torn_page(database: str, page: Page) -> None:
     for number in range(6, 20_000):
         with page._lock:
             page._facts = page._facts._replace(written=number, durable=number)
-            page._put()
+            page._write_facts()
     over.set()
     thread.join()
     assert not wrong

@@ -111,7 +111,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "base not covered": fault(
         "a voter covers the base before it judges",
-        (_Voter, "_consider", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
+        (_Voter, "_judge", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
     ),
     "a BEGIN below closed time is approved": fault(
         "a voter approves no transaction at or below closed time",
@@ -120,7 +120,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "votes after its promise": fault(
         "a voter does not approve after its promise",
-        (_Voter, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
+        (_Voter, "_judge", "if vote is not None and vote.promised > 0:", "if False:"),
     ),
     "after ignored": fault(
         "a commit is applied after its base",
@@ -229,7 +229,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "known outcome still accepts": fault(
         "a node that knows the outcome answers with it",
-        (_Recovery, "_tell", "return self.voter.tell_outcome(peer, txid)", "return False"),
+        (_Recovery, "_knows_outcome", "return self.voter.tell_outcome(peer, txid)", "return False"),
     ),
     "decided by one": fault(
         "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.roster.majority", ">= 1"), **DUELS

@@ -74,11 +74,11 @@ USES: dict[str, Fault] = {
         **{**CROWDED, "reserve_ms": 1_000, "load_s": 12.0, "faults": ()},
     ),
     "a reservation rejects others": fault(
-        "votes do not depend on reservations", (_Voter, "_consider", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
+        "votes do not depend on reservations", (_Voter, "_judge", _VETO, f"{_VETO} or {_RESERVED}"), **CROWDED
     ),
     "a comparison never ends": fault(
         "closed time goes on when rows were compared",
-        (_Voter, "_consider", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
+        (_Voter, "_judge", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
         **_COMPARED,
     ),
     "the cut waits for an idle moment": fault(
@@ -172,7 +172,7 @@ USES: dict[str, Fault] = {
     ),
     "snapshot skips test 3": fault(
         "at isolation snapshot, too, the first to commit a row wins",
-        (_Voter, "_consider", f"found = {_VETO}", f"found = None if transaction.isolation == 'snapshot' else {_VETO}"),
+        (_Voter, "_judge", f"found = {_VETO}", f"found = None if transaction.isolation == 'snapshot' else {_VETO}"),
         (
             _Coordinator,
             "_certify",

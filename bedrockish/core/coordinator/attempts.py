@@ -259,7 +259,6 @@ class Attempts:
         self._give_up_if_lost(attempt, patient=True)
 
     def _give_up_if_lost(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give a transaction up if a quorum of approvals cannot be reached any more."""
         if attempt.is_lost(self.state, patient=patient):
             self.give_up(attempt)
 

@@ -450,7 +450,6 @@ class Coordinator:
         return self._take_up(inflight) if self._divide(inflight, prepared) else obstacle
 
     def _write_refused(self) -> BedrockishError:
-        """Return the error for a write at a node that may not lead."""
         state = self.state
         if state.health.writes:
             return requests.write_elsewhere(state)

@@ -63,7 +63,7 @@ class Offers:
         size = sum(size for _, size in set(cut.names))
         self.ahead[request] = Ahead(self._count, cut, size)
         state.pieces.offered |= cut.pieces
-        self._tell()
+        self._send_waiting()
         if before is not None:
             self._withdraw(before)  # after the new offer is sent, so that voters keep the pieces that both share
         return True
@@ -73,7 +73,7 @@ class Offers:
         # This node counts as well: it saves its pieces before BEGIN can leave (``on_stored``).
         return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
 
-    def _tell(self) -> None:
+    def _send_waiting(self) -> None:
         """Send the waiting offers that fit within the bound on bytes under way."""
         state, now = self.state, self.state.clock.now.seconds
         on_the_way = 0
@@ -115,7 +115,7 @@ class Offers:
                     return None
                 for digest, piece in one.cut.pieces.items():  # this node approves, so its pieces must be durable
                     self.staging.save(digest, piece.read())
-                self._tell()
+                self._send_waiting()
                 return request
         return None
 
@@ -143,7 +143,7 @@ class Offers:
                 repeat.pause = RENEW_S if node in one.stored else min(repeat.pause, RENEW_S)
                 if repeat.is_due(now):
                     state.outbox.send(node, self._message(one))
-        self._tell()
+        self._send_waiting()
 
     def resend(self, peer: str) -> None:
         """Repeat to a peer the offers that it may have missed."""
@@ -151,4 +151,4 @@ class Offers:
             # The offer may be lost with the old link. The peer fetches only the pieces that it lacks, by their digests.
             if one.told:
                 one.told.pop(peer, None)
-        self._tell()
+        self._send_waiting()

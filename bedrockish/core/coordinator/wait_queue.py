@@ -413,7 +413,6 @@ class Together:
         return [part[0] for part in parts]
 
     def _put_behind_first(self, group: list[InFlight]) -> None:
-        """Let the requests of a group wait behind its first request."""
         first, *others = group
         first.is_free = False
         for other in others:

@@ -63,21 +63,21 @@ class Health:
     def __init__(self, alarms: Mapping[str, Alarm] | None = None) -> None:
         # All alarms, by name; changed only by the methods here, because the other attributes are derived from them.
         self.alarms: dict[str, Alarm] = dict(alarms or {})
-        self._follow()
+        self._derive()
 
     def set_alarm(self, name: str, mode: Mode, reason: str, **details: str | int) -> Alarm:
         """Raise an alarm, or replace an earlier one of that name; return it."""
         assert mode is not Mode.SERVING, f"alarm {name} would change nothing"
         alarm = self.alarms[name] = Alarm(mode, reason, details)
-        self._follow()
+        self._derive()
         return alarm
 
     def clear_alarm(self, name: str) -> None:
         """Clear an alarm; nothing happens if it is not raised."""
         self.alarms.pop(name, None)
-        self._follow()
+        self._derive()
 
-    def _follow(self) -> None:
+    def _derive(self) -> None:
         """Derive the mode, and the other attributes, from the alarms."""
         # The worst alarm; of two with one mode, the first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")

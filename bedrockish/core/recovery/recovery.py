@@ -231,15 +231,15 @@ class Recovery:
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
         # P1: only voters promise, to voters. P2: a voter that knows the outcome sends it instead.
-        if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._tell(peer, txid):
+        if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._knows_outcome(peer, txid):
             return None
         if transaction.config < state.roster.membership.version:
             state.votes.end(txid, commit=False)  # P3: older than the membership and not applied, it never commits
-            self._tell(peer, txid)
+            self._knows_outcome(peer, txid)
             return None
         vote = state.votes.of(txid, transaction)
         if message.ballot < vote.promised:  # P4: a promise is kept
-            self._say(peer, say.Refused(txid, vote.promised, state.clock.read()))
+            self._reply(peer, say.Refused(txid, vote.promised, state.clock.read()))
             return None
         vote.promised = message.ballot
         if txid.leader == state.me:
@@ -269,7 +269,7 @@ class Recovery:
                 state.votes.accept_rollback(given_up)
         # The rollbacks were accepted before (P6), so the transactions that its leader gave up do not block this one.
         standing, blockers = self._try_to_hold(vote, transaction)
-        self._say(
+        self._reply(
             peer,
             say.Promise(
                 txid,
@@ -329,15 +329,15 @@ class Recovery:
             # A pending transaction stays pending: a majority may have accepted another decision, or none.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
-            self._say(peer, say.Accepted(vote.txid, message.ballot, self.state.clock.read()))
+            self._reply(peer, say.Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
-    def _tell(self, peer: str, txid: Txid) -> bool:
+    def _knows_outcome(self, peer: str, txid: Txid) -> bool:
         # This node also asks itself, and then needs no message with the outcome.
         if peer == self.state.me:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voter.tell_outcome(peer, txid)
 
-    def _say(self, peer: str, message: say.Promise | say.Refused | say.Accepted) -> None:
+    def _reply(self, peer: str, message: say.Promise | say.Refused | say.Accepted) -> None:
         if peer != self.state.me:
             self.state.outbox.send(peer, message)
         elif isinstance(message, say.Promise):

@@ -56,7 +56,7 @@ class Voter:
         # Drop a BEGIN in another leader's name: that leader would not count the vote, and the rollbacks in the BEGIN
         # (V5) could be forged.
         if transaction.txid.leader == peer:
-            self._consider(transaction)
+            self._judge(transaction)
 
     def settle(self) -> None:
         """Judge the deferred BEGINs whose base is applied now."""
@@ -66,15 +66,15 @@ class Voter:
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.deferred[txid]
-                self._consider(transaction)
+                self._judge(transaction)
 
     def on_compared(self, txid: Txid) -> None:
         """Judge a BEGIN whose rows were compared."""
         transaction = self.compared.pop(txid, None)
         if transaction is not None:
-            self._consider(transaction)
+            self._judge(transaction)
 
-    def _consider(self, transaction: Transaction) -> None:
+    def _judge(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
         # Closed time no longer waits for this transaction: each path below answers it or adds it again.
         until = state.votes.comparing.pop(txid, None)

@@ -194,7 +194,6 @@ class CommitWindow:
         return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)
 
     def _add_packed_place(self, segment: Segment, txid: Txid, place: Place) -> None:
-        """Record a further place of a commit that is packed."""
         segment.add_place(txid, place)
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
@@ -308,7 +307,7 @@ class CommitWindow:
             if not full:
                 break
             keys += more
-            self._add_segment(full)
+            self._pack_oldest(full)
 
     def _next_segment(self) -> tuple[list[Txid], int]:
         """Return the oldest settled commits, and the number of their keys, if they fill a segment."""
@@ -319,17 +318,16 @@ class CommitWindow:
                 return self._below[:count], keys
         return [], keys
 
-    def _add_segment(self, full: list[Txid]) -> None:
-        """Pack the oldest settled commits."""
+    def _pack_oldest(self, full: list[Txid]) -> None:
         del self._below[: len(full)]
-        segment = Segment([self._take(txid) for txid in full])
+        segment = Segment([self._remove(txid) for txid in full])
         self._segments.append(segment)
         self._packed = merge(self._packed, segment.covered)
         self._packed_newest = max(self._packed_newest, segment.newest)
         for line in self._lines.values():
             line.drop_packed(self.known)
 
-    def _take(self, txid: Txid) -> Known:
+    def _remove(self, txid: Txid) -> Known:
         self._index.remove(txid)
         return self.known.pop(txid)
 
@@ -347,7 +345,7 @@ class CommitWindow:
         self._below = [txid for txid in self._below if txid.clock > clock]
         self._below_oldest = min((txid.clock for txid in self._below), default=CLOCK_LIMIT)
         for txid in gone:
-            self._drop(self._take(txid).places[0])
+            self._drop(self._remove(txid).places[0])
 
     def _drop(self, place: Place) -> None:
         """Raise the floor to the first place of a dropped commit.

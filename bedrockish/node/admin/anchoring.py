@@ -44,7 +44,7 @@ class Anchoring:
         except ValueError as error:
             raise UsageError(f"this node confirms no such statement: {error}") from None
         self._check(said)
-        await trio.to_thread.run_sync(self._compare, said, limiter=self._limiter)
+        await trio.to_thread.run_sync(self._compare_with_journal, said, limiter=self._limiter)
         return {"node": self._core.state.me, "signature": None}  # a release before 0.3.0 looks for a signature
 
     def _members(self) -> dict[str, Any]:
@@ -74,8 +74,7 @@ class Anchoring:
         if abs(said.wall_ms - self._wall_ms()) > WALL_MS_MAX:
             raise UsageError(f"the time in the statement is not that of {known['node']}; set the clock of your machine")
 
-    def _compare(self, said: Statement) -> None:
-        """Compare a statement with this node's journal."""
+    def _compare_with_journal(self, said: Statement) -> None:
         with reading(self._config.database) as db:
             if founders_hash(db) != said.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")

@@ -99,16 +99,18 @@ class Room:
         self._size = min(PROBE_BYTES << failures, PROBE_BYTES_MAX)
         self._pause_s = min(1 << failures, PAUSE_S_MAX) if failures else 0
         again = f", and is tried again in {self._pause_s} s" if failures else ""
-        self.why = self._look() or f"{path} could not be written a moment ago{again}"  # why it cannot, for people
+        self.why = (
+            self._why_not_now() or f"{path} could not be written a moment ago{again}"
+        )  # why it cannot, for people
 
-    def _look(self) -> str:
+    def _why_not_now(self) -> str:
         why = why_no_room(self._path, self._size)
         return f"{self._path} cannot be written: {why}" if why else ""
 
     async def wait(self) -> None:
         """Return when the file can be written."""
         await trio.sleep(self._pause_s)
-        while why := await trio.to_thread.run_sync(self._look):
+        while why := await trio.to_thread.run_sync(self._why_not_now):
             if why != self.why:
                 logger.warning("%s", why)
             self.why = why

@@ -114,7 +114,6 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
 
 
 async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:
-    """Ask one member for id and level."""
     hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
     link = await entry.dial(address, hello, ASK_S, Limits())
     info = link.remote.info

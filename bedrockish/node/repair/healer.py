@@ -185,10 +185,10 @@ class Healer:
         while DAMAGED_TABLES in health.alarms:
             try:
                 verdict, report = await self.examine()
-                self._note(verdict.why)
-                await self._follow(verdict, report)
+                self._report(verdict.why)
+                await self._act_on(verdict, report)
             except (BedrockishError, JournalError) as error:
-                self._note(f"it cannot be repaired now: {error}")
+                self._report(f"it cannot be repaired now: {error}")
             with trio.move_on_after(LOOK_S):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -301,8 +301,7 @@ class Healer:
 
     # -- repairing -------------------------------------------------------------------------------------------------
 
-    async def _follow(self, verdict: Verdict, report: Report | None) -> None:
-        """Act on the verdict."""
+    async def _act_on(self, verdict: Verdict, report: Report | None) -> None:
         state = self._core.state
         if verdict.ruling is Ruling.SOUND:
             self._engine.set_meta(ALARM + DAMAGED_TABLES, None)
@@ -312,7 +311,7 @@ class Healer:
             await self._block(self._txid, verdict.why)
         elif verdict.ruling is Ruling.ALONE:
             if not self._config.repair.repair_automatic and self._ordered is None:
-                self._note(f"run 'bedrockish member repair URL {state.me}'")
+                self._report(f"run 'bedrockish member repair URL {state.me}'")
                 return
             await self._refill(report)
         elif self._ordered:
@@ -334,7 +333,7 @@ class Healer:
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))
             return
-        self._note(f"there is no source to fill it from: {'; '.join(why) or 'no node answers'}")
+        self._report(f"there is no source to fill it from: {'; '.join(why) or 'no node answers'}")
 
     def _sources(self, report: Report | None) -> list[str]:
         if self._ordered:
@@ -414,7 +413,7 @@ class Healer:
         await self._durable()
         self._restart(RestartError(reason))
 
-    def _note(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         """Add the present findings to the alarm, which the status shows."""
         health = self._core.state.health
         alarm = health.alarms[DAMAGED_TABLES]

@@ -49,7 +49,7 @@ class Builds:
             self._due = trio.Event()
             change = self._seen = self._state.schema.scheduled
             if change is not None and self._left_ms(change) >= LEAST_MS:
-                await self._consider(change)
+                await self._build_change(change)
             if self._state.schema.scheduled is self._seen:
                 await self._due.wait()
 
@@ -57,7 +57,7 @@ class Builds:
         """Return about how many milliseconds are left until a change comes into force."""
         return milliseconds(change.activates) - milliseconds(self._state.clock.value)
 
-    async def _consider(self, change: Transaction) -> None:
+    async def _build_change(self, change: Transaction) -> None:
         plan = self._engine.builds.plan(change)
         if plan is None:
             return

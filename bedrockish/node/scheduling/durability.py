@@ -154,7 +154,7 @@ class FsyncThread:
                 os.eventfd_write(self._bell, 1)
                 continue
             try:
-                self._token.run_sync_soon(self._tell, done, self._untold)
+                self._token.run_sync_soon(self._finish, done, self._untold)
             except trio.RunFinishedError:
                 return
 
@@ -162,9 +162,9 @@ class FsyncThread:
         with suppress(BlockingIOError):  # after an error here, the loop would no longer read the bell
             os.eventfd_read(self._bell)
         while self._over:
-            self._tell(self._over.popleft(), self._untold)
+            self._finish(self._over.popleft(), self._untold)
 
-    def _tell(self, done: Synced, error: BaseException | None) -> None:
+    def _finish(self, done: Synced, error: BaseException | None) -> None:
         self._untold = None
         done(error)
 

@@ -64,7 +64,7 @@ class EntrySender:
     def send(self, asked: SendEntries) -> None:
         """Send a peer the requested entries, now or later; entries that are being read for it are not read twice."""
         if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
-            self._give(asked, self._here(asked, self._state.clock.value))
+            self._reply(asked, self._read_here(asked, self._state.clock.value))
             return
         queue = self._asked.get(asked.peer)
         if queue is None:
@@ -77,7 +77,7 @@ class EntrySender:
         queue = self._asked[peer]
         try:
             while queue:
-                self._give(queue[0], await self._read(queue[0]))
+                self._reply(queue[0], await self._read(queue[0]))
                 queue.popleft()
         except Exception as error:  # the file cannot be read
             self._stop(error)
@@ -92,9 +92,9 @@ class EntrySender:
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)
         except (UnavailableError, RuntimeError):  # no room for another connection or thread: read by the writer
-            return self._here(asked, clock)
+            return self._read_here(asked, clock)
 
-    def _here(self, asked: SendEntries, clock: int) -> Read:
+    def _read_here(self, asked: SendEntries, clock: int) -> Read:
         found, damaged = packed_entries(self._engine.read_entries, asked.wants, asked.limit)
         return Read(Entries(found, clock), None, damaged)
 
@@ -104,7 +104,7 @@ class EntrySender:
         message = Entries(found, clock)
         return Read(message, self._state.outbox.cut_ahead(message), damaged)
 
-    def _give(self, asked: SendEntries, read: Read) -> None:
+    def _reply(self, asked: SendEntries, read: Read) -> None:
         peer, state = asked.peer, self._state
         if read.message.entries or not read.damaged:
             self._send(peer, state.outbox.to_send(peer, read.message, read.cut))

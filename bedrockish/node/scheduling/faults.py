@@ -69,7 +69,7 @@ class Faults:
             return UnavailableError(f"this node stops, and begins again if it can: {damage.message}")
         disk = disk_failure(error)
         if disk:
-            self._note(DISK)
+            self._count(DISK)
             self.last_of_disk = f"{disk} at {what}"
             logger.error("the disk failed at %s: %s", what, disk)
             return UnavailableError(
@@ -77,7 +77,7 @@ class Faults:
                 "node, and check the disk of this one"
             )
         number, where = secrets.token_hex(4), _place(error)
-        self._note(COUNT)
+        self._count(COUNT)
         self.last = f"{type(error).__name__} in {where} at {what} (id {number})"
         if len(self._logged) >= PLACES_MAX:
             self._logged.clear()
@@ -99,7 +99,7 @@ class Faults:
             id=number,
         )
 
-    def _note(self, kind: str) -> None:
+    def _count(self, kind: str) -> None:
         self._counts[kind] += 1
         self._when[kind].append(time.monotonic())
 

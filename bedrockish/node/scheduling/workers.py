@@ -81,7 +81,7 @@ class _Clocks:
         """
         if self._next == self._end:
             try:
-                self._token.run_sync_soon(self._give)
+                self._token.run_sync_soon(self._refill)
             except trio.RunFinishedError:
                 raise leaving() from None
             given = self._given.get()
@@ -92,7 +92,7 @@ class _Clocks:
         self._next += 1
         return self._next - 1
 
-    def _give(self) -> None:
+    def _refill(self) -> None:
         """Pass the last of ``CLOCKS`` reserved values to the thread; called in the loop."""
         try:
             self._given.put(self._scope.take_many(CLOCKS))
@@ -243,7 +243,9 @@ class WorkerPool:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
         for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
             self._stop(job)
-            self._give(job, DeadlineError(f"the caller of command {command} has gone; the command did not happen"))
+            self._finish_job(
+                job, DeadlineError(f"the caller of command {command} has gone; the command did not happen")
+            )
 
     def describe(self) -> dict[str, int]:
         """Return the numbers of running, waiting and stuck jobs."""
@@ -283,7 +285,7 @@ class WorkerPool:
             if stuck >= 2 * self._places:
                 error = UnavailableError(f"{stuck} commands do not stop at this node; restart it, and repair them")
                 for job in self._queue:
-                    self._give(job, error)
+                    self._finish_job(job, error)
                 self._queue.clear()
             if len(self._running) - stuck >= self._places or (self._running and not self._has_memory()):
                 return
@@ -333,7 +335,7 @@ class WorkerPool:
     def _refuse(self, job: Job, workspace: Workspace | None, error: Exception) -> None:
         if workspace is not None:
             workspace.close()
-        self._give(job, error)
+        self._finish_job(job, error)
 
     def _set_switch_interval(self) -> None:
         """Give the loop the interpreter more often while threads run, because they also gather rows in Python."""
@@ -342,7 +344,6 @@ class WorkerPool:
             sys.setswitchinterval(wanted)
 
     def _run(self, job: Job, workspace: Workspace, token: trio.lowlevel.TrioToken) -> None:
-        """Run the action of a job, in the thread of the job."""
         found: Any
         began = time.thread_time()
         try:
@@ -373,15 +374,14 @@ class WorkerPool:
         if isinstance(found, Prepared) and job.busy_s < 0.5 * self._budget_s:
             self.was_short(*job.request.texts)
         if self._jobs.get(job.key) is job:
-            self._give(job, found)
+            self._finish_job(job, found)
         self._fill_soon()
 
     @property
     def _budget_s(self) -> float:
         return self._engine.beside().limits.budget_s
 
-    def _give(self, job: Job, found: Any) -> None:
-        """Deliver the result of a job."""
+    def _finish_job(self, job: Job, found: Any) -> None:
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
         if isinstance(found, Exception) and not isinstance(found, BedrockishError):

@@ -453,7 +453,7 @@ class Transactions:
                 statement = request.statements[place]
                 tx.last = statement.sql[:SHOWN_MAX]
                 if self._grown.is_due(tx.work):
-                    yield from self._move(tx)
+                    yield from self._move_to_workspace(tx)
                 done = 0
                 if alone <= place < last:
                     done, alone = self._alike(tx, request.statements, place, results)
@@ -487,7 +487,7 @@ class Transactions:
         encoded = encode_in_steps(results, self._bounds.result_bytes_max - room, by_column=request.by_column)
         return Answer(encoded, self._visibility.token(tx))
 
-    def _move(self, tx: OpenTransaction) -> steps.Steps[None]:
+    def _move_to_workspace(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""
         yield from self._reach_level(tx)
         base = yield from steps.wait(partial(self._grown.move, tx.work, tx.caller))

@@ -61,14 +61,14 @@ class Voters:
                 url = f"bedrockish://{','.join(voters.values())}/?connect_timeout=2&cluster={self._cluster}"
                 async with open_client(url, entry=self._entry()) as client:
                     self._client = client
-                    self._tell(None)
+                    self._announce(None)
                     await trio.sleep_forever()
             except BedrockishError as error:
-                self._tell(error)
+                self._announce(error)
             finally:
                 self._client, self._wanted = None, trio.Event()
 
-    def _tell(self, why: BedrockishError | None) -> None:
+    def _announce(self, why: BedrockishError | None) -> None:
         self._why = why
         self._told.set()
         self._told = trio.Event()

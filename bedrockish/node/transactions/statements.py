@@ -75,7 +75,6 @@ class StatementRunner:
     async def _on_snapshot(
         self, work: TransactionWork, piece: Compiled, params: tuple[object, ...], room: int
     ) -> tuple[Result, int]:
-        """Read on the transaction's own snapshot."""
         assert work.snapshot is not None
         work.lent = True
         scope = self._workers.scope(work.command, work.clock)
@@ -112,7 +111,7 @@ class StatementRunner:
         if isinstance(error, ConflictError):
             raise error
         sets.merge(done.sets)
-        self._move(work, done)
+        self._move_base(work, done)
         work.changes += done.changes[count:]
         work.blurred += done.blurred
         work.size, work.searched = done.size, done.searched
@@ -126,7 +125,7 @@ class StatementRunner:
         assert result is not None
         return result, sum(len(row) for row in result.rows)
 
-    def _move(self, work: TransactionWork, done: TransactionWork) -> None:
+    def _move_base(self, work: TransactionWork, done: TransactionWork) -> None:
         """Move the transaction's base to the present commits, if none of them conflicts with it."""
         assert work.sets is not None
         assert done.sets is not None

@@ -360,8 +360,7 @@ class Node:
         self.coordinator.check()
         self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
-        # Safe time may show that this node has the vector for which a session waits, or that the transactions have
-        # ended for which a strict read waits.
+        # The new safe time may end the waits of sessions for a vector and of strict reads for the ends of others.
         self.coordinator.settle()
         self.coordinator.settle_behind()
         settings = self.state.settings

@@ -145,8 +145,7 @@ class Reading:
     def _counts_as_answer(self, base: Vector) -> bool:
         """Return whether this node's own comparison with a state counts as a voter's answer.
 
-        A voter does not answer about a state that lacks commits which its window has dropped (``on_check``), unless it
-        is the sole voter.
+        It counts if the window still has all commits that the state lacks (``on_check``); a sole voter's always counts.
         """
         state = self.state
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]

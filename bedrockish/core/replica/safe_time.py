@@ -1,8 +1,8 @@
 """Closed, cut and safe: the clocks up to which no new transaction can appear (section 6 of the protocol).
 
 ``times`` computes the three clocks. This module decides when to compute them and from which reports, and acts on the
-result. No transaction at or below safe time can still appear at any node. That a majority has closed time does not
-suffice for it, because a recovery could still commit an older transaction; the second round, of cuts, excludes that.
+result. No transaction at or below safe time can still appear at any node. The closed time of a majority does not
+guarantee this: a recovery could still commit an older transaction. The second round, of cuts, excludes that.
 """
 
 from collections import deque

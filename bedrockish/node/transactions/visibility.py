@@ -116,7 +116,7 @@ class Visibility:
     def wait_for_disk(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Wait until the client's answer depends on durable commits only.
 
-        The answer needs no wait if it would be the same without the commits here that are not durable yet.
+        The answer need not wait for commits that do not change it.
         """
         work, state, durable = tx.work, self._state, self._engine.durable
         base = work.base

@@ -176,7 +176,7 @@ class Capture:
             before: Row | None = None if op == INSERT else update.old
             after: Row | None = None if op == DELETE else update.new
         except UnicodeDecodeError:
-            self.failure = _not_text(table.name)
+            self.failure = not_text(table.name)
             return
         if table.reals:
             before, after = _as_reals(table, before), _as_reals(table, after)
@@ -272,7 +272,7 @@ class Capture:
                 try:
                     row = self._db.execute(query, (rowid,)).fetchone()
                 except UnicodeDecodeError:
-                    raise _not_text(name) from None
+                    raise not_text(name) from None
                 if row is not None:
                     rows[rowid] = row
                     self._size += row_bytes(row)
@@ -324,7 +324,8 @@ def _length(value: object) -> int:
     return len(value) if type(value) is str or type(value) is bytes else 0
 
 
-def _not_text(table: str) -> SqlError:
+def not_text(table: str) -> SqlError:
+    """Return the error of a statement that writes a text that is not UTF-8."""
     return SqlError(f"a text written to {table} is not UTF-8; store it as a blob", table=table)
 
 

@@ -285,6 +285,29 @@ def test_statement_that_could_draw_random_ids_is_refused(shop: TestNode, stateme
         shop.prepare("CREATE TABLE big(id INTEGER PRIMARY KEY, x UNIQUE)", *statements)
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE made AS SELECT CAST(x'ff' AS TEXT) AS a UNION ALL SELECT 'b'"],
+        ["ALTER TABLE item ADD COLUMN w", "INSERT INTO item(id, w) VALUES (8, 'a'), (9, '' || x'ff')"],
+        ["ALTER TABLE item ADD COLUMN w", "UPDATE item SET w = CAST(x'ff' AS TEXT) WHERE id = 2"],
+        ["CREATE TABLE w(a PRIMARY KEY) WITHOUT ROWID", "REPLACE INTO w VALUES (char(55296))"],
+        ["CREATE TABLE w(a, b AS (hex(a)))", "INSERT INTO w(a) VALUES ('a'), (CAST(x'ff' AS TEXT))"],
+        [
+            "CREATE TRIGGER t AFTER UPDATE ON item BEGIN INSERT INTO part VALUES (1, CAST(x'ff' AS TEXT)); END",
+            "UPDATE item SET name = 'c'",
+        ],
+        ["CREATE VIRTUAL TABLE f USING fts5(a)", "INSERT INTO f VALUES (CAST(x'ff' AS TEXT))"],
+    ],
+)
+def test_schema_change_that_writes_a_text_that_is_not_utf_8_is_refused(shop: TestNode, statements: list[str]) -> None:
+    """No statement on rows could change or remove the row again, since its text cannot be captured."""
+    with pytest.raises(SqlError, match="is not UTF-8; store it as a blob"):
+        shop.prepare(*statements)
+    shop.run("CREATE TABLE made AS SELECT name, CAST('ü' AS BLOB) AS b FROM item")
+    assert shop.rows("SELECT count(*) FROM made") == [(2,)]
+
+
 def test_schema_change_that_would_draw_random_ids_at_its_activation_fails(shop: TestNode, tmp_path: Path) -> None:
     """If the highest id is taken after the trial, the change fails on all nodes alike."""
     entry = decide(shop, "ALTER TABLE item ADD COLUMN w", "INSERT INTO item(name) VALUES ('x'), ('y')")

@@ -12,12 +12,14 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.call_costs import Lengths, lengths
+from bedrockish.access_sets.change_capture import not_text
 from bedrockish.access_sets.opcodes import Op, rows_of
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, refused_on
+from bedrockish.engine.execution.written_texts import WrittenTexts
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -240,19 +242,26 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Compiled, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; roll it back and refuse it if SQLite may have drawn random ids for its rows."""
-        if piece.kind != WRITE:
+        """Run a statement; roll it back and refuse it if SQLite may have drawn random ids for its rows, or if it wrote
+        a text that is not UTF-8.
+        """
+        if piece.kind != WRITE and not piece.fills:
             return self._executor.run_piece(piece, (), room, allowed)
-        db = self._db
+        db, texts = self._db, WrittenTexts(self._db)
         self._drawn = self._drawn or DrawnIds(db)
         db.execute(f"SAVEPOINT {MARK}")
         try:
-            with self._drawn:
+            with self._drawn, texts:
                 found = self._executor.run_piece(piece, (), room, allowed)
-            if self._drawn.table:
+            with self._executor.governor.judging(piece.sql):
+                texts.read_rows()
+            if self._drawn.table or texts.table:
                 db.execute(f"ROLLBACK TO {MARK}")
+            if self._drawn.table:
                 way = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+            if texts.table:
+                raise not_text(texts.table)
             return found
         finally:
             if db.in_transaction:

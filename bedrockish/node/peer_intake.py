@@ -95,8 +95,9 @@ class PeerIntake:
         others = {node for node in state.roster.voters if node != state.me}
         is_out = state.roster.joining is None and 2 * len(self._strange_to & others) > len(others)
         if is_out and not state.stuck:
+            strange_to = ", ".join(sorted(self._strange_to))
             self._why_out = (
-                f"node {state.me} is no longer a member of the cluster, say {', '.join(sorted(self._strange_to))}; "
+                f"node {state.me} is no longer a member of the cluster, according to {strange_to}; "
                 "stop this node, and connect to them"
             )
             logger.error("%s", self._why_out)

@@ -87,7 +87,7 @@ class Plugins:
         for module in needed(statements):
             for node in nodes:
                 if module not in self._modules.get(node, frozenset()):
-                    why = "lacks" if node in self._modules else "has not told, since this node started, that it has"
+                    why = "lacks" if node in self._modules else "has not reported, since this node started, that it has"
                     raise UnsupportedError(f"node {node} {why} the module {module}; install {PACKAGES[module]} there")
 
     def difference(self, node: str) -> str:

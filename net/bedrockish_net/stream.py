@@ -446,7 +446,7 @@ class Link:
             self._take_read(data, now)
         except Exception as error:
             self.fault = error
-            self._end(Code.SHUTDOWN, f"{self.local.node} could not take what {self.remote.node} sent")
+            self._end(Code.SHUTDOWN, f"{self.local.node} failed at a message of {self.remote.node}")
             raise
 
     def _take_read(self, data: bytes, now: float) -> None:

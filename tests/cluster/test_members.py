@@ -162,7 +162,9 @@ async def test_cluster_works_after_the_removal_of_a_dead_node(cluster: LocalClus
 
     async def told() -> bool:
         try:
-            return "no longer a member of the cluster, say A, B" in ((await status_of(cluster, 2))["trouble"] or "")
+            return "no longer a member of the cluster, according to A, B" in (
+                (await status_of(cluster, 2))["trouble"] or ""
+            )
         except BedrockishError:
             return False
 

@@ -129,7 +129,7 @@ def test_level_is_raised_when_all_members_support_it() -> None:
     [
         ({"A": LEVEL + 1}, "B has reported no release level yet"),
         ({"A": LEVEL + 1, "B": UNKNOWN}, "B has reported no release level yet"),
-        ({"A": LEVEL + 1, "B": LEVEL}, f"the release level is {LEVEL}, and B cannot do more"),
+        ({"A": LEVEL + 1, "B": LEVEL}, f"the release level is {LEVEL}, and B supports no higher one"),
     ],
 )
 def test_level_is_not_raised_above_that_of_a_member(levels: dict[str, int], why: str) -> None:

@@ -12,7 +12,7 @@ def test_member_without_the_module_is_named() -> None:
     plugins = Plugins()
     plugins.learn("B", {"digests": {}, "commands": [], "modules": ["vec0", "vec1"]})
     plugins.check_modules([NEAR], ["B"])
-    with pytest.raises(UnsupportedError, match="node C has not told, since this node started, that it has"):
+    with pytest.raises(UnsupportedError, match="node C has not reported, since this node started, that it has"):
         plugins.check_modules([NEAR], ["B", "C"])
     plugins.learn("C", {"digests": {}, "commands": []})  # a report of a release that does not know modules
     plugins.learn("D", {"digests": {}, "commands": [], "modules": ["vec1"]})

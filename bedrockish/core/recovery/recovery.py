@@ -228,7 +228,7 @@ class Recovery:
         # A node that followed such a clock would move all clocks up to it, for good. V15 tests a BEGIN with a tighter
         # bound; a RECOVER or ACCEPT must not be refused by that bound.
         if peer != state.me and state.clock.is_absurd(txid.clock):
-            raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
+            raise EntryMalformedError(f"{txid} began more than a year ahead of most voters' clocks")
         state.clock.adjust(txid.clock)
         # P1: only voters promise, to voters. P2: a voter that knows the outcome sends it instead.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._knows_outcome(peer, txid):

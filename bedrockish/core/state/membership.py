@@ -106,7 +106,9 @@ def _raise(old: Membership, facts: Facts) -> Membership:
     level = min(facts.levels[node] for node in old.nodes)
     if level <= old.level:
         oldest = ", ".join(node for node in old.nodes if facts.levels[node] == level)
-        raise _refused("level", f"the release level is {old.level}, and {oldest} cannot do more; upgrade it first")
+        raise _refused(
+            "level", f"the release level is {old.level}, and {oldest} supports no higher one; upgrade it first"
+        )
     return replace(old, level=level)
 
 
@@ -240,7 +242,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
     if change.action == "replace" and node in facts.alive:
         raise _refused(
             "alive",
-            f"{node} answers, so that its file is not lost; to let it go, have a new node join and demote {node} then, "
+            f"{node} answers, so that its file is not lost; to remove it, have a new node join and demote {node} then, "
             "or use --force",
         )
     if change.action == ADDRESS and node in facts.alive and new.members[node].address != old.members[node].address:

@@ -161,7 +161,7 @@ def clock_trouble(state: State, name: str) -> str | None:
     if peer is None or not peer.ahead_ms:
         return None
     return (
-        f"its clock is {peer.ahead_ms} ms ahead of what most voters' clocks say, which is more than clock_offset_ms "
+        f"its clock is {peer.ahead_ms} ms ahead of most voters' clocks, which is more than clock_offset_ms "
         f"({state.settings.clock_offset_ms}): its transactions are refused here; set the machine's clock"
     )
 

@@ -274,7 +274,7 @@ class _Reader:
     def _keeps_sequence(self, op: Op) -> bool:
         """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to read its row or to write it back.
 
-        That read does not count: the insert uses the row only to choose an id, and any free id would be right.
+        The read of that row need not be certified: the insert only chooses an id by it, and any free id would be right.
         """
         found = self._schema.roots.get(op.p2)
         if not isinstance(found, Table) or found.name != "sqlite_sequence":

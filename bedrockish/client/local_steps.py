@@ -258,12 +258,12 @@ class LocalSteps:
         except (IdsNeededError, NodeNeededError):
             return None
 
-    def explained(self, one: LocalTransaction, error: BedrockishError, place: int = 0) -> BedrockishError:
-        """Return the error for the caller of statement number ``place``; forget the transaction if it is over."""
+    def explained(self, one: LocalTransaction, error: BedrockishError, number: int = 0) -> BedrockishError:
+        """Return the error for the caller of a statement, which has this number; forget a transaction that is over."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
-        error.details = {**error.details, "statement": place}
+        error.details = {**error.details, "statement": number}
         if not one.is_over:
             return error
         self.transactions.forget(one.request.command)
@@ -286,30 +286,30 @@ class LocalSteps:
         begins: bool,
     ) -> list[Result]:
         results, alone = list[Result](), 0
-        while (place := len(results)) < len(statements):
+        while (number := len(results)) < len(statements):
             try:
-                if alone <= place < len(statements) - 1:
-                    found, alone = await self._session._in_place(one.run_alike, statements, place, stop=one.interrupt)
+                if alone <= number < len(statements) - 1:
+                    found, alone = await self._session._in_place(one.run_alike, statements, number, stop=one.interrupt)
                     results += found
                     if found:
                         continue
-                ids = min(max(LEASE, len(statements) - place), LEASE_MAX)
-                results.append(await self._run(one, statements[place], ids, timeout_s))
+                ids = min(max(LEASE, len(statements) - number), LEASE_MAX)
+                results.append(await self._run(one, statements[number], ids, timeout_s))
             except NodeNeededError as error:
                 if one.log is not None:
-                    return [*results, *await self._move(one, one.log, step(), place, timeout_s)]
+                    return [*results, *await self._move(one, one.log, step(), number, timeout_s)]
                 self._node_next = True
-                raise self._refused(one, _too_long(error), place, begins=begins) from error
+                raise self._refused(one, _too_long(error), number, begins=begins) from error
             except BedrockishError as error:
-                told = self._refused(one, error, place, begins=begins)
+                told = self._refused(one, error, number, begins=begins)
                 if told is not error:
                     raise told from error
                 raise
         return results
 
-    def _refused(self, one: LocalTransaction, error: BedrockishError, place: int, *, begins: bool) -> BedrockishError:
-        """Return the error for the caller of statement number ``place``; ``begins``: the call also begins ``one``."""
-        told = self.explained(one, error, place)
+    def _refused(self, one: LocalTransaction, error: BedrockishError, number: int, *, begins: bool) -> BedrockishError:
+        """Return the error for the caller of a statement; ``begins``: the call of the statement also begins ``one``."""
+        told = self.explained(one, error, number)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
         return told
@@ -395,21 +395,21 @@ class LocalSteps:
     # -- moving to the node ----------------------------------------------------------------------------------------
 
     async def _move(
-        self, one: LocalTransaction, log: list[Logged], what: Step, place: int, timeout_s: float
+        self, one: LocalTransaction, log: list[Logged], what: Step, first: int, timeout_s: float
     ) -> list[Result]:
-        """Move the transaction to the node: repeat its log there, then run ``what`` from ``place`` on."""
+        """Move the transaction to the node: repeat its log there, then run ``what`` from statement ``first`` on."""
         self.transactions.forget(what.request.command)
         await self._give_back(one, timeout_s)
         op = BEGIN
-        for first in _groups(log):
-            await self._repeat(what.request, first, op, timeout_s)
+        for group in _groups(log):
+            await self._repeat(what.request, group, op, timeout_s)
             op = STATEMENTS
-        rest = replace(what.request, statements=what.request.statements[place:])
+        rest = replace(what.request, statements=what.request.statements[first:])
         try:
             reply = await self._session._call(Step(0, rest, op), timeout_s)
         except BedrockishError as error:
             if isinstance(error.details.get("statement"), int):
-                error.details = {**error.details, "statement": error.details["statement"] + place}
+                error.details = {**error.details, "statement": error.details["statement"] + first}
             raise
         return _results(reply)
 

@@ -88,7 +88,6 @@ class Engine:
         self._is_changed = False
         self.publication = Publication(db, self.wal)  # tells other programs which batches are written and durable
         self.pages = PageCache(db, limits.memory.max_bytes)  # the writer's page cache
-        # The damaged entries of the journal: the kind of damage, by place.
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")  # the encoded membership of the founding
         hooks = Hooks(self._capture.discard_changes, self._reload, self._seal, self._committed)
@@ -133,11 +132,11 @@ class Engine:
             ConfigError: the file cannot be used; the text says why and what to do.
             DamagedError: the file is a node's, and is damaged.
         """
-        place = database_path(path, may_be_new=founding is not None)
+        file = database_path(path, may_be_new=founding is not None)
         limits = limits or Limits()
-        lock = FileLock(place)
+        lock = FileLock(file)
         try:
-            db = connect(place, founding, limits, prepare)
+            db = connect(file, founding, limits, prepare)
             try:
                 return cls(db, lock, limits, prepare)
             except BaseException:
@@ -428,8 +427,8 @@ class Engine:
     def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
         """Return whether the wanted entries are few and short.
 
-        That is: from its tick in ``wants`` on, each timeline has fewer than ``count`` entries, and all of these entries
-        together have fewer than ``size`` bytes.
+        From its tick in ``wants`` on, each timeline must have fewer than ``count`` entries, and all of them together
+        fewer than ``size`` bytes.
         """
         self.batch.wait_for_writer()
         found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]

@@ -2,8 +2,7 @@
 
 SQLite keeps these settings for a connection. A session of a cluster keeps them itself, and writes the settings that are
 on before the text of each statement, because any node may run it. So caches by text, such as the cache of plans,
-distinguish the settings. A node of a release without these settings refuses both prefixes: ``case_sensitive_like`` is a
-PRAGMA that such a node does not allow, and it does not know the other name. Pure.
+distinguish the settings. A node of a release without these settings refuses statements with such a prefix. Pure.
 """
 
 import re

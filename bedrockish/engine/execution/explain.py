@@ -26,8 +26,8 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
     """Run a text inside the open transaction and describe each of its statements; the caller rolls it back.
 
     Return a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
-    node assigns ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of an object whose recorded accesses
-    are wider than the real ones, and the reason; ``advice``, texts that say how to avoid that; ``error``, its error
+    node assigns ids to its rows; the ``reads`` and ``writes``; ``wider``, the objects whose recorded accesses are
+    wider than the real ones, each with the reason; ``advice``, texts that say how to avoid that; ``error``, its error
     text, or empty. With ``columns``, one map that has only the columns, as pairs of name and declared type, and no
     statement is run.
 

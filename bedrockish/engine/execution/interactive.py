@@ -129,8 +129,8 @@ class Interactive:
     def take_snapshot(self, work: TransactionWork) -> None:
         """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
 
-        Move a transaction that has only read to that snapshot: the caller knows that its reads would be the same. No
-        other thread may have the writer, and the schema must be that of the last flush.
+        A transaction that has only read moves to that snapshot: the caller must know that no commit since has changed
+        what it read. No other thread may have the writer, and the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -342,7 +342,7 @@ class Interactive:
         if in_savepoint:
             db.execute("ROLLBACK TO statement")
             db.execute("RELEASE statement")
-        elif not is_undone:  # rows of it may stay, for example those before the one that failed with OR FAIL
+        elif not is_undone:  # with OR FAIL, the rows before the failed one remain
             self._guards = True
             self.leave()
             return

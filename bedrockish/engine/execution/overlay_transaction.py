@@ -1,8 +1,8 @@
 """An open transaction that has a workspace of its own, where it stays until its end.
 
 The transaction begins on a snapshot, with the changes that it has made elsewhere, and runs its statements on an overlay
-(``workspace``). So a commit of others does not make it write its changes again. Its reads and writes are certified at
-its COMMIT, as of the snapshot.
+(``workspace``). So it need not write its changes again after the node applies another commit. Its reads and writes are
+certified at its COMMIT, as of the snapshot.
 
 ``begin``, ``stop`` and ``close`` belong to the loop; all other calls to one thread at a time.
 """

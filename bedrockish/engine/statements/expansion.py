@@ -253,7 +253,7 @@ def _after_their_parts(texts: Mapping[str, T], names: Callable[[T], Iterable[str
 
 @dataclass(slots=True)
 class _Frame:
-    """The text in a pair of parentheses, its name or an empty one, and the name right before it."""
+    """The text in a pair of parentheses, its name (may be empty), and the name right before the parentheses."""
 
     name: str
     before: str

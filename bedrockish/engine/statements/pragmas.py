@@ -213,8 +213,8 @@ def apply(db: apsw.Connection, sql: str) -> None:
 def settle(db: apsw.Connection) -> None:
     """Undo the settings of a request or transaction.
 
-    SQLite itself defers no longer after a COMMIT or ROLLBACK, but keeps the statements that were compiled before. These
-    would report a broken key later and leave the row in its table. The PRAGMA makes SQLite compile them again.
+    SQLite itself defers no longer after a COMMIT or ROLLBACK, but statements that were compiled before would report a
+    broken key late, and leave the row in its table. The PRAGMA makes SQLite compile them again.
     """
     defer(db, on=False)
 

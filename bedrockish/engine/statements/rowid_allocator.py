@@ -55,9 +55,9 @@ class AutoIds:
         self._home: AutoIds | None = None
 
     def twin(self) -> "AutoIds":
-        """Return an allocator for a connection that another thread uses. Both know the ids that either has given.
+        """Return an allocator for another thread's connection; each of the two knows the ids that the other has given.
 
-        The twins take no lock: if both give the same id at the same instant, one of the transactions is executed again.
+        They share no lock: if both give the same id at the same instant, one of the transactions is executed again.
         """
         other = AutoIds()
         other._home, other._highest, other._back = self, self._highest, self._back
@@ -89,7 +89,7 @@ class AutoIds:
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
-        """Give only higher ids from now on than this one, which a transaction under way may use."""
+        """From now on, give only ids above this one, which a transaction under way may use."""
         if rowid is not None:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 

@@ -1,7 +1,7 @@
 """Finds the settings of a session that change the effect of a statement.
 
-Most statements have the same effect with and without the settings. They run without them, because switching a setting
-makes SQLite compile all other statements of the connection again.
+Most statements have the same effect with and without the settings. The node runs such a statement without them, because
+switching a setting makes SQLite compile all other statements of the connection again.
 """
 
 from collections.abc import Callable

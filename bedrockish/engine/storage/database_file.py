@@ -380,7 +380,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
     # After a crash, the first program that opens the file, even a reader, recovers the WAL and locks others out.
     db.set_busy_timeout(RECOVERY_MS)
-    db.pragma("auto_vacuum", INCREMENTAL)  # works only on a file that is still empty; others stay as they are
+    db.pragma("auto_vacuum", INCREMENTAL)  # SQLite ignores this unless the file is still empty
     mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
     if mode != "wal":
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")

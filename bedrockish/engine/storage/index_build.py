@@ -360,8 +360,8 @@ class IndexBuild(Build):
             # the same on every node.
             db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
-            # A new schema version makes each connection read the schema again: this one at its next statement, and
-            # again after a rollback of this change.
+            # A new schema version makes each connection read the schema again: the writing connection at its next
+            # statement, and once more if this change is rolled back.
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
         db.execute(f"DROP TABLE {STAND_IN}")

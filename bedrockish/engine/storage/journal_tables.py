@@ -54,7 +54,7 @@ def _shrink(db: apsw.Connection, pages: int) -> None:
 
 
 class DamagedEntries(dict[str, str]):
-    """Entries of the journal that were found damaged when they were read: the kind of damage, by place."""
+    """The entries of the journal that could not be read: the kind of damage, by entry, such as ``A7``."""
 
     def __init__(self, node: str) -> None:
         super().__init__()
@@ -147,8 +147,8 @@ class Journal:
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Return whether an access set conflicts with an entry up to ``upto`` whose transaction is not in a base.
 
-        None: unknown, because an entry is missing or damaged, or because a place of the transaction in the base may
-        have been removed from the journal.
+        None: unknown, because an entry is missing or damaged, or because the base may contain the transaction as an
+        entry that was removed from the journal.
         """
         for leader, last in upto.items():
             tick = base.get(leader, 0)
@@ -161,7 +161,7 @@ class Journal:
                     if conflict(access_set, entry.transaction.access_set) is not None and not any(
                         base.get(other, 0) >= place for other, place in store.find_places(self._db, entry.txid)
                     ):
-                        # The base may have the transaction at another place, which was removed from the journal.
+                        # The base may contain the transaction as another entry, which was removed from the journal.
                         return None if entry.txid <= self.horizon else True
             except EntryMalformedError:
                 return None

@@ -38,16 +38,16 @@ _LEFT = re.compile(
 
 def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:
     """Return the path of a temporary file of one kind, in the folder of the node's database."""
-    place = Path(database).resolve()
-    return place.with_name(place.name + suffix)
+    file = Path(database).resolve()
+    return file.with_name(file.name + suffix)
 
 
 def remove_scratch(database: str | os.PathLike[str]) -> None:
     """Remove the temporary files of a killed process; the caller has the lock, so no process makes any now."""
-    place = Path(database).resolve()
+    file = Path(database).resolve()
     with suppress(OSError):
-        for path in list(place.parent.iterdir()):
-            if path.name.startswith(place.name) and _LEFT.fullmatch(path.name[len(place.name) :]):
+        for path in list(file.parent.iterdir()):
+            if path.name.startswith(file.name) and _LEFT.fullmatch(path.name[len(file.name) :]):
                 with suppress(OSError):
                     path.unlink()
 
@@ -106,10 +106,10 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
 
 def _length(path: str | os.PathLike[str]) -> int:
     """Return the size of a database's file and of its WAL together: so large the file may be after a checkpoint."""
-    length, place = 0, Path(path).resolve()
+    length, file = 0, Path(path).resolve()
     for suffix in ("", "-wal"):
         with suppress(OSError):
-            length += place.with_name(place.name + suffix).stat().st_size
+            length += file.with_name(file.name + suffix).stat().st_size
     return length
 
 

@@ -69,8 +69,8 @@ def remove_leftovers(db: apsw.Connection) -> None:
     """Remove the unfinished results of builds, if any.
 
     The writing connection may also know tables that are not in the file: the stand-in under its bare name, or as an
-    FTS5 table. It must forget them: another table may get their root pages, and the next build would then delete that
-    table's rows.
+    FTS5 table. The connection must forget them: otherwise another table may get their root pages, and the next build
+    would delete that table's rows.
     """
     left = stand_ins(db)
     if db.table_exists("main", BARE) or (db.table_exists("main", STAND_IN) and STAND_IN not in left):

@@ -243,17 +243,17 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def create_private(place: Path) -> None:
+def create_private(path: Path) -> None:
     """Create an empty file that only its owner may read and write, unless it exists.
 
     SQLite gives its -wal and -shm the same mode. Call this before SQLite opens the file: closing any descriptor on a
     database file drops SQLite's locks on the file.
     """
     with suppress(FileExistsError):
-        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
 
 
-def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = lambda: None) -> None:
+def copy_file(source: apsw.Connection, path: Path, go_on: Callable[[], None] = lambda: None) -> None:
     """Copy a database page by page into a new file, durably, as it is now; the connection has no transaction.
 
     ``go_on`` is called after every ``COPY_PAGES`` pages; an error that it raises ends the copy.
@@ -261,11 +261,11 @@ def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = 
     Raises:
         ConfigError: the file exists already, or cannot be written.
     """
-    if place.exists():
-        raise ConfigError(f"{place} is there already; give another path")
+    if path.exists():
+        raise ConfigError(f"{path} is there already; give another path")
     try:
-        create_private(place)
-        target = apsw.Connection(str(place))
+        create_private(path)
+        target = apsw.Connection(str(path))
         source.execute("BEGIN")  # otherwise a commit between two steps would make SQLite start over
         try:
             source.execute("PRAGMA main.user_version").fetchall()
@@ -276,11 +276,11 @@ def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = 
         finally:
             source.execute("ROLLBACK")
             target.close()
-        sync(place)
-        sync(place.resolve().parent)
+        sync(path)
+        sync(path.resolve().parent)
     except (apsw.Error, OSError) as error:
         why = "the disk is full" if isinstance(error, apsw.FullError) else error  # SQLite calls that "not an error"
-        raise ConfigError(f"{place} cannot be written: {why}; give a path with enough free space") from error
+        raise ConfigError(f"{path} cannot be written: {why}; give a path with enough free space") from error
 
 
 @contextmanager

@@ -252,7 +252,7 @@ class Connection:
         self._plain.socket.close()
 
 
-def head_of(reply: Reply, length: bytes = b"", *, is_last: bool = False) -> bytes:
+def head_of(reply: Reply, length: bytes, *, is_last: bool) -> bytes:
     """Return the head of a reply, including the line for the length of the body."""
     lines = _LINES.get(reply.status) or _line_of(reply.status)
     for name, value in reply.headers.items():

@@ -305,7 +305,7 @@ class Once:
         done: ids that are in the journal.
     """
 
-    def __init__(self, client: Client, prefix: str, done: set[str] | frozenset[str] = frozenset()) -> None:
+    def __init__(self, client: Client, prefix: str, done: set[str] | frozenset[str]) -> None:
         self._client, self._prefix, self._done = client, prefix, done
         self.before = 0
 

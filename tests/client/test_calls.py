@@ -18,7 +18,7 @@ from bedrockish.errors import UsageError
 @pytest.mark.parametrize("longest_s", [0.0, 28.5])
 @pytest.mark.parametrize("trace", ["", f"00-{'a' * 32}-{'b' * 16}-01"])
 @pytest.mark.parametrize("token", [Token(), Token({"A": 7}, 1 << 60)])
-def test_call_has_the_encoding_of_its_map(longest_s: float, trace: str, token: Token) -> None:
+def test_call_is_encoded_like_a_map_of_its_fields(longest_s: float, trace: str, token: Token) -> None:
     """The client assembles the bytes by hand; compare them with the encoder's bytes of the same map."""
     many = tuple(Statement(f"SELECT {number}") for number in range(24))
     for statements in (

@@ -365,7 +365,7 @@ def test_answer_on_another_link_is_ignored() -> None:
     assert number not in w.finished
 
 
-def test_calls_beyond_the_window_wait_for_a_place() -> None:
+def test_calls_beyond_the_window_wait_until_a_call_ends() -> None:
     w = wire()
     numbers = [w.call() for _ in range(IN_FLIGHT_MAX + 1)]
     w.open()

@@ -134,7 +134,7 @@ async def test_pool_keeps_its_session_after_a_cancelled_wait_and_call() -> None:
             assert (await client.execute(WRITE)).value() == 1
 
 
-async def test_pool_refuses_bad_sizes_use_after_its_end_and_unreachable_nodes() -> None:
+async def test_pool_refuses_bad_sizes_calls_after_its_close_and_unreachable_nodes() -> None:
     with pytest.raises(UsageError, match="positive whole number, not 0"):
         async with open_pool("bedrockish://a", size=0):
             pass

@@ -51,7 +51,7 @@ def test_results_are_encoded_as_the_cbor_of_their_lists() -> None:
 
 
 @pytest.mark.parametrize("clock", EDGES)
-def test_token_has_the_encoding_of_its_map(clock: int) -> None:
+def test_token_is_encoded_like_a_map_of_its_fields(clock: int) -> None:
     for vector in ({}, {"A": 1}, {"A": clock or 1, "node-é": 7}):
         made = Token(vector, clock).encode()
         assert made == cbor2.dumps([vector, clock])
@@ -69,7 +69,7 @@ def test_tokens_of_different_vectors_differ() -> None:
 @pytest.mark.parametrize("number", [one for one in EDGES if 0 < one < 1 << 63])
 @pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 65_535, 65_536, 1 << 20])
 @pytest.mark.parametrize("more", [False, True])
-def test_answer_has_the_encoding_of_its_map(number: int, size: int, more: bool) -> None:
+def test_answer_is_encoded_like_a_map_of_its_fields(number: int, size: int, more: bool) -> None:
     for place in (None, ("A", 3)):
         answer = Answer(bytes(size), Token({"A": 3}, 7), place, number, more)
         packed = encode_reply(Answered(number, answer))

@@ -55,7 +55,7 @@ def test_first_statement_is_repeated_at_another_node_after_its_node_is_lost() ->
     assert one.in_transaction
 
 
-def test_session_gives_up_after_its_tries() -> None:
+def test_session_gives_up_after_its_last_attempt() -> None:
     one, link = session(*[UnavailableError("gone")] * FIRST_TRIES)
     with pytest.raises(UnavailableError):
         one.run("INSERT INTO t VALUES (1)", None, WRITE)

@@ -97,7 +97,7 @@ def test_requests_that_two_servers_may_understand_differently_or_that_are_large_
     assert fault.status == status
 
 
-def test_large_head_is_refused_before_it_is_kept() -> None:
+def test_large_head_is_refused_before_it_is_buffered() -> None:
     parser = parsed(b"GET / HTTP/1.1\r\nHost: a\r\n")
     for number in range(HEAD_BYTES_MAX):
         parser.feed(b"X%d: " % number)

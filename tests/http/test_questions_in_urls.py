@@ -238,7 +238,7 @@ def test_answer_is_json_for_any_accept_header(node: Asker, accept: str) -> None:
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
 
 
-def test_failed_stream_ends_with_an_error_and_a_cut_one_without_its_last_line(node: Asker) -> None:
+def test_failed_stream_ends_with_an_error_line_and_a_broken_one_without_last_line(node: Asker) -> None:
     late = "SELECT abs(CASE WHEN i = 3000 THEN -9223372036854775808 ELSE i END) FROM (" + MANY + ")"
     *_, last = map(json.loads, ask(node, late, 5000, to="stream").body.splitlines())
     assert last["error"]["code"] == "sql"

@@ -60,7 +60,7 @@ def test_json_parameters_accept_booleans_and_base64_blobs(node: Asker) -> None:
     assert value(node, "SELECT ?", {"base64": base64.b64encode(b"abc").decode()}) == {"base64": "YWJj"}
 
 
-def test_statements_of_execute_stand_alone_and_end_at_the_first_that_fails(node: Asker) -> None:
+def test_statements_of_execute_are_separate_transactions_up_to_the_first_failure(node: Asker) -> None:
     reply = node.sql("INSERT INTO u VALUES (1)", "INSERT INTO u VALUES (1)", "INSERT INTO u VALUES (2)", command="m")
     assert reply.status == 400
     assert reply.json["code"] == "constraint"

@@ -55,7 +55,7 @@ def test_conflict_matches_the_model_and_is_symmetric(left: AccessSet, right: Acc
     assert conflict(left, right) == found
 
 
-def test_keys_that_come_out_of_order_are_put_in_order() -> None:
+def test_unordered_keys_are_sorted() -> None:
     packed = [[b"c", b"a", b"b"], [], [], []]
     with mock.patch.object(module, "MANY", 0):
         found = AccessSet.unpack(packed)

@@ -141,7 +141,7 @@ def test_restored_file_has_no_state_of_the_node_and_no_free_pages(lived: Lived, 
     assert digest(target) == digest(lived.path("A"))
 
 
-def test_restore_to_a_vector_equals_the_node_at_it(tmp_path: Path) -> None:
+def test_restore_to_a_vector_equals_the_node_at_that_vector(tmp_path: Path) -> None:
     world, stood = World(tmp_path, 5), []
     world.begin()
     for _ in range(80):

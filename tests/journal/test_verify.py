@@ -322,7 +322,7 @@ def test_unreadable_entry_is_reported_once(world: World) -> None:
     assert not any("bedrockish_joined" in text for _, text in texts(world))
 
 
-def test_a_journal_of_an_earlier_version_without_the_table_holds(tmp_path: Path) -> None:
+def test_verify_accepts_a_journal_of_an_earlier_version_without_the_table(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     world.begin()
     for node in world.nodes.values():
@@ -376,7 +376,7 @@ def test_quorum_sizes_are_those_of_the_protocol() -> None:
     assert [majority(n) for n in range(1, 10)] == [1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-def test_two_conflicting_adoptions_can_never_both_look_possible() -> None:
+def test_two_conflicting_adoptions_never_both_pass() -> None:
     """With 2q + 2 <= n + f, the conflicting transactions of two dead leaders would block each other for ever."""
     for n in range(1, 40):
         assert 2 * quorum(n) + 2 > n + (n - 1) // 2

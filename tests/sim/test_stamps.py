@@ -26,7 +26,7 @@ def test_stamp_check_accepts_clocks_that_rise_with_acknowledgement() -> None:
     assert late_stamp(calls, nowhere, ()) == (3, "")
 
 
-def test_late_stamp_reports_a_clock_that_is_not_later() -> None:
+def test_stamp_check_reports_a_clock_that_is_not_later() -> None:
     """Equal is not later."""
     _, story = late_stamp([asked("a", 0, 1, 10), asked("b", 2, 3, 10)], nowhere, ())
     assert story == "b was told a, after a was acknowledged"

@@ -71,7 +71,7 @@ def test_a_dropped_search_table_has_typed_rows(node: LocalCluster) -> None:
     assert (row["title"], row["body"]) == ("cat", "dog")
 
 
-def test_a_missing_module_is_told_with_the_package(monkeypatch: pytest.MonkeyPatch, node: LocalCluster) -> None:
+def test_missing_module_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, node: LocalCluster) -> None:
     class Bare(Definitions):
         def run(self, statement: str) -> None:
             raise apsw.SQLError("no such module: vec0")

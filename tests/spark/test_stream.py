@@ -139,7 +139,7 @@ def _of_another_cluster(path: Path) -> Path:
     return path
 
 
-def test_stream_goes_on_in_no_other_cluster_and_at_no_other_node(tmp_path: Path) -> None:
+def test_stream_continues_in_no_other_cluster_and_at_no_other_node(tmp_path: Path) -> None:
     """Another cluster's commits would be skipped up to the offset; another node has the commits that were read."""
     world = honest(60)
     mine, b, _ = world.write(tmp_path / "one")
@@ -246,7 +246,7 @@ def test_journals_of_two_clusters_are_not_read_together(tmp_path: Path, names: t
             stream(options.path, copies=copies).initialOffset()
 
 
-def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> None:
+def test_pruned_entries_are_an_error_and_not_skipped(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     reader = stream(path)
     end = reader.latestOffset({"A": {}}, ReadAllAvailable())

@@ -276,7 +276,7 @@ def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: 
         two.commit()
 
 
-def test_for_update_without_a_table_holds_no_row(engine: Engine) -> None:
+def test_for_update_without_a_table_locks_no_row(engine: Engine) -> None:
     with engine.begin() as connection:
         assert connection.execute(select(1).with_for_update()).scalar() == 1
 

@@ -52,10 +52,8 @@ def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unse
         spark.stop()
 
 
-def ask_spark(
-    spark: "SparkSession", inputs: Inputs, limit: int, laws: frozenset[str] = frozenset(QUERIES)
-) -> Iterator[Counts | Outcome | Unseen]:
-    """Yield the results of ``run_audits``, for some laws, in a session that stays open."""
+def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[Counts | Outcome | Unseen]:
+    """Yield the results of ``run_audits``, in a session that stays open."""
     reader = Reader(inputs)
     kept = _load(spark, inputs, reader)
     try:
@@ -66,7 +64,7 @@ def ask_spark(
         entries = sum(count for *_, count in rows)
         yield Counts(inputs.nodes, entries, transactions, heads, reader.kept.removed)
         for law in LAWS:
-            if law.name in laws:
+            if law.name in QUERIES:
                 found, counts = _ask(spark, law.name, limit)
                 yield Outcome(law.name, law.brief, named(inputs, found), counts)
     finally:

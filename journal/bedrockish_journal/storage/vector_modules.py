@@ -49,18 +49,15 @@ SqliteError = apsw.Error
 """The errors of a ``Connection``."""
 
 
-def open_to_read(path: Path, busy_ms: int = 5_000) -> Connection:
+def open_to_read(path: Path) -> Connection:
     """Open a database file read-only.
-
-    Args:
-        busy_ms: how long a statement waits for another process.
 
     Raises:
         SqliteError: the file cannot be opened.
     """
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     db = Connection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
-    db.set_busy_timeout(busy_ms)
+    db.set_busy_timeout(5_000)  # milliseconds
     return db
 
 

@@ -35,10 +35,7 @@ LAWS = (
         "The columns of a row, `bedrockish_joined` and `bedrockish_packed` agree with the bytes.",
         simulated=False,
     ),
-    Law(
-        "label",
-        "A timeline has transactions that its leader began; the label of any other one names the node that began it.",
-    ),
+    Law("label", "The leader of an entry began its transaction, or the label names the node that did."),
     Law(
         "density", "The ticks of a timeline are 1, 2, 3, … from the beginning of the file to its last entry, each once."
     ),
@@ -61,7 +58,7 @@ LAWS = (
     Law(
         "members",
         "Memberships can be read; each has the next version, makes one change, and retires only timelines that are "
-        "complete and end there; the file is the one to which they bind its node.",
+        "complete and end there; the file has the id that they name for its node.",
     ),
     Law(
         "users",

@@ -11,6 +11,7 @@ import pytest
 
 from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.protocol.events import Event
+from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.core.protocol.messages import (
     Accept,
     Approve,
@@ -31,6 +32,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.pieces import Cutter
 from bedrockish.core.replica import staging
 from bedrockish.core.state.settings import Settings
+from bedrockish.errors import ReadOnlyError
 from bedrockish_journal.model import transaction as transaction_form
 from bedrockish_journal.model.access_set import AccessSet, clock_key
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -102,6 +104,21 @@ def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:
     assert "Begin" not in kinds
     for place in net.places.values():
         assert place.disk.seen.rows[BIG]
+
+
+def test_voter_that_only_reads_since_its_offer_names_its_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, answers = Net("ABC", settings=LARGE), list[object]()
+    net.kept = {Piece}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    core = net.places["A"].core
+    monkeypatch.setattr(core.coordinator.replies, "finish", lambda _, answer: answers.append(answer))
+    core.state.health.set_alarm(DISK_FULL, Mode.READ_ONLY, "the disk is full")
+    net.kept = set()
+    net.deliver()
+    [refused] = answers
+    assert isinstance(refused, ReadOnlyError)
+    assert refused.details["alarm"] == DISK_FULL
 
 
 def test_long_body_has_the_same_bytes_as_by_the_encoder_for_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:

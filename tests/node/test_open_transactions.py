@@ -10,7 +10,8 @@ import trio
 
 from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
-from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UsageError
+from bedrockish.core.protocol.health import DISK_FULL, Mode
+from bedrockish.errors import BedrockishError, ConflictError, ReadOnlyError, UnavailableError, UsageError
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import manager, steps
 from tests.node.test_durability import Disk, open_runtime, request, settled
@@ -70,6 +71,19 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
         told(step(runtime, "reads", BEGIN))
         assert told(step(runtime, "reads", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(11,)]]
         told(step(runtime, "reads", COMMIT))
+
+
+async def test_write_at_a_voter_that_only_reads_names_its_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The voter is not called a learner, whose client would have to look for a voter."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        runtime.core.state.health.set_alarm(DISK_FULL, Mode.READ_ONLY, "the disk is full")
+        told(step(runtime, "tx", BEGIN))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(10,)]]
+        with pytest.raises(ReadOnlyError, match="only reads for now: the disk is full") as refused:
+            step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1")
+        assert refused.value.details["alarm"] == DISK_FULL
 
 
 async def test_answer_of_a_commit_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

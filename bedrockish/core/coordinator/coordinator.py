@@ -38,7 +38,7 @@ from bedrockish.core.state.certifier import claim, command_key
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early
+from bedrockish.errors import BedrockishError, UsageError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import CLOCK_LIMIT, moved
 from bedrockish_journal.model.transaction import SCHEMA, Txid
@@ -326,7 +326,7 @@ class Coordinator:
             return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
         # Only voters lead (V2): no voter would approve the transaction of another node.
         if not state.roster.is_voter(state.me):
-            return self._write_refused()
+            return requests.write_refused(state)
         if requests.is_large(prepared, state.settings.inline_bytes):
             if self.offers.offer(inflight.number, prepared):
                 inflight.ahead = prepared
@@ -398,7 +398,7 @@ class Coordinator:
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         # The members may have changed while the pieces were under way.
         if not self.state.roster.is_voter(self.state.me):
-            return requests.write_elsewhere(self.state)
+            return requests.write_refused(self.state)
         # Transactions were committed while the pieces were sent: move the base up, or execute the request again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
@@ -448,13 +448,6 @@ class Coordinator:
         if obstacle is None:
             return self._attempt(inflight, prepared, clock, activates)
         return self._take_up(inflight) if self._divide(inflight, prepared) else obstacle
-
-    def _write_refused(self) -> BedrockishError:
-        state = self.state
-        if state.health.writes:
-            return requests.write_elsewhere(state)
-        why = f"node {state.me} only reads for now: {state.health.reason}"
-        return ReadOnlyError(why, alarm=state.health.name)
 
     def _happened(self, inflight: InFlight, found: Conflict) -> Step:
         """Execute again a request whose command has already happened: that execution answers it from the journal."""

@@ -21,6 +21,7 @@ from bedrockish.errors import (
     DeadlineError,
     LearnerError,
     OutcomeUnknownError,
+    ReadOnlyError,
     UnavailableError,
 )
 from bedrockish_journal.model.access_set import AccessSet, is_clock, object_of, object_range
@@ -320,6 +321,14 @@ def write_elsewhere(state: State) -> LearnerError:
     voters = _voters_by_reach(state)
     where = ", ".join(f"{node} at {address}" for node, address in voters.items())
     return LearnerError(f"node {state.me} is a learner, which only reads; write at a voter: {where}", voters=voters)
+
+
+def write_refused(state: State) -> UnavailableError:
+    """Return the error for a write at a node that may not lead: a learner, or a voter that only reads for now."""
+    if state.health.writes:
+        return write_elsewhere(state)
+    why = f"node {state.me} only reads for now: {state.health.reason}"
+    return ReadOnlyError(why, alarm=state.health.name)
 
 
 def out_of_service(state: State) -> UnavailableError:

@@ -33,7 +33,7 @@ from bedrockish.api.requests import (
 from bedrockish.api.shown import is_refused
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
-from bedrockish.core.coordinator.request import out_of_service, write_elsewhere
+from bedrockish.core.coordinator.request import out_of_service, write_refused
 from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
@@ -538,10 +538,10 @@ class Transactions:
             raise error
 
     def _check_writes(self, work: TransactionWork) -> None:
-        """Raise the error of a transaction that writes at a learner, which could not commit it."""
+        """Raise the error of a transaction that writes at a node that may not lead."""
         state, has_schema = self._core.state, isinstance(work.workspace, Draft)
         if (work.wrote or has_schema) and not state.roster.is_voter(state.me):
-            raise write_elsewhere(state)
+            raise write_refused(state)
 
     def _statement(
         self, tx: OpenTransaction, statement: Statement, room: int, results: list[Result]

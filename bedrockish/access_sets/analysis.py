@@ -219,7 +219,7 @@ class AccessSetBuilder:
         return None
 
     def complete(self, resolved: ResolvedReads, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add the reads of a statement that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        """Add the reads of a statement that has made these changes; for ``blind``, see ``Resolution.add_changes``."""
         self._add(*resolved.complete(changes, blind))
 
     def lock(self, keys: Iterable[bytes]) -> None:

@@ -158,7 +158,7 @@ class Capture:
             owner = self._shadows.get(update.table_name)
             if owner is not None:
                 if owner:
-                    self._touch(owner, update)
+                    self._record_touched(owner, update)
                 elif update.table_name in self._chunks:
                     self._touch_chunk(self._chunks[update.table_name], update)
                 return
@@ -170,7 +170,7 @@ class Capture:
             return
         op = update.op
         if table.virtual:
-            self._touch(table.name, update)
+            self._record_touched(table.name, update)
             return
         try:
             before: Row | None = None if op == INSERT else update.old
@@ -200,7 +200,7 @@ class Capture:
             rowid_after = update.rowid_new if op == UPDATE else rowid
         log.append(Change(table.name, table.columns, op, rowid, rowid_after, before, after))
 
-    def _touch(self, table: str, update: apsw.PreUpdate) -> None:
+    def _record_touched(self, table: str, update: apsw.PreUpdate) -> None:
         """Record a change of a row that the hook cannot show."""
         touched = self._touched.setdefault(table, Touched())
         touched.changes += 1

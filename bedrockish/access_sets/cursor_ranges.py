@@ -400,7 +400,7 @@ class _Reader:
                     return known
             read = _whole(found, f"{op.name} by a value from another row")
         elif len(registers) == 1 and len(more) == 1 and self._registers.from_list(self._number, registers[0]):
-            return [_plain(access) for access in _each(name, fields)]
+            return [_plain(access) for access in _point_each(name, fields)]
         else:
             partly = [(f"{op.name} partly by values from another row", name)] if len(fields) < len(registers) else []
             access = Access(name, fields, False, fields, True, exact=True, equal=len(fields))
@@ -489,7 +489,7 @@ class _Reader:
         coarse, same = self._interval(op, found, by_rows=False)
         fine, _ = self._interval(op, found, by_rows=True)
         if same and not fine.is_dynamic and self._registers.from_list(self._number, same[-1]):
-            return [_plain(access) for access in _each(found.object, coarse.low)]
+            return [_plain(access) for access in _point_each(found.object, coarse.low)]
         reasons = []
         if not coarse.low and not coarse.high:
             reasons.append((f"{op.name} with no bound", found.object))
@@ -580,9 +580,9 @@ class _Reader:
             registers = [check.p1]
         else:
             return None
-        return (registers, check.name, at) if self._guards(op, first, at, check.p2) else None
+        return (registers, check.name, at) if self._checks_every_row(op, first, at, check.p2) else None
 
-    def _guards(self, seek: Op, first: int, stop: int, target: int) -> bool:
+    def _checks_every_row(self, seek: Op, first: int, stop: int, target: int) -> bool:
         """Return whether every row that this loop visits first passes the check."""
         steps = self._steps.get(seek.p1, [])
         later = (op.address for op in self._positions[seek.p1] if op.address > stop)
@@ -601,7 +601,7 @@ def _whole(found: Table | Index, reason: str) -> Dependent:
     return Dependent(access, access, ((reason, found.object),))
 
 
-def _each(name: str, fields: Fields) -> list[Access]:
+def _point_each(name: str, fields: Fields) -> list[Access]:
     """Return one access for each value of the IN list with which the last column is compared."""
     found = []
     for atom in sorted(fields[-1].atoms, key=repr):

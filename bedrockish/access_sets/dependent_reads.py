@@ -8,8 +8,8 @@ repeated until it finds no new rows.
 
 Auxiliary queries must read the statement's snapshot: they run on the same connection, right before the statement. A
 statement that writes may read rows that it has changed itself, or that a trigger has changed and changed back. So
-``Resolution.wrote`` adds each row before and after each change by the statement and its triggers: any row that the
-statement reads is either one of these, or unchanged since the auxiliary query.
+``Resolution.add_changes`` adds each row before and after each change by the statement and its triggers: any row that
+the statement reads is either one of these, or unchanged since the auxiliary query.
 
 If there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to read, the whole object counts as read.
 """
@@ -213,7 +213,7 @@ class DependentReads:
         return place, columns.index(number)
 
     def need_given(self, table: str) -> _Need:
-        """Return the need for the automatic ids of a table's new rows, whose values ``Resolution.wrote`` adds."""
+        """Return the need for the automatic ids of a table's new rows, whose values ``Resolution.add_changes`` adds."""
         source = (_GIVEN, next((at for (_, at), name in self._given.items() if name == table), len(self._given)))
         if source not in self._given:
             self._given[source] = table
@@ -429,8 +429,8 @@ class _Job:
             # A comparison in the query excludes NULLs, which are at one end of the index. So the bounds are used only
             # if the range has a bound at that end, and so no NULLs.
             descending = (self._low or self._high)[0].field.spec.descending
-            has_low = bool(self._low) and self._is_end(low) and (not descending or bool(self._high))
-            has_high = bool(self._high) and self._is_end(high) and (descending or bool(self._low))
+            has_low = bool(self._low) and self._is_comparable(low) and (not descending or bool(self._high))
+            has_high = bool(self._high) and self._is_comparable(high) and (descending or bool(self._low))
         sql = self._texts.get((has_low, has_high)) or self._text(has_low, has_high)
         if has_low:
             many = [(*values, low) for values in many]
@@ -445,10 +445,10 @@ class _Job:
             return len(rows) > before
         grown = False
         for row in found:
-            grown = self._give(state, row) or grown
+            grown = self._add_to_sources(state, row) or grown
         return grown
 
-    def _give(self, state: "Resolution", row: tuple[Any, ...]) -> bool:
+    def _add_to_sources(self, state: "Resolution", row: tuple[Any, ...]) -> bool:
         """Add a row to all sources that need its columns; return whether it is new for any of them."""
         found = False
         first = 0
@@ -462,7 +462,7 @@ class _Job:
             first = last
         return found
 
-    def _is_end(self, value: Any) -> bool:
+    def _is_comparable(self, value: Any) -> bool:
         """Return whether a query can compare with this value: the column's affinity must leave the value unchanged."""
         affinity = self._affinity(len(self._equal))
         return value is not None and len(closure(value, affinity)) == 1
@@ -565,14 +565,14 @@ class _StoppingJob(_Job):
     def _wanted(self, of: Stop | Partner, table: Table, name: str) -> list[str]:
         """Return the conditions on a row of the table with alias ``name``, with ``?`` for ``asked_values``."""
         found = [
-            f"{'+' if one.as_stored else ''}{_of(name, table, one.column)} COLLATE {one.collation} "
+            f"{'+' if one.as_stored else ''}{_qualified(name, table, one.column)} COLLATE {one.collation} "
             f"{one.operator} {'NULL' if one.value is None else '?'}"
             for one in of.filters
         ]
         for number, partner in enumerate(of.partners):
             other = self._plan.schema.tables[partner.table]
             its_name = f"{name}p{number}"
-            same = f"{_of(its_name, other, ROWID)} = {_of(name, table, partner.column)}"
+            same = f"{_qualified(its_name, other, ROWID)} = {_qualified(name, table, partner.column)}"
             more = self._wanted(partner, other, its_name)
             source = f"main.{quote(other.name)} AS {its_name} NOT INDEXED"
             found.append(f"EXISTS (SELECT 1 FROM {source} WHERE {' AND '.join([same, *more])})")
@@ -634,11 +634,11 @@ class _StoppingJob(_Job):
             if not ends[0] <= self._key(row[:width]) < ends[1]:
                 break
             state.count_rows(1)
-            found = self._give(state, row[width:]) or found
+            found = self._add_to_sources(state, row[width:]) or found
         return found
 
 
-def _of(name: str, table: Table, column: int) -> str:
+def _qualified(name: str, table: Table, column: int) -> str:
     return f"{name}.{column_name(table, column)}"
 
 
@@ -706,7 +706,7 @@ class Resolution:
         if self._rows_read > ROWS_MAX:
             raise _TooManyError
 
-    def wrote(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:
+    def add_changes(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:
         """Add the rows that the statement has changed, because it or a trigger may have read them afterwards.
 
         Args:

@@ -45,7 +45,7 @@ class Growing:
         the statement changed before SQLite rolled it back are not added.
         """
         plan = self._analysis.plan(piece)
-        self.note(*(plan.bind_failed(params) if failed else plan.bind(params)))
+        self.add_keys(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
         """Resolve the reads of a statement about to run; return None without reads. ``query`` sees the same data."""
@@ -53,16 +53,16 @@ class Growing:
         return None if plan.reads_nothing else plan.resolve(params, query)
 
     def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add the reads of a statement that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        """Add the reads of a statement that has made these changes; for ``blind``, see ``Resolution.add_changes``."""
         if resolved is not None:
-            self.note(*resolved.complete(changes, blind))
+            self.add_keys(*resolved.complete(changes, blind))
 
-    def saw(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> None:
+    def read_unchanged(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> None:
         """Add the reads of a statement that has changed no row; ``query`` reads the same data."""
         plan = self._analysis.plan(piece)
-        self.note(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
+        self.add_keys(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
 
-    def note(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
+    def add_keys(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
         """Add keys and ranges that were read."""
         self._reads.update(points)
         if ranges:

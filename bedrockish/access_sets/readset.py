@@ -115,14 +115,13 @@ class ResolvedReads:
 
     plan: ReadPlan
     params: Params
-    # The dependent reads; None without any. For a statement that writes, ``Resolution.wrote`` must be called before
-    # ``keys``.
+    # The dependent reads; None without any. If the statement writes, call ``Resolution.add_changes`` before ``keys``.
     resolution: Resolution | None
 
     def complete(self, changes: Sequence[Change], blind: Iterable[str]) -> ReadKeys:
-        """Return the points and ranges after the statement has run; the arguments are those of ``Resolution.wrote``."""
+        """Return the points and ranges once the statement has run; see ``Resolution.add_changes``."""
         if self.resolution is not None:
-            self.resolution.wrote(changes, blind)
+            self.resolution.add_changes(changes, blind)
         return self.keys()
 
     def keys(self) -> ReadKeys:

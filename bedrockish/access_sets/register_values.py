@@ -94,7 +94,7 @@ class Registers:
             for column, register, affinity in self._records.edges():
                 self._edge(register, column, affinity)
         self._pass_parameters()
-        self._spread()
+        self._propagate()
 
     def values(self, program: int, register: int) -> frozenset[Atom] | None:
         """Return the possible values of a register of a program, or None if they are unknown."""
@@ -155,7 +155,7 @@ class Registers:
             case "Integer":
                 self._set(op.p2, constant(op.p1))
             case "Int64" | "Real":
-                self._wide(op)
+                self._set_wide(op)
             case "String8":
                 if op.p4 is None:
                     self._unknown(op.p2)
@@ -214,20 +214,20 @@ class Registers:
             case "CollSeq" | "OpenEphemeral":
                 register = op.p1 if op.name == "CollSeq" else op.p3
                 if register:
-                    self._lose(register)
+                    self._invalidate(register)
             case _:
                 for operand in WRITES.get(op.name, ()):
-                    self._lose(getattr(op, operand))
+                    self._invalidate(getattr(op, operand))
 
-    def _lose(self, register: int) -> None:
+    def _invalidate(self, register: int) -> None:
         self._unknown(register)
         self._written(register)
 
-    def _wide(self, op: Op) -> None:
+    def _set_wide(self, op: Op) -> None:
         """Set a constant of 64 bits from the two words of EXPLAIN, because its text may be rounded."""
         if op.p4 is not None:
             if op.name == "Real":
-                self._lose(op.p2)
+                self._invalidate(op.p2)
             else:
                 self._set(op.p2, constant(int(op.p4)))
             return
@@ -242,10 +242,10 @@ class Registers:
             self._convert(op.p1, affinities)
             return
         for register in range(op.p1, op.p1 + op.p2):
-            self._lose(register)
+            self._invalidate(register)
 
     def _make_record(self, op: Op, program: list[Op]) -> None:
-        self._lose(op.p3)
+        self._invalidate(op.p3)
         if op.p4:
             self._convert(op.p1, op.p4[: op.p2])
         following = program[op.address + 1] if op.address + 1 < len(program) else None
@@ -255,37 +255,37 @@ class Registers:
     def _rowid(self, op: Op) -> None:
         roots = self._cursors.get(op.p1, set())
         if op.name == "NewRowid" and op.p3:
-            self._lose(op.p3)  # unknown: the highest id that AUTOINCREMENT has given out
+            self._invalidate(op.p3)  # unknown: the highest id that AUTOINCREMENT has given out
         found = self._schema.roots.get(next(iter(roots))) if len(roots) == 1 and op.p1 not in self._private else None
         if found is None and op.name != "NewRowid":
             self._record_column(op.p1, ROWID, op.p2)
         elif found is None:
-            self._lose(op.p2)
+            self._invalidate(op.p2)
         elif op.name == "NewRowid":
             self._set(op.p2, Atom("new", found.name if isinstance(found, Table) else found.table))
         else:
-            self._of_row(op.p1, ROWID, op.p2)
+            self._set_column(op.p1, ROWID, op.p2)
 
     def _column(self, op: Op) -> None:
         if op.p1 in self._private:
             self._record_column(op.p1, op.p2, op.p3)
         elif len(self._cursors.get(op.p1, ())) != 1:
-            self._lose(op.p3)
+            self._invalidate(op.p3)
         else:
-            self._of_row(op.p1, op.p2, op.p3)
+            self._set_column(op.p1, op.p2, op.p3)
 
     def _record_column(self, cursor: int, column: int, register: int) -> None:
         """Follow a column of a private table into a register."""
         found = self._records.column(cursor, column) if cursor not in self._cursors else None
         if found is None:
-            self._lose(register)
+            self._invalidate(register)
             return
         self._edge(found, register, "")
         self._written(register)
         if cursor in self._nulls:
             self._set(register, NO_VALUE)
 
-    def _of_row(self, cursor: int, column: int, register: int) -> None:
+    def _set_column(self, cursor: int, column: int, register: int) -> None:
         self._set(register, Atom("column", Cell(self._number, cursor, column)))
         if cursor in self._nulls:  # NULL, too: an outer join may have no matching row
             self._set(register, NO_VALUE)
@@ -316,7 +316,7 @@ class Registers:
     def _edge(self, source: Slot, target: Slot, affinity: str) -> None:
         self._edges[self._slot(source), self._slot(target), affinity] = None
 
-    def _spread(self) -> None:
+    def _propagate(self) -> None:
         """Propagate values along the edges until nothing changes; follow an edge again when its source has changed."""
         leaving: dict[Slot, list[tuple[Slot, str]]] = {}
         for source, target, affinity in checked(self._edges, self._check):

@@ -62,13 +62,13 @@ class WriteKeys:
         Rows are as captured, without generated columns that are not stored; None stands for the missing row of an
         insertion or deletion, and for the rowids of a table WITHOUT ROWID.
         """
-        return self._of(table).writes(rowid_old, rowid_new, old_row, new_row)
+        return self._keys_of(table).writes(rowid_old, rowid_new, old_row, new_row)
 
     def reads(
         self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
     ) -> Keys:
         """Return the points and ranges that a changed row reads: the keys of the parents to which it newly refers."""
-        return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
+        return self._keys_of(table).reads(rowid_old, rowid_new, old_row, new_row)
 
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
         """Add the points and ranges of row changes: the read ones to ``reads``, the written ones to ``writes``.
@@ -78,7 +78,7 @@ class WriteKeys:
         read_points, read_ranges = reads
         write_points, write_ranges = writes
         for change in changes:
-            table = self._tables.get(change.table) or self._of(change.table)
+            table = self._tables.get(change.table) or self._keys_of(change.table)
             before, after = change.before, change.after
             if change.table not in bulk:
                 points, ranges = table.writes(change.rowid, change.rowid_after, before, after)
@@ -92,7 +92,7 @@ class WriteKeys:
 
     def whole(self, table: str) -> list[Range]:
         """Return ranges with all keys that rows of a table can write, if only the net effect of changes is known."""
-        return self._of(table).whole()
+        return self._keys_of(table).whole()
 
     def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:
         """Return ranges that contain all writes of very many changes of a table's rows.
@@ -100,7 +100,7 @@ class WriteKeys:
         A row with a smaller or larger id than all changed rows does not conflict with them, except in an index.
         """
         rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
-        return self._of(table).between(rowids)
+        return self._keys_of(table).between(rowids)
 
     def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
         """Return the written ranges that need not be compared with the writes of other transactions.
@@ -121,11 +121,11 @@ class WriteKeys:
             if index is None or one[1] > object_range(name)[1]:
                 continue
             own = (change for change in changes if change.table == table)
-            if not index.unique or not self._of(table).takes(index, own):
+            if not index.unique or not self._keys_of(table).takes(index, own):
                 found.append(one)
         return tuple(found)
 
-    def _of(self, name: str) -> "_TableKeys":
+    def _keys_of(self, name: str) -> "_TableKeys":
         found = self._tables.get(name)
         if found is None:
             found = self._tables[name] = _TableKeys(self._schema.tables[name], self._schema, self._scratch)
@@ -411,7 +411,7 @@ class _Parent:
             self._whole = object_range(f"t:{foreign.parent or ''}")
             return
         self._places = tuple(_place(child, column) for column in foreign.columns)
-        if not _agree(foreign, child, parent):
+        if not finds_same_pairs(foreign, child, parent):
             self._whole = object_range(parent.object)
             return
         self._resolve(foreign, parent)
@@ -422,17 +422,19 @@ class _Parent:
             self._prefix = object_prefix("i:" + parent.name)
             columns = parent.key.columns if parent.key else foreign.parent_columns
             specs = parent.key.specs if parent.key else (ROWID_SPEC,)
-            self._use(parent, columns, specs, place_of)
+            self._add_columns(parent, columns, specs, place_of)
             return
         for index in parent.indexes:
             named = index.columns[: index.declared]
             if index.unique and not index.partial and not index.opaque and set(named) == set(foreign.parent_columns):
                 self._prefix = object_prefix(index.object)
-                self._use(parent, named, index.specs, place_of)
+                self._add_columns(parent, named, index.specs, place_of)
                 return
         self._whole = object_range(parent.object)
 
-    def _use(self, parent: Table, columns: Sequence[int], specs: Sequence[Spec], place_of: dict[int, int]) -> None:
+    def _add_columns(
+        self, parent: Table, columns: Sequence[int], specs: Sequence[Spec], place_of: dict[int, int]
+    ) -> None:
         for column, spec in zip(columns, specs, strict=False):
             self._columns.append((place_of[column], parent.columns[column].affinity, encoder(spec)))
 
@@ -450,7 +452,7 @@ class _Parent:
         points.append(self._prefix + b"".join(key))
 
 
-def _agree(foreign: ForeignKey, child: Table, parent: Table) -> bool:
+def finds_same_pairs(foreign: ForeignKey, child: Table, parent: Table) -> bool:
     """Return whether SQLite finds the same pairs when it looks up a child's parent and when it looks up children.
 
     To look up a parent, SQLite applies the affinity of the parent's column to the child's value. To look up children,

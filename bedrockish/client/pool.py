@@ -213,14 +213,14 @@ class ConnectionPool:
             DeadlineError: all connections were in use for that time.
             BedrockishError: see ``connect``.
         """
-        client = self._take(timeout)
+        client = self._lend(timeout)
         lent = Connection(client, is_lent=True)
         try:
             yield lent
         finally:
-            self._give(client, usable=not lent.closed and _is_clean(lent))
+            self._take_back(client, usable=not lent.closed and _is_clean(lent))
 
-    def _take(self, timeout: float | None) -> SocketClient:
+    def _lend(self, timeout: float | None) -> SocketClient:
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         self._check_open()
         if not self._slots.acquire(timeout=seconds):
@@ -274,7 +274,7 @@ class ConnectionPool:
             self._clients.discard(client)
         client._close()
 
-    def _give(self, client: SocketClient, *, usable: bool) -> None:
+    def _take_back(self, client: SocketClient, *, usable: bool) -> None:
         """Take a client back; close it if it is broken or has a transaction or result open."""
         if client not in self._clients:  # the client was lent before a fork, or the pool is closed
             client._close()

@@ -351,11 +351,11 @@ class SocketDriver(Calls):
                 case Dial():
                     self._dials.append(effect)
                 case HangUp(number):
-                    self._hang_up(number)
+                    self._close_link(number)
                 case _:
                     assert_never(effect)
 
-    def _hang_up(self, number: int) -> None:
+    def _close_link(self, number: int) -> None:
         if number in self._links:
             self._drop(number)
         else:

@@ -14,7 +14,7 @@ _THREADS = "raise the limit of processes and threads (ulimit -u, TasksMax)"
 
 def too_low() -> str:
     """Return which limit of this process is too low for a node, and the remedy; empty if none is."""
-    files, memory = _soft("RLIMIT_NOFILE"), _soft("RLIMIT_AS")
+    files, memory = _soft_limit("RLIMIT_NOFILE"), _soft_limit("RLIMIT_AS")
     if files < FILES_MIN:
         return f"this process may open {files} files, and a node needs {FILES_MIN}; {_FILES}"
     if memory < MEMORY_MIN:
@@ -22,7 +22,7 @@ def too_low() -> str:
     return ""
 
 
-def _soft(limit: str) -> int:
+def _soft_limit(limit: str) -> int:
     resource = importlib.import_module("resource")  # not at the top of this module, because Windows lacks it
     found, _ = resource.getrlimit(getattr(resource, limit))
     return sys.maxsize if found == resource.RLIM_INFINITY else found

@@ -90,7 +90,7 @@ class BackgroundReads:
                 raise broken(error) from error
             raise UnavailableError(f"another connection to the file cannot be opened: {error}") from error
 
-    def look(self, action: Callable[[apsw.Connection], T]) -> T:
+    def read_with(self, action: Callable[[apsw.Connection], T]) -> T:
         """Run an action on a lent connection that only reads, and return its result.
 
         Raises:

@@ -64,10 +64,10 @@ class Desk:
         try:
             for piece, params in self.interactive.pieces(work, statement):
                 result, size = self.interactive.run(work, piece, params, ROOM)
-                work.note(Logged(statement, result), size)
+                work.log_statement(Logged(statement, result), size)
                 return result
         except (ConstraintError, SqlError) as error:
-            work.note(Logged(statement, failure=error.message))
+            work.log_statement(Logged(statement, failure=error.message))
             raise
         raise AssertionError(sql)
 
@@ -206,7 +206,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     """Too many statements before it, too many transactions, too much memory: each is refused, and leaves nothing."""
     work = TransactionWork(serializable=True)
     for _ in range(LOG_MAX + 1):
-        work.note(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
+        work.log_statement(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
     with pytest.raises(TooLargeError, match="before it changes the schema"):
         await desk.run(work, "CREATE TABLE u(x)")
     monkeypatch.setattr(drafting, "DRAFTS_MAX", 1)

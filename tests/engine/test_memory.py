@@ -37,14 +37,14 @@ def test_newest_request_is_refused_when_memory_is_full() -> None:
     memory.check()  # a small request may exceed the limit a little
     with pytest.raises(MemoryFullError, match="memory_max"):
         memory.check_large()
-    memory.note(old, 30)
+    memory.record(old, 30)
     with pytest.raises(MemoryFullError, match="the statement was ended"):
-        memory.note(new, 20)
-    memory.note(old, 80)
+        memory.record(new, 20)
+    memory.record(old, 80)
     assert memory.taken == 210
     with pytest.raises(MemoryFullError, match="memory_max"):
         memory.check()
-    memory.note(old, 0)
+    memory.record(old, 0)
     memory._running[new] = 0
     assert memory.describe() == {"taken_bytes": 110, "max_bytes": 100, "recently_refused": 3}
     memory.end(new)

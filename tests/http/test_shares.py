@@ -158,11 +158,11 @@ def test_size_of_an_open_transaction_includes_its_statements_results_and_keys() 
     """Its 5,000 statements are kept in case it changes the schema, and their parameters alone could take gigabytes."""
     work = TransactionWork(serializable=True)
     work.size = 10
-    work.note(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
-    work.note(Logged(Statement("SELECT :a", {"a": b"x" * 2_000})))
+    work.log_statement(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
+    work.log_statement(Logged(Statement("SELECT :a", {"a": b"x" * 2_000})))
     assert work.kept == 10 + 500 + 3_000 + len("SELECT ?" + "SELECT :a")
     for _ in range(ASKED_BYTES >> 20):
-        work.note(Logged(Statement("SELECT ?", ["x" * (1 << 20)])))
+        work.log_statement(Logged(Statement("SELECT ?", ["x" * (1 << 20)])))
     assert work.log is None
     assert work.kept == 10
 

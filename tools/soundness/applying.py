@@ -25,7 +25,7 @@ from bedrockish.access_sets import analysis
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.access_sets.writeset import _agree
+from bedrockish.access_sets.writeset import finds_same_pairs
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
 from bedrockish.core.coordinator.revalidation import first_conflict
 from bedrockish.core.protocol.records import Prepared
@@ -306,7 +306,7 @@ def _broken_keys(db: apsw.Connection) -> list[Any]:
     for table in schema.tables.values():
         for foreign in table.foreign_keys:
             parent = schema.tables.get(foreign.parent or "")
-            if parent is not None and _agree(foreign, table, parent):
+            if parent is not None and finds_same_pairs(foreign, table, parent):
                 with contextlib.suppress(apsw.SQLError):  # a key to columns that are not unique, which no row has
                     query = "SELECT * FROM pragma_foreign_key_check(?) WHERE parent = ?"
                     found += db.execute(query, (table.name, parent.name))

@@ -217,7 +217,7 @@ def _examine_statement(
     resolved = plan.resolve(params, connection_query(bench.db))
     before = bench.run(sql, params, True)
     if resolved.resolution is not None:
-        resolved.resolution.wrote([_change_of(one) for one in before.changes], before.blind)
+        resolved.resolution.add_changes([_change_of(one) for one in before.changes], before.blind)
         tally.counts["dependent reads, " + (resolved.resolution.failure or "told exactly")] += 1
     reads: ReadKeys = plan.bind_failed(params) if before.failed else resolved.keys()
     mine = bench.access_set(before, reads)

@@ -106,7 +106,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Home:
+class _BoundLink:
     """The link on which a transaction or a streamed result is open, which ends with the link."""
 
     link: int
@@ -139,7 +139,7 @@ class ClientCore:
         self._calls: dict[int, _Call] = {}
         self._unsent: set[int] = set()  # the calls that are on no link
         self._due = math.inf  # the earliest deadline of a call
-        self._homes: dict[str, _Home] = {}
+        self._homes: dict[str, _BoundLink] = {}
         self._numbers = 0
         self._only_read: OrderedDict[str, None] = OrderedDict()
 
@@ -248,7 +248,7 @@ class ClientCore:
     def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
         """Move to another node, if there is one; to one of ``towards``, if any. Calls under way stay on their links."""
         if self._current is not None:
-            self._leave(self._current, now, towards)
+            self._leave_node(self._current, now, towards)
         return self._pump(now)
 
     @property
@@ -372,7 +372,7 @@ class ClientCore:
         call.error = reply.error
         if begins(call.what, reply):  # BEGIN has succeeded, and its first statement has failed
             self._forget(reply.id)
-            self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
+            self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
             effects.append(Finish(reply.id, reply.error))
             return
         # A transaction that a program has executed on a node's file can be committed only by that node.
@@ -382,7 +382,7 @@ class ClientCore:
             if ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)
             if voters := voters_of(reply.error):
-                self._leave(link, now, voters)  # the transaction can then be run again at a voter
+                self._leave_node(link, now, voters)  # the transaction can then be run again at a voter
             effects.append(Finish(reply.id, reply.error))
             return
         shortened = call.shortened and now < call.started + 0.8 * (call.deadline - call.started)
@@ -394,11 +394,11 @@ class ClientCore:
                 self._forget(reply.id)
                 effects.append(Finish(reply.id, reply.error))
             case Verdict.ELSEWHERE:
-                self._leave(link, now, voters_of(reply.error))
+                self._leave_node(link, now, voters_of(reply.error))
                 self._retry(reply.id, call, now)
             case Verdict.LOST:
                 call.lost += 1
-                self._leave(link, now)
+                self._leave_node(link, now)
                 self._retry(reply.id, call, now)
             case Verdict.AGAIN:
                 self._retry(reply.id, call, now)
@@ -411,7 +411,7 @@ class ClientCore:
     ) -> wire.Answered | wire.Told | BedrockishError:
         """Record the begin or end of a transaction or a stream, and return the outcome in its reply."""
         if begins(call.what, reply):
-            self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
+            self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
         elif ends(call.what, reply):
             self._homes.pop(call.what.request.command, None)
         outcome = outcome_of(call.what, reply)
@@ -440,7 +440,7 @@ class ClientCore:
         # In the first round the next node is asked at once; in later rounds each attempt waits.
         call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
 
-    def _leave(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
+    def _leave_node(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
         if link == self._current and (towards or len(self.route.addresses) > 1):
             self._current = None
             self.route.leave(towards, now)
@@ -449,7 +449,7 @@ class ClientCore:
         """Send ROLLBACK or CLOSE on the link of an abandoned call, which may have opened a transaction or stream."""
         end = closing_step(what)
         if end is not None and link is not None and link in self._links:
-            self._homes[end.request.command] = _Home(link, end, 0)
+            self._homes[end.request.command] = _BoundLink(link, end, 0)
             self._add(self._next_number(), _Call(end, now, now + DIAL_TIMEOUT_S))
 
     def _forget(self, number: int) -> None:

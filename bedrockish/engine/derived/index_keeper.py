@@ -19,17 +19,17 @@ from bedrockish.access_sets.table_layout import Table
 from bedrockish.access_sets.virtual_layout import ContentIndex, VirtualLayout
 from bedrockish.engine.sqlite.errors import is_of_module
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
-from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Value
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, Value, same_row
 from bedrockish_journal.storage.table_layout import quote
 
 logger = logging.getLogger(__name__)
 
-Rows = dict[int, Sequence[Value]]
+Rows = dict[int, Row]
 """Rowid -> the values of the indexed columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Index:
     """An index, with the statements that change it."""
 
     name: str  # name of the index
@@ -45,7 +45,7 @@ class _Kept:
 class Edit:
     """The effect of some row changes on one index."""
 
-    kept: _Kept
+    kept: _Index
     removed: Rows = field(default_factory=dict)  # values to remove
     # Values to add; for an index on VIRTUAL columns, they are read after the change.
     added: Rows = field(default_factory=dict)
@@ -58,7 +58,7 @@ class IndexKeeper:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._of: dict[str, tuple[_Kept, ...]] = {}
+        self._of: dict[str, tuple[_Index, ...]] = {}
         self._corrupt: dict[str, None] = {}
 
     def use(self, layout: VirtualLayout, tables: Mapping[str, Table]) -> None:
@@ -79,7 +79,7 @@ class IndexKeeper:
             if change.table not in edits:
                 edits[change.table] = [Edit(kept) for kept in self._of[change.table]]
             for edit in edits[change.table]:
-                self._note(edit, change)
+                self._collect(edit, change)
         return [edit for found in edits.values() for edit in found]
 
     def after(self, edits: Iterable[Edit]) -> None:
@@ -88,10 +88,9 @@ class IndexKeeper:
             kept = edit.kept
             for rowid in edit.touched:
                 self._find(kept, rowid, edit.added)
-            removed = [(rowid, *row) for rowid, row in edit.removed.items() if not _same(row, edit.added.get(rowid))]
-            added = [(rowid, *row) for rowid, row in edit.added.items() if not _same(row, edit.removed.get(rowid))]
-            self._guarded(kept.name, lambda kept=kept, rows=removed: self._many(kept.remove, rows))  # type: ignore[misc]
-            self._guarded(kept.name, lambda kept=kept, rows=added: self._many(kept.add, rows))  # type: ignore[misc]
+            removed, added = _differing(edit.removed, edit.added), _differing(edit.added, edit.removed)
+            self._guarded(kept.name, lambda kept=kept, rows=removed: self._execute_many(kept.remove, rows))  # type: ignore[misc]
+            self._guarded(kept.name, lambda kept=kept, rows=added: self._execute_many(kept.add, rows))  # type: ignore[misc]
         self._rebuild_corrupt()
 
     def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
@@ -122,7 +121,7 @@ class IndexKeeper:
 
     # -- one index -------------------------------------------------------------------------------------------------
 
-    def _note(self, edit: Edit, change: Change) -> None:
+    def _collect(self, edit: Edit, change: Change) -> None:
         places = edit.kept.places
         for rowid, row, is_new in ((change.rowid, change.before, False), (change.rowid_after, change.after, True)):
             assert rowid is not None
@@ -132,16 +131,16 @@ class IndexKeeper:
             elif places is None or row is None:
                 continue
             elif is_new:
-                edit.added[rowid] = [row[place] for place in places]
+                edit.added[rowid] = tuple([row[place] for place in places])
             elif edit.added.pop(rowid, None) is None:
-                edit.removed.setdefault(rowid, [row[place] for place in places])
+                edit.removed.setdefault(rowid, tuple([row[place] for place in places]))
 
-    def _find(self, kept: _Kept, rowid: int, rows: Rows) -> None:
+    def _find(self, kept: _Index, rowid: int, rows: Rows) -> None:
         row: Any = self._db.execute(kept.find, (rowid,)).fetchone()
         if row is not None:
             rows[rowid] = row
 
-    def _many(self, sql: str, rows: Sequence[Sequence[Value]]) -> None:
+    def _execute_many(self, sql: str, rows: Sequence[Sequence[Value]]) -> None:
         if rows:
             self._db.executemany(sql, rows)
 
@@ -203,14 +202,14 @@ def _replaced(statements: Iterable[str]) -> set[str] | None:
     return found
 
 
-def _kept(table: Table, index: ContentIndex) -> _Kept:
+def _kept(table: Table, index: ContentIndex) -> _Index:
     numbers = {folded(column): place for place, column in enumerate(table.columns)}
     places = [numbers.get(folded(column)) for column in index.columns]
     known = tuple(place for place in places if place is not None)
     name, columns = quote(index.name), [quote(column) for column in index.columns]
     marks = ", ?" * len(columns)
     named = ", ".join(columns)
-    return _Kept(
+    return _Index(
         index.name,
         known if len(known) == len(places) else None,
         f"SELECT {named} FROM {quote(table.name)} WHERE {table.rowid} = ?",
@@ -220,7 +219,6 @@ def _kept(table: Table, index: ContentIndex) -> _Kept:
     )
 
 
-def _same(row: Sequence[Value], other: Sequence[Value] | None) -> bool:
-    if other is None or len(row) != len(other):
-        return False
-    return all(type(one) is type(two) and one == two for one, two in zip(row, other, strict=True))
+def _differing(rows: Rows, others: Rows) -> list[tuple[Value, ...]]:
+    """Return the rows, each after its rowid, that ``others`` does not have in the same form."""
+    return [(rowid, *row) for rowid, row in rows.items() if rowid not in others or not same_row(row, others[rowid])]

@@ -144,7 +144,7 @@ class Mixed:
                 continue
             self._check(piece)
             text = self._bound(piece, params, told) if again and piece.kind == WRITE else literal(piece.sql, params)
-            result, size = self._one(piece, text, room - taken)
+            result, size = self._run_statement(piece, text, room - taken)
             results.append(result)
             taken += size
         if not results:
@@ -176,7 +176,7 @@ class Mixed:
         except apsw.Error as error:
             raise translate(error, text) from error
         self._schema_changed()
-        self._note(Step(text))
+        self._record(Step(text))
 
     def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
         """Return the recorded change, ready to be led.
@@ -206,7 +206,7 @@ class Mixed:
 
     # -- one statement ---------------------------------------------------------------------------------------------
 
-    def _one(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
+    def _run_statement(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
         db = self._db
         allowed = None
         if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
@@ -219,7 +219,7 @@ class Mixed:
         except (ConstraintError, SqlError) as error:
             is_open = isinstance(error.__cause__, apsw.Error) and db.in_transaction
             if is_open and not _rests_on_definitions(piece, error):
-                self._note(Step(text, FAIL, failure_digest(str(error.__cause__))))
+                self._record(Step(text, FAIL, failure_digest(str(error.__cause__))))
             raise
         changed = db.changes() if piece.kind == WRITE else 0
         rowid = db.last_insert_rowid() if piece.kind == WRITE else 0
@@ -228,12 +228,12 @@ class Mixed:
             self._schema_changed()
             self.changes_schema = True
             self._configures = self._configures or piece.configures
-            self._note(Step(text))
+            self._record(Step(text))
         elif piece.kind == WRITE:
             self._writes = True
-            self._note(Step(text, DO, answer_digest(text, rows, changed, rowid)))
+            self._record(Step(text, DO, answer_digest(text, rows, changed, rowid)))
         elif not piece.whole_schema or piece.checks_keys:  # a read of the schema has the same result at the activation
-            self._note(Step(text, SEE, answer_digest(text, rows)))
+            self._record(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
 
@@ -267,7 +267,7 @@ class Mixed:
             if db.in_transaction:
                 db.execute(f"RELEASE {MARK}")
 
-    def _note(self, step: Step) -> None:
+    def _record(self, step: Step) -> None:
         self._size += len(step.sql) + len(step.told) + 16
         if self._size > self._limits.changes_bytes:
             raise TooLargeError(
@@ -287,7 +287,7 @@ class Mixed:
             self._before = self._violations()
         self._options = True
         set_option(self._db, option)
-        self._note(Step(option))
+        self._record(Step(option))
         return Result((), [], -1, None)
 
     def _check(self, piece: Compiled) -> None:

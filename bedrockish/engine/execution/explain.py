@@ -59,7 +59,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
         return {**told, "reads": [], "writes": [], "wider": [], "advice": [], "error": ""}
     if piece.kind == SCHEMA:
         nothing: dict[str, Any] = {"reads": [], "wider": [], "advice": []}
-        return {**told, **nothing, "writes": ["the schema"], "error": _try(executor, piece, params)}
+        return {**told, **nothing, "writes": ["the schema"], "error": _run_schema(executor, piece, params)}
     executor.capture.start()
     gatherer = AccessSetBuilder(analysis, serializable=True)
     resolved = analysis.plan(piece).resolve(params, executor.query)
@@ -83,7 +83,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
     return {**told, **_words(analysis, access_set), "wider": wider, "error": error}
 
 
-def _try(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> str:
+def _run_schema(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> str:
     """Run a statement that changes the schema; return its error text, or an empty text."""
     executor.capture.discard_changes()
     try:
@@ -101,10 +101,10 @@ def _words(analysis: Analysis, access_set: AccessSet) -> dict[str, list[str]]:
     reads += [_point(schema, key) for key in sorted(access_set.read_points)]
     writes = [_range(schema, one) for one in access_set.write_ranges]
     writes += [_point(schema, key) for key in sorted(access_set.write_points)]
-    return {"reads": _short(reads), "writes": _short(writes)}
+    return {"reads": _first_texts(reads), "writes": _first_texts(writes)}
 
 
-def _short(texts: list[str]) -> list[str]:
+def _first_texts(texts: list[str]) -> list[str]:
     """Return the first texts, and the number of the others."""
     unique = list(dict.fromkeys(texts))
     if len(unique) <= ITEMS_MAX:

@@ -72,7 +72,7 @@ def execute(
     try:
         for request in requests:
             scope.begin(request.command, 0, base)
-            result = _one(executor, request, gatherer)
+            result = _run_request(executor, request, gatherer)
             if scope.named:  # the request names its transaction, which the journal finds only by its first command's id
                 raise _AloneError
             results.append(result)
@@ -96,7 +96,7 @@ def execute(
     return prepared
 
 
-def _one(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
+def _run_request(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
     """Run one request; return its encoded results."""
     run = executor.begin(gatherer)
     for piece, params in (

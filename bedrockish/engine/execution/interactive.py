@@ -168,7 +168,7 @@ class Interactive:
         if piece.kind == READ and work.snapshot is not None and not work.owns(piece):
             lengths = self._executor.texts.lengths(piece)
             rows, size = work.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
-            work.saw(piece, params, rows, work.snapshot.query)
+            work.read_unchanged(piece, params, rows, work.snapshot.query)
             if self.engine.scope.locked:
                 work.sets.lock(self.engine.scope.take_locked())
             return Result(piece.columns, rows, -1, work.lastrowid or None), size
@@ -270,7 +270,7 @@ class Interactive:
                 work.sets.read(recipe.piece, params)
         self._keep(work, changes, touched)
         work.wrote = True
-        work.looks(recipe.piece)
+        work.inspect(recipe.piece)
         return [result for result, _ in found]
 
     def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
@@ -302,7 +302,7 @@ class Interactive:
             rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
             if rows is None:
                 return None
-            work.sets.note(*plan.bind(values))
+            work.sets.add_keys(*plan.bind(values))
             return Result(piece.columns, rows, -1, lastrowid or None)
         text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
@@ -323,7 +323,7 @@ class Interactive:
         rowcount = db.changes()
         changes, touched = capture.stop()
         if not plan.reads_nothing:
-            work.sets.note(*plan.bind(values))
+            work.sets.add_keys(*plan.bind(values))
         if in_savepoint:
             self._keep(work, changes, touched)
         else:
@@ -555,7 +555,7 @@ class Interactive:
             self._restore()
             work.sets.read(piece, params, failed=True)
             raise
-        work.saw(piece, params, rows, self._executor.query)
+        work.read_unchanged(piece, params, rows, self._executor.query)
         if self.engine.scope.locked:
             work.sets.lock(self.engine.scope.take_locked())
         return rows, size
@@ -592,7 +592,7 @@ class Interactive:
             select = filling_select(piece.sql)
             if select:
                 filling, _ = self._executor.texts.compiled(select, work.user)
-                work.sets.saw(filling, params, self._executor.query)
+                work.sets.read_unchanged(filling, params, self._executor.query)
             return None
         return work.sets.resolve(piece, params, self._executor.query)
 

@@ -116,12 +116,12 @@ class TransactionWork:
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
 
-    def looks(self, piece: Compiled) -> None:
+    def inspect(self, piece: Compiled) -> None:
         """Record whether a statement reads tables without keys."""
         self.read_without_keys = self.read_without_keys or piece.reads_without_keys
         self.reads_system = self.reads_system or piece.reads_system
 
-    def note(self, one: Logged, size: int = 0) -> None:
+    def log_statement(self, one: Logged, size: int = 0) -> None:
         """Log a statement that was run; ``size`` is an estimate of the bytes of its results."""
         if self.log is None:
             return
@@ -148,14 +148,14 @@ class TransactionWork:
         keys = 0 if self.sets is None else len(self.sets)
         return self.size + self.logged + self.asked + KEY_BYTES * keys
 
-    def saw(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
+    def read_unchanged(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Record the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
         A check of foreign keys that found no violation is not recorded: no other commit can cause a violation.
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
-            self.sets.saw(piece, params, query)
+            self.sets.read_unchanged(piece, params, query)
 
     def mark(self, name: str, *, is_broken: bool) -> None:
         """Execute SAVEPOINT; ``is_broken`` tells whether SQLite counts a deferred foreign key as broken."""

@@ -179,23 +179,23 @@ class OverlayTransaction:
             control = control_of(statement.sql, statement.params)
             if control is not None:
                 self.control(control)
-                work.note(Logged(control))
+                work.log_statement(Logged(control))
                 results.append(Result((), [], -1, work.lastrowid or None))
                 continue
             if place >= alone:
                 with self.workspace.stoppable:
                     done, alone = self.run_alike(statements, place)
                 for one, result in zip(statements[place:], done, strict=False):
-                    work.note(Logged(one, result))
+                    work.log_statement(Logged(one, result))
                 results += done
                 if done:
                     continue
             try:
                 last, size = self.run(statement, room - taken)
             except (ConstraintError, SqlError) as error:
-                work.note(Logged(statement, failure=error.message))
+                work.log_statement(Logged(statement, failure=error.message))
                 raise
-            work.note(Logged(statement, last), size)
+            work.log_statement(Logged(statement, last), size)
             results.append(last)
             taken += size
         return taken
@@ -226,7 +226,7 @@ class OverlayTransaction:
         assert writer is not None
         if piece.reads_system and not self.may_read_system:
             raise UnsupportedError("a strict read of the cluster's own tables runs at the node", sql=piece.sql)
-        work.looks(piece)
+        work.inspect(piece)
         if work.wrote:
             writer.executor.reader = None  # the other connection does not see what this one has written
         if writer.journal_in_memory and piece.kind != READ and writer.executor.texts.again(piece.sql) is None:
@@ -380,7 +380,7 @@ def resume(
         try:
             pieces = interactive.pieces(work, statement) if isinstance(statement, Statement) else [statement]
             for piece, params in pieces:
-                work.looks(piece)
+                work.inspect(piece)
                 result, _ = interactive.run(work, piece, params, room)
         except BedrockishError as caught:
             error = caught

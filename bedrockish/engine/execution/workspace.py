@@ -222,7 +222,7 @@ class Workspace:
                 writer.begin()
                 return action(writer)
         finally:
-            self._leave(writer)
+            self._reset(writer)
 
     def open_writer(self, work: TransactionWork) -> "Writer":
         """Return the writing connection in a transaction that stays open between its statements, until ``leave_work``.
@@ -240,7 +240,7 @@ class Workspace:
         work, self._work = self._work, None
         if self._writer is None:
             return
-        self._leave(self._writer)
+        self._reset(self._writer)
         if work is not None and work.defers:
             try:
                 pragmas.settle(self._writer.db)
@@ -281,7 +281,7 @@ class Workspace:
             told(self._writer.db)
             self._writer.executor.texts.forget()
 
-    def _leave(self, writer: "Writer") -> None:
+    def _reset(self, writer: "Writer") -> None:
         writer.capture.discard_changes()
         writer.executor.reader = None
         try:

@@ -77,7 +77,7 @@ class Memory:
         self._running[number] = 0
         return number
 
-    def note(self, number: int, count: int) -> None:
+    def record(self, number: int, count: int) -> None:
         """Record the bytes of the rows that a statement has returned so far; called in the statement's thread.
 
         Raises:
@@ -214,7 +214,7 @@ class Rows:
             raise TooLargeError(f"the results take more than {most} bytes; {self._way_out}", limit=most)
         if self.size - self._noted > ROWS_NOTED:
             self._noted = self.size
-            self._limits.memory.note(self._number, 2 * self.size)  # twice: the rows will also be in memory encoded
+            self._limits.memory.record(self._number, 2 * self.size)  # twice: the rows will also be in memory encoded
 
 
 _FOREVER = float("inf")

@@ -166,10 +166,10 @@ class _Splicer:
             self._always = True
         elif only is not None and only.kind == "param":
             self._nulls[self._parser.numbers[first] - 1] = None
-            self._around(first, end)
+            self._enclose(first, end)
         else:
             self._always = self._always or not self._is_literal(first, end)
-            self._around(first, end)  # the function records this id, so that no other row of the statement gets it
+            self._enclose(first, end)  # the function records this id, so that no other row of the statement gets it
 
     def _is_literal(self, first: int, end: int) -> bool:
         if end == first + 2 and self._tokens[first].text in ("-", "+"):
@@ -215,7 +215,7 @@ class _Splicer:
         self._insert_before(insert.first, f"WITH {ROWS}{names} AS MATERIALIZED (")
         self._insert_after(insert.end - 1, f") SELECT {chosen} FROM {ROWS}{where} ")
 
-    def _around(self, first: int, end: int) -> None:
+    def _enclose(self, first: int, end: int) -> None:
         self._insert_before(first, self._open)
         self._insert_after(end - 1, ")")
 

@@ -71,7 +71,7 @@ class AutoIds:
             assert isinstance(table, str)
             if len(arguments) == 1 or arguments[1] is None:
                 return self._next(db, table)
-            self._keep_clear(db, table, arguments[1])
+            self._reserve(db, table, arguments[1])
             return arguments[1]
 
         db.create_scalar_function(FUNCTION, given, flags=apsw.SQLITE_DIRECTONLY)
@@ -182,7 +182,7 @@ class AutoIds:
         self._seen[table] = highest = 0 if highest is None else highest
         return highest
 
-    def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
+    def _reserve(self, db: apsw.Connection, table: str, value: Value) -> None:
         """Record an id that the statement gives itself, so that no later row of the statement gets it."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # else SQLite will refuse it

@@ -365,9 +365,9 @@ class IndexBuild(Build):
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
         db.execute(f"DROP TABLE {STAND_IN}")
-        return self._is_right()
+        return self._passes_sample()
 
-    def _is_right(self) -> bool:
+    def _passes_sample(self) -> bool:
         """Return whether a sample of rows is found in the index by their values; True if the index is not plain."""
         plan, db = self.plan, self._db
         if not plan.is_plain:

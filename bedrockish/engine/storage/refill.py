@@ -209,7 +209,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     """
     path = Path(database).resolve()
     try:
-        meta, votes, pieces, has = _own(path)
+        meta, votes, pieces, has = _read_own(path)
         with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not covers(applied(db), has):
@@ -222,7 +222,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
         raise ConfigError(why) from error
 
 
-def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, int]]:
+def _read_own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, int]]:
     """Return a file's own metadata, its votes, their pieces and the applied ticks, and empty its write-ahead log.
 
     A log left next to the new file would be taken for that file's log.

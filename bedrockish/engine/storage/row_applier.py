@@ -187,7 +187,7 @@ class RowApplier:
         """Return whether the old rows of changes to one table equal this node's rows."""
         text = self._compared.get(table.name)
         if text is None:
-            text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
+            text = f"SELECT 1 FROM {quote(table.name)} WHERE {_at_address(table)} AND {_equals_old(table)}"
             self._compared[table.name] = text
         if table.rowid is not None:
             addresses: list[Sequence[Value]] = [(change.rowid, *(change.before or ())) for change in changes]
@@ -211,7 +211,7 @@ class RowApplier:
             return
         for first in range(0, len(changes), PIECE):
             piece = changes[first : first + PIECE]
-            if len(piece) < PIECE_MIN or self._has_modules(piece) or not self._at_once(piece):
+            if len(piece) < PIECE_MIN or self._has_modules(piece) or not self._make_all(piece):
                 for change in piece:
                     self._make_one(change)
 
@@ -220,7 +220,7 @@ class RowApplier:
         tables = (self._tables.get(name) for name in {change.table for change in changes})
         return any(table is not None and table.is_module for table in tables)
 
-    def _at_once(self, changes: list[Change]) -> bool:
+    def _make_all(self, changes: list[Change]) -> bool:
         """Make all changes, or none if one does not fit; return whether they were made.
 
         A change that fits changes one row; any other changes no row or raises. So the number of changed rows shows
@@ -363,7 +363,9 @@ class RowApplier:
         if table is not None and table.columns == change.columns:
             expected, found = _differences(table, change.before, self._found(table, change))
             if change.op != INSERT and expected:  # the row has another value; if it has not, SQLite's error says why
-                why = "there is no such row" if found is None else f"expected {_said(expected)}, found {_said(found)}"
+                why = (
+                    "there is no such row" if found is None else f"expected {_listed(expected)}, found {_listed(found)}"
+                )
         return EntryMismatchError(
             f"{place} does not fit the tables of this node: {change.op} of {change.table} {key!r}: {why}; {DIFFERS}",
             entry=place,
@@ -377,7 +379,7 @@ class RowApplier:
 
     def _found(self, table: Table, change: Change) -> Row | None:
         """Return this node's row under the key of a change, or None; a text that is not UTF-8 is returned as bytes."""
-        rest = f"FROM {quote(table.name)} WHERE {_where(table)}"
+        rest = f"FROM {quote(table.name)} WHERE {_at_address(table)}"
         found = next(select(self._db, [*map(quote, table.columns)], rest, _address(table, change)), None)
         return None if found is None else tuple(one[1] if isinstance(one, list) else one for one in found)
 
@@ -454,7 +456,7 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
             columns.append(table.rowid)
             marks.append("?")
         return f"INSERT OR ABORT INTO {name}({', '.join(columns)}) VALUES ({', '.join(marks)})", table.writable
-    where = f"{_where(table)} AND {_as_before(table)}"
+    where = f"{_at_address(table)} AND {_equals_old(table)}"
     if op == DELETE:
         return f"DELETE FROM {name} WHERE {where}", ()
     places = tuple(place for place in table.writable if mask >> place & 1)
@@ -467,7 +469,7 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     return f"UPDATE OR ABORT {name} SET {', '.join(sets)} WHERE {where}", places
 
 
-def _where(table: Table) -> str:
+def _at_address(table: Table) -> str:
     """Return the condition for the row at an address, which SQLite finds by its key."""
     if table.rowid is None:
         return all_of([f"{quote(table.columns[place])} = ?" for place in table.key])
@@ -483,7 +485,7 @@ def _address(table: Table, change: Change) -> list[Value]:
     return [row[place] for place in table.key]
 
 
-def _as_before(table: Table) -> str:
+def _equals_old(table: Table) -> str:
     """Return the condition that each column equals its old value byte by byte, under any collation."""
     # The unary plus prevents SQLite's search for an index, which takes seconds for 2,000 key columns.
     return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
@@ -513,5 +515,5 @@ def _short(value: Value) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def _said(values: dict[str, str] | None) -> str:
+def _listed(values: dict[str, str] | None) -> str:
     return ", ".join(f"{column} {value}" for column, value in (values or {}).items())

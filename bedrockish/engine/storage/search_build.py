@@ -153,9 +153,9 @@ class SearchBuild(Build):
             db.execute("PRAGMA writable_schema = RESET")
         for name in stand_ins(db):
             db.execute(f"DROP TABLE {name}")
-        return self._is_right()
+        return self._passes_sample()
 
-    def _is_right(self) -> bool:
+    def _passes_sample(self) -> bool:
         """Return whether the index has a sample of the table's rows, and the same first and last row."""
         db, plan = self._db, self.plan
         table, sizes = quote(plan.table), quote(f"{plan.name}_docsize")

@@ -107,14 +107,14 @@ class StagedChanges:
             into = f"INSERT OR ROLLBACK INTO {name}({', '.join(columns)})"
             return f"{into} SELECT {', '.join(values)} FROM {source} ORDER BY k"
         if run.op == DELETE:
-            same = f"SELECT 1 FROM {source} AS {_NAME} WHERE {_NAME}.k = {name}.{table.rowid} AND {_same(table)}"
+            same = f"SELECT 1 FROM {source} AS {_NAME} WHERE {_NAME}.k = {name}.{table.rowid} AND {_equals_old(table)}"
             return f"DELETE FROM {name} WHERE {table.rowid} IN (SELECT k FROM {source}) AND EXISTS ({same})"
         places = (
             sorted(run.written) or table.writable[:1]
         )  # no column has changed, but the statement must check that the rows exist
         sets = ", ".join(f"{quote(table.columns[place])} = {_NAME}.a{place}" for place in places)
         # The unary plus makes SQLite scan the run and look its rows up in the table, and not the other way round.
-        found = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
+        found = f"{name}.{table.rowid} = +{_NAME}.k AND {_equals_old(table)}"
         return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
 
     def source(self, run: Run) -> str:
@@ -134,7 +134,7 @@ class StagedChanges:
         """Return the query that counts how many of a run's old rows are in its table."""
         table, source = run.table, self.source(run)
         name = quote(table.name)
-        where = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
+        where = f"{name}.{table.rowid} = +{_NAME}.k AND {_equals_old(table)}"
         return f"SELECT count(*) FROM {source} AS {_NAME} CROSS JOIN {name} WHERE {where}"
 
     # -- unpacking -------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class StagedStore:
             self.drop(changes)
 
 
-def _same(table: Table) -> str:
+def _equals_old(table: Table) -> str:
     """Return the condition that each column equals its old value byte by byte, under any collation."""
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]

@@ -94,7 +94,7 @@ class IndexScrubber:
         return rows, None
 
     async def _in_thread(self, action: Callable[..., Any]) -> Any:
-        return await trio.to_thread.run_sync(self._engine.background.look, action, limiter=self._limiter)
+        return await trio.to_thread.run_sync(self._engine.background.read_with, action, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:
         """Return whether SQLite's own check also finds a fault; if so, the node restarts and repairs itself."""

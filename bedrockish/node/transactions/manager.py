@@ -524,7 +524,7 @@ class Transactions:
         for statement, result in zip(statements[first:], found, strict=False):
             if work.log is None:
                 break
-            work.note(Logged(statement, result))
+            work.log_statement(Logged(statement, result))
         results += found
         if found:
             self._check_writes(work)
@@ -555,7 +555,7 @@ class Transactions:
                 yield partial(self._lending.control, work, control)
             else:
                 interactive.control(work, control)
-                work.note(Logged(control))
+                work.log_statement(Logged(control))
             results.append(Result((), [], -1, work.lastrowid or None))
         elif work.workspace is not None or interactive.is_schema(statement):
             if work.workspace is None:
@@ -568,9 +568,9 @@ class Transactions:
             try:
                 last, size = yield from self._ordinary(tx, statement, room)
             except (ConstraintError, SqlError) as error:
-                work.note(Logged(statement, failure=error.message))
+                work.log_statement(Logged(statement, failure=error.message))
                 raise
-            work.note(Logged(statement, last), size)
+            work.log_statement(Logged(statement, last), size)
             results.append(last)
         self._check_writes(work)
         return size

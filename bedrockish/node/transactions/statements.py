@@ -38,7 +38,7 @@ class StatementRunner:
             ConflictError: data on which the transaction rests has changed.
             BedrockishError: as ``Interactive.run``.
         """
-        work.looks(piece)
+        work.inspect(piece)
         if not self._workers.expects(piece.sql):
             try:
                 found = self._interactive.run(work, piece, params, room, self._budget_s)
@@ -86,7 +86,7 @@ class StatementRunner:
             if work.ended:
                 self._interactive.end(work)
         if work.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
-            work.saw(piece, params, rows, work.snapshot.query)
+            work.read_unchanged(piece, params, rows, work.snapshot.query)
             assert work.sets is not None
             work.sets.lock(scope.take_locked())
         return Result(piece.columns, rows, -1, work.lastrowid or None), size

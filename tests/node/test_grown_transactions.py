@@ -103,6 +103,25 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+async def test_transaction_moves_with_few_rows_of_much_text_to_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write such rows again, FTS5 would index the text of all before each statement."""
+    async with a_client(tmp_path, monkeypatch) as client:
+        await client.runtime.submit(request("CREATE VIRTUAL TABLE docs USING fts5(body)", "search"))
+        await client.step(BEGIN)
+        insert, text = "INSERT INTO docs(body) VALUES (?)", " ".join(f"w{number}" for number in range(20_000))
+        await client.run(insert, text)
+        await client.other()
+        assert client.workspace is None
+        await client.run(insert, text)
+        await client.other()
+        await client.run(insert, "last")
+        assert isinstance(client.workspace, OverlayTransaction)
+        await client.step(COMMIT)
+        assert await client.value("SELECT count(*) FROM docs WHERE docs MATCH 'w7 OR last'") == 3
+
+
 async def test_commits_of_others_do_not_repeat_the_writes_of_a_moved_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redone: list[int]
 ) -> None:

@@ -95,7 +95,7 @@ class TransactionWork:
     # Its own workspace: a copy of the database since its first schema statement, or an overlay since it has many rows
     # or TEMP objects; None while it runs on the engine's connection.
     workspace: TransactionWorkspace | None = None
-    moves_at: int = 1_000  # the number of changed rows at which it moves to a workspace of its own
+    moves_at: int = 1_000  # the weight at which it moves to a workspace of its own
     # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which it was rolled back.
     unsure: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
@@ -141,6 +141,11 @@ class TransactionWork:
         assert self.log is not None
         log, self.log, self.logged, self.asked = self.log, [], 0, 0
         return log
+
+    @property
+    def weight(self) -> int:
+        """The number of rows that take as long to write again; FTS5 indexes 256 bytes of text in the time of a row."""
+        return len(self.changes) + self.searched // 256
 
     @property
     def kept(self) -> int:

@@ -44,7 +44,7 @@ class GrownTransactions:
 
     def is_due(self, work: TransactionWork) -> bool:
         """Return whether a transaction should move now, because its next statement would write many rows again."""
-        is_large = len(work.changes) >= work.moves_at and work.workspace is None
+        is_large = work.weight >= work.moves_at and work.workspace is None
         return is_large and self._lending.interactive.inside is not work
 
     async def move(self, work: TransactionWork, caller: str) -> Mapping[str, int] | None:
@@ -88,8 +88,8 @@ class GrownTransactions:
         self._put_off(work)
 
     def _put_off(self, work: TransactionWork) -> None:
-        """Leave a transaction on the engine's connection until it has twice as many rows."""
-        work.moves_at = 2 * len(work.changes)
+        """Leave a transaction on the engine's connection until it has twice as many rows, or as much text to index."""
+        work.moves_at = 2 * work.weight
 
     async def run(
         self, work: TransactionWork, statements: Sequence[Statement], results: list[Result], room: int

@@ -232,11 +232,7 @@ class AccessSetBuilder:
             self._ranges.update(ranges)
 
     def rows(self, changes: list[Change], blurred: list[str]) -> AccessSet:
-        """Return the access set of a request that made these changes.
-
-        Args:
-            blurred: tables with changes of which only the net effect is known; these tables count as written whole.
-        """
+        """Return the access set of a request with these changes; ``blurred`` tables count as written whole."""
         keys = self._analysis.keys
         writes: set[bytes] = set()
         write_ranges: set[Range] = set()

@@ -95,9 +95,7 @@ class Capture:
             self._noticed = None
 
     def start(self, size: int = 0, searched: int = 0) -> None:
-        """Start to collect changes; ``size`` bytes, and ``searched`` bytes of text for FTS5, already count towards the
-        limits.
-        """
+        """Start to collect changes, after ``size`` bytes of them and ``searched`` bytes of text that FTS5 indexes."""
         self._log, self._touched, self.failure = [], {}, None
         self._size, self._searched_size = size, searched
         self.changed_temporary = False

@@ -33,11 +33,7 @@ class Definition(NamedTuple):
 
 
 class Definitions:
-    """All definitions that a connection sees now.
-
-    Args:
-        known: earlier definitions, or the definitions of another connection; equal ones are reused.
-    """
+    """All definitions that a connection sees now; those that equal one in ``known`` are reused."""
 
     _rows: dict[int, Definition]
     latent: list[Definition]  # triggers and views; SQLite looks up the tables that they name only when they are used

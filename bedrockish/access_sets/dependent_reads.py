@@ -17,6 +17,7 @@ If there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to read
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import islice, product
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -415,7 +416,7 @@ class _Job:
                 values = field.values(state)
                 if not values:
                     return None
-                coded, value = pick(((field.encode(one), one) for one in values), key=_first)
+                coded, value = pick(((field.encode(one), one) for one in values), key=itemgetter(0))
                 suffix += coded
                 first = first if number else value
             found.append((suffix, first))
@@ -653,10 +654,6 @@ def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _encoded(field: _Field, value: Any) -> bytes:
     return field.encode(value)
-
-
-def _first(pair: tuple[bytes, Any]) -> bytes:
-    return pair[0]
 
 
 class Resolution:

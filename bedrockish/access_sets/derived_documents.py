@@ -15,11 +15,7 @@ from bedrockish_journal.storage.table_layout import quote
 
 
 class DerivedDocuments:
-    """The check of captured rows: their generated columns are computed again in a private database.
-
-    Args:
-        schema: the schema of the database whose rows are captured.
-    """
+    """The check of rows captured under a schema: their generated columns are computed again in a private database."""
 
     def __init__(self, schema: Schema, prepare: Prepare) -> None:
         self._schema, self._scratch = schema, Scratch(schema.encoding, prepare)

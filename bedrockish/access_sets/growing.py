@@ -79,11 +79,7 @@ class Growing:
         return one
 
     def changed(self, changes: Sequence[Change], blurred: Iterable[str] = ()) -> None:
-        """Add changes of rows.
-
-        Args:
-            blurred: tables with changes of which only the net effect is known; these tables count as written whole.
-        """
+        """Add changes of rows; ``blurred`` tables, of which only the net effect is known, count as written whole."""
         keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
         points, ranges = (set(), set()) if self._since else (self._writes, self._write_ranges)
@@ -191,11 +187,7 @@ class Growing:
         return written_in(access_set(set(), set(), self._writes, self._write_ranges), reader)
 
     def access_set(self, *, reads: bool | None = None) -> AccessSet:
-        """Return the access set to be certified.
-
-        Args:
-            reads: whether to include the plain reads; by default, if the transaction is serializable.
-        """
+        """Return the access set to certify; with the plain reads if ``reads``, by default if it is serializable."""
         with_reads = self._serializable if reads is None else reads
         points = set(self._probes)
         ranges = set(self._probe_ranges)

@@ -26,11 +26,7 @@ class AccessToken(NamedTuple):
 
 
 def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:
-    """Return a token.
-
-    Args:
-        secret: the stored form of the user's password.
-    """
+    """Return a token, signed with ``secret``, the stored form of the user's password."""
     payload = cbor2.dumps([said.user, said.until_ms])
     return f"{PREFIX}{_text(payload)}.{_text(_sign(payload, secret, cluster_id))}"
 

@@ -47,11 +47,7 @@ class Hooks:
 
 
 class Batch:
-    """The open batch of one node.
-
-    Args:
-        number: how many batches were committed in the life of the file.
-    """
+    """The open batch of one node; ``number`` batches were committed in the life of the file."""
 
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
         self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
@@ -88,12 +84,9 @@ class Batch:
     # -- users of the connection -----------------------------------------------------------------------------------
 
     def hand_over(self, wait: Callable[[], None]) -> None:
-        """Give the connection to another thread until ``take_back``.
+        """Give the connection to a thread until ``take_back``; ``wait`` blocks until then, but not in that thread.
 
         Until then, another user waits for that thread, or tests ``is_away`` and tries again later.
-
-        Args:
-            wait: blocks until that thread is done; called in that thread, it returns at once.
         """
         assert self._wait is None, "one thread at a time has the writer"
         self.evict_guest()

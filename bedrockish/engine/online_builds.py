@@ -79,13 +79,10 @@ class OnlineBuilds:
         return True
 
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
-        """Apply an entry to the tables, and its rows to the build.
+        """Apply an entry to the tables, by ``apply``, which writes into the open batch, and its rows to the build.
 
         The batch records the rows themselves: computed again for ``Batch.redo``, they could differ, because the build
         has advanced.
-
-        Args:
-            apply: writes the entry into the open batch.
         """
         build = self.current
         touched = () if build is None else build.touched(entry.transaction, self._versions.current)

@@ -46,11 +46,7 @@ def first_word(sql: str) -> str:
 
 
 def statement_end(sql: str, at: int = 0) -> int | None:
-    """Return the position after the semicolon that ends a statement; None if it ends with the text.
-
-    Args:
-        at: the begin of the statement, from ``statement_start``.
-    """
+    """Return the position after the semicolon that ends the statement at ``at``; None if it ends with the text."""
     in_trigger = _makes_trigger(sql, at)
     while True:
         found = _SEMICOLON.search(sql, at)

@@ -101,11 +101,7 @@ def two_nodes_lost(last: BedrockishError) -> UnavailableError:
 
 
 def out_of_time(what: What, *, uncertain: bool, waited_s: float, last: BedrockishError | None) -> BedrockishError:
-    """Return the error for a call whose time is over.
-
-    Args:
-        uncertain: whether some attempt may have happened.
-    """
+    """Return the error for a call whose time is over; ``uncertain``: whether some attempt may have happened."""
     because = f"; the last reason: {last.message}" if last is not None else ""
     if uncertain:
         assert isinstance(what, Request | Step), "only a command can leave anything behind"

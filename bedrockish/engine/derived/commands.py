@@ -35,11 +35,7 @@ class Command(NamedTuple):
 
 
 def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
-    """Return the command in a statement, if it configures or maintains an index; None for any other statement.
-
-    Args:
-        sql: one statement that SQLite accepts.
-    """
+    """Return the command in a statement that SQLite accepts; None if it neither configures nor maintains an index."""
     text = sql.lower()
     if not tables or ("values" not in text and "cmd" not in text):
         return None
@@ -72,11 +68,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
 
 
 def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) -> str:
-    """Return a statement with the values of its parameters in its text.
-
-    Args:
-        names: names of its parameters; None for a parameter without a name.
-    """
+    """Return a statement with the values of its parameters in its text; an unnamed parameter has the name None."""
     cuts, last = list[Cut](), 0
     for token in tokens(sql) if names else ():
         if token.kind == "param":

@@ -166,11 +166,7 @@ class IndexKeeper:
 def stale_indexes(
     before: VirtualLayout, now: VirtualLayout, changed: Collection[str], statements: Sequence[str]
 ) -> list[str]:
-    """Return the indexes that no longer match the rows of their tables after a change of the schema.
-
-    Args:
-        changed: the tables whose rows the change has changed.
-    """
+    """Return the indexes that no longer match their tables after a schema change, which changed rows of ``changed``."""
     if not statements:
         return []
     known = {one for found in before.indexes.values() for one in found}

@@ -242,9 +242,7 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Compiled, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; roll it back and refuse it if SQLite may have drawn random ids for its rows, or if it wrote
-        a text that is not UTF-8.
-        """
+        """Run a statement; undo and refuse it if it may have drawn random ids or wrote a text that is not UTF-8."""
         if piece.kind != WRITE and not piece.fills:
             return self._executor.run_piece(piece, (), room, allowed)
         db, texts = self._db, WrittenTexts(self._db)

@@ -134,11 +134,7 @@ class Lookup(NamedTuple):
 
 
 class Lookups:
-    """The lookups among compiled texts.
-
-    Args:
-        texts: the texts that have run before; ``clear`` is called when they are cleared.
-    """
+    """The lookups among ``texts``, which have run before; ``clear`` is called when these are cleared."""
 
     def __init__(self, texts: Mapping[str, tuple[Compiled, ...]]) -> None:
         self._texts = texts

@@ -99,11 +99,7 @@ class Snapshot:
 
     @contextmanager
     def statement(self, lengths: Lengths, params: Params) -> Iterator[None]:
-        """Apply the limits of time, memory and value lengths to the statement in the block, outside of the loop.
-
-        Args:
-            lengths: the bounds from its program.
-        """
+        """Apply the limits of time, memory and value lengths to the statement in the block, outside of the loop."""
         self._begin(lengths, params, in_loop=False)
         try:
             yield

@@ -42,11 +42,7 @@ AND own.name NOT LIKE 'sqlite!_%' ESCAPE '!' LIMIT 1
 
 
 class TemporaryWorkspace:
-    """The workspace with the TEMP objects of one session.
-
-    Args:
-        most_bytes: the bytes that its TEMP tables may take.
-    """
+    """The workspace with the TEMP objects of one session; its TEMP tables may take ``most_bytes``."""
 
     def __init__(self, means: Beside, most_bytes: int) -> None:
         self.most_bytes = most_bytes

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import apsw
 
-from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
@@ -29,11 +28,12 @@ from bedrockish.engine.execution.governor import STEPS
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
-from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
+from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.storage.database_file import set_options
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
@@ -345,12 +345,7 @@ class Writer:
             self.file: OverlayFile = overlay.file
             self._overlay = overlay  # must live as long as its connection
             db.pragma("cache_size", -WRITER_KIB)
-            db.pragma("foreign_keys", 1)
-            db.pragma("recursive_triggers", 0)
-            db.pragma("analysis_limit", ANALYSIS_ROWS)
-            db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-            db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-            bound(db, limits.length_bytes)
+            set_options(db, limits)
             beside.prepare(db)
             self.capture = Capture(db, limits.changes_bytes)
             self.ids = beside.ids.twin()

@@ -216,9 +216,7 @@ def _check_counts(sql: str) -> None:
 
 
 def _is_written_out(row: Definition) -> bool:
-    """Return whether SQLite writes out the text of a definition at each mention: a view, a trigger or generated
-    columns.
-    """
+    """Return whether SQLite writes out a definition's text at each mention: a view, a trigger or generated columns."""
     if row.kind in ("view", "trigger"):
         return True
     return row.kind == "table" and row.sql is not None and _MAY_COMPUTE.search(row.sql) is not None

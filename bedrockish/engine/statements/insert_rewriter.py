@@ -37,11 +37,7 @@ class Rewritten:
 
 
 def rewrite(sql: str, tables: Mapping[str, Table]) -> Rewritten | None:
-    """Return the INSERT to run instead of this statement, or None to run it as it is.
-
-    Args:
-        sql: one statement that SQLite accepts.
-    """
+    """Return the INSERT to run instead of a statement that SQLite accepts; None to run the statement as it is."""
     try:
         parser = InsertParser(sql)
         insert = parser.insert()

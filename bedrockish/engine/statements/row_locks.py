@@ -52,12 +52,9 @@ class Others:
 
 
 class RowLocks:
-    """The rows that transactions open at this node have locked.
+    """The rows that transactions open at this node have locked; ``schema`` returns the present tables.
 
     Any thread may call the methods: each step is one operation of a dictionary.
-
-    Args:
-        schema: returns the present tables.
     """
 
     def __init__(self, schema: Callable[[], Schema]) -> None:

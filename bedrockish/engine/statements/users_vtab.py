@@ -22,9 +22,7 @@ FUNCTION = "bedrockish_without_secrets"
 
 
 def give_users(db: apsw.Connection) -> None:
-    """Register ``bedrockish_users`` on a connection, and the functions that hide the journal's secrets from
-    non-admins.
-    """
+    """Register ``bedrockish_users``, and the functions that hide the journal's secrets from non-admins."""
     give_table(db, NAME, SCHEMA, _Users)
     function: Any = body_without_secrets
     db.create_scalar_function(FUNCTION, function, 1, deterministic=True)
@@ -60,11 +58,7 @@ class _Module:
 
 
 def give_table(db: apsw.Connection, name: str, schema: str, table: "type[ReadTable]") -> None:
-    """Register a virtual table on a connection.
-
-    Args:
-        schema: the table's CREATE TABLE statement.
-    """
+    """Register a virtual table on a connection; ``schema`` is its CREATE TABLE statement."""
     module: Any = _Module(schema, table)
     db.create_module(name, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
 

@@ -386,6 +386,11 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")
     db.pragma("synchronous", "NORMAL")  # we sync the WAL ourselves, once per batch
     db.pragma("cache_size", -CACHE_KIB)
+    set_options(db, limits)
+
+
+def set_options(db: apsw.Connection, limits: Limits) -> None:
+    """Set the options that affect statements, for a connection on which statements of clients write."""
     db.pragma("foreign_keys", 1)
     db.pragma("recursive_triggers", 0)
     db.pragma("analysis_limit", ANALYSIS_ROWS)

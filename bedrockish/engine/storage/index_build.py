@@ -339,18 +339,14 @@ class IndexBuild(Build):
 
     def _edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
         db = self._db
-        if not db.table_exists("main", BARE):
-            self._describe_bare()
+        if not db.table_exists("main", BARE):  # let this connection know the stand-in only as a table without an index
+            describe(db, BARE, root_of(db, STAND_IN), self.plan.bare_sql)
         for some in _edits_of(removed):
             db.executemany(self._add_bare, some)
             db.executemany(self._remove, [row[:1] for row in some])
         for some in _edits_of(added):
             db.executemany(self._add, some)
             db.executemany(self._remove_bare, [row[:1] for row in some])
-
-    def _describe_bare(self) -> None:
-        """Make the stand-in known to this connection only under its bare name, as a table without an index."""
-        describe(self._db, BARE, root_of(self._db, STAND_IN), self.plan.bare_sql)
 
     def _move(self) -> bool:
         db, plan = self._db, self.plan

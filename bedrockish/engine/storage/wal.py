@@ -24,7 +24,7 @@ COPY_PAGES = 2_048  # pages that are copied at a time, in some milliseconds
 RESERVE_BYTES = 1 << 20  # bytes by which the WAL is lengthened before its frames fill it
 _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would take half as long as the write
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
-ROOM_PARTS = 8  # on a small disk, the WAL restarts when it has used this part of the room that the database leaves
+ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # a WAL of fewer frames never restarts for want of room
 
 
@@ -48,7 +48,9 @@ class Wal:
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
-        self._most = self._frames_by_room()  # the WAL restarts at so many frames, or at the caller's limit
+        self._most = (
+            self._frames_by_room()
+        )  # frames at which the WAL restarts because of its disk, if the caller allows more
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)

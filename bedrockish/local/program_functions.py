@@ -22,7 +22,12 @@ class ProgramError(SqlError):
 
 def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, deterministic: bool) -> Give:
     """Return the registration of a function; None removes it."""
-    given = None if function is None else _guarded(function, "user-defined function raised exception")
+
+    def result(*values: Any) -> Any:
+        assert function is not None
+        return _storable(function(*values))
+
+    given = None if function is None else _guarded(result, "user-defined function raised exception")
 
     def give(db: apsw.Connection) -> None:
         db.create_scalar_function(name, given, arguments, deterministic=deterministic)
@@ -41,8 +46,14 @@ class _Instance:
             if method == "finalize":
                 return None
             self._made = _guarded(self._cls, "user-defined aggregate's '__init__' method raised error")()
-        told = f"user-defined aggregate's '{method}' method raised error"
-        return _guarded(lambda: getattr(self._made, method)(*values), told)()
+        called = getattr(self._made, method, None)
+        if called is None:
+            raise ProgramError(f"user-defined aggregate's '{method}' method not defined")
+        try:
+            found = called(*values)
+            return _storable(found) if method in ("finalize", "value") else None
+        except Exception as error:
+            raise ProgramError(f"user-defined aggregate's '{method}' method raised error") from error
 
 
 def aggregate(name: str, arguments: int, cls: Any) -> Give:
@@ -99,12 +110,29 @@ def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[],
 
 def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
     """Return the registration of a collation; None removes it."""
-    given = None if compare is None else _guarded(compare, "the collation raised exception")
+
+    def sign(left: str, right: str) -> int:
+        assert compare is not None
+        order = compare(left, right)
+        return (order > 0) - (order < 0)  # the order itself may exceed SQLite's 32 bits
+
+    given = None if compare is None else _guarded(sign, "the collation raised exception")
 
     def give(db: apsw.Connection) -> None:
         db.create_collation(name, given)
 
     return give
+
+
+def _storable(value: Any) -> Any:
+    """Return the value; raise an exception if SQLite cannot store it."""
+    if isinstance(value, str):
+        value.encode()  # refuses lone surrogates
+    elif isinstance(value, int):
+        value.to_bytes(8, "big", signed=True)
+    elif value is not None and not isinstance(value, float):
+        memoryview(value)
+    return value
 
 
 def _guarded(function: Callable[..., Any], told: str) -> Callable[..., Any]:

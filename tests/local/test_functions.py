@@ -26,7 +26,7 @@ class Longest:
 
 
 def by_length(left: str, right: str) -> int:
-    return len(left) - len(right)
+    return (len(left) - len(right)) << 40  # sqlite3 accepts an order of any size
 
 
 @pytest.fixture
@@ -75,6 +75,13 @@ def test_function_that_raises_gives_the_error_of_sqlite3(db: Any, table: str) ->
         with pytest.raises(dbapi.OperationalError, match="user-defined function raised exception"):
             db.execute(f"SELECT broken() FROM {table}")
     db.rollback()
+
+
+@pytest.mark.parametrize("value", [object(), 1 << 63, "\ud803"])
+def test_function_whose_result_sqlite_cannot_store_gives_the_error_of_sqlite3(db: Any, value: Any) -> None:
+    db.create_function("unstorable", 0, lambda: value)
+    with pytest.raises(dbapi.OperationalError, match="user-defined function raised exception"):
+        db.execute("SELECT unstorable()")
 
 
 def test_removed_sql_function_raises_no_such_function(db: Any, table: str) -> None:

@@ -52,6 +52,7 @@ from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
     ConflictError,
+    ConstraintError,
     ForgottenError,
     OutcomeUnknownError,
     SqlError,
@@ -318,6 +319,8 @@ class Session(Calls):
         except (OutcomeUnknownError, CommandIdError):
             raise
         except BedrockishError as error:
+            if isinstance(error, ConstraintError):
+                self._core.values.note_failure()
             if not resend:
                 raise
             if error.retry:  # do not settle the id: the command may succeed when it is sent again

@@ -52,6 +52,10 @@ class SessionValues:
             if one.lastrowid:
                 self.last_insert_rowid = one.lastrowid
 
+    def note_failure(self) -> None:
+        """Update the values after a statement that broke a constraint, for which SQLite counts no changed row."""
+        self.changes = 0
+
     def reset(self) -> None:
         """Set all values to those of a new session."""
         self.last_insert_rowid = self.changes = self.total_changes = 0

@@ -645,6 +645,10 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     assert other.execute(asked).fetchone() == (0, 0, 0)
     connection.execute(f"INSERT INTO {name}(id, x) VALUES (last_insert_rowid() + 1, changes())")
     assert connection.execute(f"SELECT x FROM {name} WHERE id = last_insert_rowid()").fetchone() == ("0",)
+    assert connection.execute(asked).fetchone() == (first + 1, 1, 2)
+    with pytest.raises(db.IntegrityError):
+        connection.execute(f"INSERT INTO {name}(id) VALUES ({first})")
+    assert connection.execute(asked).fetchone() == (first + 1, 0, 2)
     connection.rollback()
     connection.close()
     other.close()

@@ -89,6 +89,9 @@ def test_statements_with_settings_or_session_values_run_without_a_recipe(
         tx.execute(ADD.format(table), (1,))
         assert [tx.execute("SELECT changes()").value() for _ in range(2)] == [1, 1]
         assert len(not_run_at_once) == 2
+        with pytest.raises(ConstraintError):
+            tx.execute(f"INSERT INTO {table}(id) SELECT id FROM {table} LIMIT 1")
+        assert tx.execute("SELECT changes()").value() == 0
         tx.execute("PRAGMA case_sensitive_like = on")
         like = f"SELECT count(*) FROM {table} WHERE a LIKE 'ONE'"
         assert [tx.execute(like).value() for _ in range(2)] == [0, 0]

@@ -103,16 +103,7 @@ def test_every_interface_requires_the_role_that_a_statement_needs(cluster: Local
 @pytest.mark.parametrize("interface", INTERFACES)
 def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster, interface: str) -> None:
     """Una has a role for the table "item" alone. Other tables are refused, also by texts compiled for other users."""
-    with connect(cluster.url()) as db:
-        if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
-            done(user(cluster.url(), "add", "una", password="una!"))
-            done(user(cluster.url(), "grant", "una", "writer", "--table", "item"))
-            told = dict(db.execute("SELECT user_name, tables FROM bedrockish_users", read="strict").rows)
-            assert told["una"] == '{"item": "writer"}'
-            odd = user(cluster.url(), "grant", "una", "reader", "--table", "itme")
-            done(odd)
-            assert odd.stderr == "there is no table itme now: the role is for the next one of that name\n"
-            done(user(cluster.url(), "revoke", "una", "reader", "--table", "itme"))
+    _add_una(cluster)
     come = INTERFACES[interface]
     for node in range(1 if interface == "shell" else 2):  # each time a program of its own
         una = caller(cluster, "una", node)
@@ -133,6 +124,7 @@ def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster,
 
 def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
     """They contain all tables. A user may learn the outcomes of its own commands, and finish open transactions."""
+    _add_una(cluster)
     una = caller(cluster, "una")
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "open transactions"):
         with pytest.raises(RefusedError, match="una needs the role reader"):
@@ -160,6 +152,20 @@ def test_client_without_a_known_user_is_refused(cluster: LocalCluster) -> None:
                 urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{path}", timeout=60)
             with caught.value as answer:
                 assert answer.code == 401
+
+
+def _add_una(cluster: LocalCluster) -> None:
+    """Add a user with a role for the table "item" alone, unless she exists."""
+    with connect(cluster.url()) as db:
+        if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
+            done(user(cluster.url(), "add", "una", password="una!"))
+            done(user(cluster.url(), "grant", "una", "writer", "--table", "item"))
+            told = dict(db.execute("SELECT user_name, tables FROM bedrockish_users", read="strict").rows)
+            assert told["una"] == '{"item": "writer"}'
+            odd = user(cluster.url(), "grant", "una", "reader", "--table", "itme")
+            done(odd)
+            assert odd.stderr == "there is no table itme now: the role is for the next one of that name\n"
+            done(user(cluster.url(), "revoke", "una", "reader", "--table", "itme"))
 
 
 def _backup(who: Caller, folder: Path) -> None:

@@ -111,12 +111,18 @@ class Blob:
         return False
 
 
+def rowid_of(run: Run, table: str) -> str | None:
+    """Return a name of a table's rowid in SQL; None if the table has no rowid, or no name is left for it."""
+    if any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main"):
+        return None
+    names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quoted(table)})")}
+    return next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
+
+
 def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
     """Yield the values of expressions for all rows of a table; a table with rowids is read ``PAGE`` rows at a time."""
-    names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quoted(table)})")}
-    rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
-    without = any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main")
-    if rowid is None or without:
+    rowid = rowid_of(run, table)
+    if rowid is None:
         yield from run(f"SELECT {wanted} FROM {quoted(table)}")
         return
     last, page = None, list[tuple[Any, ...]]()
@@ -215,9 +221,22 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
         for name, sql in tables:
             target.execute(sql)
             names = [quoted(name) for name in columns_of(run, name, sql)]
+            rowid = None if is_virtual(sql) else rowid_of(run, name)
+            names += [rowid] if rowid is not None else []  # programs may refer to rows by it
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
             insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))
         for sql in following:
             target.execute(sql)
+        _copy_numbers(run, target)
     target.execute(f"PRAGMA foreign_keys = {keys}")
+
+
+def _copy_numbers(run: Run, target: sqlite3.Connection) -> None:
+    """Copy the numbers that SQLite keeps besides the tables: those of AUTOINCREMENT, and of two PRAGMAs."""
+    if target.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'").fetchone():
+        target.execute("DELETE FROM sqlite_sequence")
+        target.executemany("INSERT INTO sqlite_sequence VALUES (?, ?)", run("SELECT name, seq FROM sqlite_sequence"))
+    for name in ("user_version", "application_id"):
+        ((number,),) = run(f"PRAGMA {name}")
+        target.execute(f"PRAGMA {name} = {number}")

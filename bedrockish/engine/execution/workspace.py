@@ -28,12 +28,11 @@ from bedrockish.engine.execution.governor import STEPS
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
-from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
-from bedrockish.engine.storage.database_file import set_options
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier

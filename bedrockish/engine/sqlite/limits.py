@@ -13,6 +13,7 @@ from time import monotonic, thread_time
 
 import apsw
 
+from bedrockish.access_sets.call_costs import bound
 from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeError
 
 RECENT_S = 60.0
@@ -269,3 +270,13 @@ def out_of_time(limits: Limits, sql: str) -> StatementTimeoutError:
         sql=sql,
         limit_s=limits.statement_s,
     )
+
+
+def set_options(db: apsw.Connection, limits: Limits) -> None:
+    """Set the options that affect statements, for a connection on which statements of clients write."""
+    db.pragma("foreign_keys", 1)
+    db.pragma("recursive_triggers", 0)
+    db.pragma("analysis_limit", ANALYSIS_ROWS)
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+    bound(db, limits.length_bytes)

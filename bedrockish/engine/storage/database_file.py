@@ -11,11 +11,10 @@ from pathlib import Path
 
 import apsw
 
-from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
-from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
+from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
 from bedrockish.engine.storage.stand_in import remove_leftovers
@@ -387,16 +386,6 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     db.pragma("synchronous", "NORMAL")  # we sync the WAL ourselves, once per batch
     db.pragma("cache_size", -CACHE_KIB)
     set_options(db, limits)
-
-
-def set_options(db: apsw.Connection, limits: Limits) -> None:
-    """Set the options that affect statements, for a connection on which statements of clients write."""
-    db.pragma("foreign_keys", 1)
-    db.pragma("recursive_triggers", 0)
-    db.pragma("analysis_limit", ANALYSIS_ROWS)
-    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
-    db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-    bound(db, limits.length_bytes)
 
 
 def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:

@@ -127,11 +127,20 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
 
 
 @pytest.mark.parametrize(
-    "pragma", ["trusted_schema=OFF", "ignore_check_constraints=ON", "legacy_alter_table=ON", "writable_schema=ON"]
+    ("pragma", "way"),
+    [
+        ("trusted_schema=OFF", "leave it on"),
+        ("ignore_check_constraints=ON", "drop the CHECK"),
+        ("legacy_alter_table=ON", "drop views and triggers that name a table before its RENAME"),
+        ("writable_schema=ON", "by ALTER, DROP and CREATE"),
+        ("full_column_names=ON", "in the node's configuration"),
+    ],
 )
-def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db.Connection, pragma: str) -> None:
+def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(
+    connection: db.Connection, pragma: str, way: str
+) -> None:
     """Without an error, the program would believe that the PRAGMA took effect."""
-    with pytest.raises(db.NotSupportedError, match="would change this node only"):
+    with pytest.raises(db.NotSupportedError, match=f"would change this node only; .*{way}"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -34,6 +34,11 @@ def test_foreign_keys_may_be_switched_on_anywhere(node: TestNode, value: str) ->
     assert [result.rows for result in results] == [[], [], [(1,)]]
 
 
+@pytest.mark.parametrize("pragma", ["legacy_alter_table = OFF", "writable_schema = 0", "trusted_schema = ON"])
+def test_present_value_of_a_setting_may_be_set(node: TestNode, pragma: str) -> None:
+    assert node.run(f"PRAGMA {pragma}")[0].rows == []
+
+
 @pytest.fixture
 def family(node: TestNode) -> TestNode:
     node.run("CREATE TABLE parent(id INTEGER PRIMARY KEY)", "CREATE TABLE child(parent REFERENCES parent(id))")

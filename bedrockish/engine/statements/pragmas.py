@@ -37,12 +37,22 @@ _FIXED = {
     "count_changes": False,
     "full_column_names": False,
     "ignore_check_constraints": False,
+    "legacy_alter_table": False,
     "query_only": False,
     "short_column_names": True,
     "trusted_schema": True,
     "writable_schema": False,
 }
 """The PRAGMAs that change the meaning of statements: name -> its value at the nodes, the only one that may be set."""
+_WAYS = {
+    "ignore_check_constraints": "drop the CHECK that the rows break",
+    "legacy_alter_table": "leave it off, and drop views and triggers that name a table before its RENAME",
+    "schema_version": "change the schema by ALTER, DROP and CREATE",
+    "trusted_schema": "leave it on",
+    "writable_schema": "change the schema by ALTER, DROP and CREATE",
+}
+"""PRAGMA -> how a program goes on without it."""
+_OTHER_WAY = "settings belong in the node's configuration, and only PRAGMAs that read, such as table_info, are allowed"
 REPLICATED = ("user_version", "application_id")
 """PRAGMAs that set a number in the file; replicated like a definition, because migration tools store versions there."""
 
@@ -162,10 +172,7 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
             f"PRAGMA {name} is a setting of a session, and the client of the session keeps it: send the statement "
             f"'PRAGMA {name} = ON', in these words, on a connection, or over HTTP at the start of a request"
         )
-    return (
-        f"PRAGMA {name} would change this node only; settings belong in the node's configuration, "
-        "and only PRAGMAs that read, such as table_info, are allowed"
-    )
+    return f"PRAGMA {name} would change this node only; {_WAYS.get(known, _OTHER_WAY)}"
 
 
 def given(sql: str) -> tuple[str, str]:

@@ -39,11 +39,11 @@ from bedrockish_net.stream import Link
 logger = logging.getLogger(__name__)
 
 NODE = "node:"  # prefix of the name of a node that has connected with its certificate
-AT_ONCE_S = 0.02  # how long the calls of one read may run in the reading task; then other links have their turn
+AT_ONCE_S = 0.02  # how long calls that arrived together may run in the reading task; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
 STAY_S = 1.0  # between two checks of the token of a connected client
-LEAVE_LOOKS = 100  # checks, at most, for answers to the calls of such a client; then its link ends
+LEAVE_LOOKS = 100  # checks, at most, whether such a client's running calls are answered, before its link is ended
 WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of the client is begun
 
 
@@ -55,7 +55,7 @@ class Loan:
         self._lent: Copy | None = None
 
     async def copy(self) -> dict[str, Any]:
-        """Make a copy that replaces an earlier one, and return its size and digest."""
+        """Make a copy of the node's file in place of an earlier copy, and return its size and digest."""
         self.close()
         self._lent = await self.donor.copy()
         return {"size": self._lent.size, "sha256": self._lent.digest}
@@ -79,7 +79,7 @@ async def serve_client(
     donor: Donor,  # gives copies of the file to nodes that join
     *,
     user: str = "",  # the client's user; empty if the node required none when the client connected
-    # Returns why the client has to be disconnected, or an empty text; None: it may always stay.
+    # Returns why the client has to be disconnected, or an empty text; None for a client that may always stay.
     why_out: Callable[[], str] | None = None,
 ) -> None:
     """Answer one client until its link ends, after which running commands go on. Another task must run the link."""
@@ -92,7 +92,7 @@ async def serve_client(
                 nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
-            # The nursery waits for a long statement, which would hold the row locks of its transaction.
+            # Otherwise the nursery would wait for a long statement, whose transaction holds its row locks so long.
             node.transactions.interrupt_owner(link)
     finally:
         session.end()
@@ -107,11 +107,11 @@ class _Session:
         self._memory = node.engine.memory  # counts the bytes that are kept for the link
         # Whether the client reads the rows of large results by column.
         self._by_column = link.remote.info.get(wire.BY_COLUMN) is True
-        self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
+        self._in_flight = self._kept = 0  # running calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet.
         self._begun: deque[tuple[wire.Call, int, Rest[Answer] | None]] = deque()
-        self._until: float | None = None  # while calls are being started: until when they may run without a task
+        self._until: float | None = None  # in ``_start_calls``: the time until which steps may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Set the nursery in which calls run."""
@@ -150,7 +150,7 @@ class _Session:
 
     def _start_calls(self) -> None:
         if self._until is not None:
-            return  # a call was answered while calls are being started: the loop below starts the next
+            return  # an answer inside the loop below has led here; that loop starts the next call
         self._until = time.monotonic() + AT_ONCE_S
         try:
             while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
@@ -174,7 +174,7 @@ class _Session:
         try:
             if self._why_out is not None:
                 if why := self._why_out():
-                    raise UnavailableError(why, reason=Code.AUTHENTICATION)  # a client reconnects with a valid token
+                    raise UnavailableError(why, reason=Code.AUTHENTICATION)  # so the client reconnects with a new token
                 check_call_by_token(call)
             access = self._node.engine.access
             if access.users:
@@ -221,9 +221,7 @@ class _Session:
         self._nursery.start_soon(self._send_kept, refused, 0)
 
     def _hold_call(self, size: int) -> None:
-        """Count the bytes of a client's call until the call is answered; they do not count as waiting for the
-        client.
-        """
+        """Count the bytes of a call until it is answered, apart from the answers that wait for the client to read."""
         if size:
             self._memory.hold(id(self), size)
 
@@ -252,10 +250,10 @@ class _Session:
             self._start_calls()
 
     async def _run_next(self) -> None:
-        """Run the oldest call that has not begun, whichever call this task was started for.
+        """Run the oldest call that has not begun, even if this task was started for another call.
 
-        Trio runs the tasks of one turn in any order, but one read may have both the beginning and the end of a stream
-        or transaction. If the end ran first, it would find nothing to end.
+        Trio runs the tasks of one turn in any order, but the calls that begin and end a stream or a transaction may
+        arrive together. If the end ran first, it would find nothing to end.
         """
         call, asked, rest = self._begun.popleft()
         reply: wire.Reply
@@ -300,7 +298,7 @@ class _Session:
     def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
             return error
-        return self._node.faults.caught(f"{_what(call)} of client {self._link.remote.node}", error)
+        return self._node.faults.caught(f"{_kind_of(call)} of client {self._link.remote.node}", error)
 
     def _step(self, call: wire.Step) -> Answer | Rest[Answer]:
         transactions = self._node.transactions
@@ -362,7 +360,7 @@ def _long(payload: bytes) -> int:
     return len(payload) if len(payload) > AT_ONCE_BYTES else 0
 
 
-def _what(call: wire.Call) -> str:
+def _kind_of(call: wire.Call) -> str:
     """Return the kind of a call, as a word for the log."""
     return str(getattr(call, "op", type(call).__name__.lower()))
 

@@ -38,9 +38,9 @@ from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge as merge_vectors
 from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
-LONG_CHANGE_S = 0.2  # an index whose trial takes longer is built online, during a delay of the change
-# The delay of such a change: some seconds, and a multiple of the trial's time, because the build gets only half of the
-# time and other machines may be slower.
+LONG_CHANGE_S = 0.2  # if the trial of a new index takes longer, the change is delayed, and the index is built online
+# The delay is BUILD_S + BUILD_FACTOR * the trial's time, because a build works only half of the time, and other nodes'
+# machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20
 TRIAL_FACTOR = 2  # building an FTS5 index takes twice as long as its trial, which merges no segments
 SHORT = 50  # the most statements of a request that may share a transaction with others
@@ -218,10 +218,10 @@ class Executions:
         return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Return the reads and writes of a text, found by running it in a worker, because it may run for ever.
+        """Return the reads and writes of a text. A worker runs the text to find them, because it may run for ever.
 
-        The columns of a result are found without running the text, and in the loop, unless that took long for the same
-        text before.
+        With ``columns``, return the result columns instead, found in the loop and without a run of the text, unless
+        this text took long before.
         """
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):
@@ -249,8 +249,8 @@ def find_command(engine: Engine, request: Request) -> Entry | None:
     """Return the entry of a request's command; None if the command never happened.
 
     Raises:
-        CommandIdError: the entry was removed, and was another user's or another request's.
-        ForgottenError: the entry was removed, or the command's id is too old to tell.
+        CommandIdError: the command's entry was removed, and the command was another user's or had another request.
+        ForgottenError: the entry was removed, or the id is so old that its entry may have been removed.
     """
     try:
         return engine.journal.find_command(request.command)

@@ -1,4 +1,4 @@
-"""A node's own values in its file. A value that is set while a thread has the writer is written afterwards."""
+"""A node's own values in its file. While a thread has the writer, a value is kept in memory, and written afterwards."""
 
 from collections.abc import Callable
 from typing import Any

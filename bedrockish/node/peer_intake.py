@@ -107,13 +107,13 @@ class PeerIntake:
         self._loop.ring()
 
     def reject(self, peer: str, reason: str) -> None:
-        """End the link on which a peer sent an unreadable message; its earlier messages count."""
+        """End the link on which a peer sent an unreadable message; the messages before it are still handled."""
         self._loop.counts["malformed"] += 1
         if self._output.mesh is not None:
             self._output.mesh.reject(peer, reason)
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
-        """Post ``Accused`` for a peer that says our file lost writes, if it is of our cluster and can be right."""
+        """Post ``Accused`` if a peer of this cluster says that our file lost writes, and this can be true."""
         ours = self._output.info
         is_foreign = ours[ID] and info.get(ID) != ours[ID]
         why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batch.number)
@@ -127,7 +127,7 @@ class PeerIntake:
         """Refuse a peer of another cluster, or a peer that has lost its promises; see ``membership.judge``."""
         judge(self._core, self._known, hello)
         self._plugins.learn(hello.node, hello.info.get("plugins"))
-        self._loop.ring()  # the incarnation that was learnt has to be saved
+        self._loop.ring()  # the next turn saves the facts that were learnt about the peer's file
 
     def recognise(self, hello: Hello) -> None:
         """Check the identity of a peer that answers at its address; see ``membership.recognise``."""

@@ -43,8 +43,8 @@ class PeerOutput:
         self._told_reserved = False  # whether our last gossip had a reservation
 
     def send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
-        """Send a message when the open batch is durable; or in this turn if it promises nothing, or if ``early`` is
-        durable.
+        """Send a message when the open batch is durable; already in this turn if the message promises nothing, or if
+        the clock and the commits that ``early`` names are durable.
         """
         if logger.isEnabledFor(logging.DEBUG):
             self.log(do.Send(peer, message))
@@ -71,8 +71,8 @@ class PeerOutput:
                     self.mesh.send_many(peer, payloads)
 
     def _is_news(self, gossip: Gossip) -> bool:
-        """Return whether peers wait for a gossip: for closed time at a schema change, or for a reservation or its
-        end.
+        """Return whether peers wait for a gossip: for its closed time, if a schema change is scheduled, or because it
+        keeps or ends a reservation.
         """
         was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
         return was_reserved or self._told_reserved or self._core.state.schema.scheduled is not None
@@ -83,7 +83,7 @@ class PeerOutput:
         logger.debug("%s", describe_said(state.me, applied.get(state.me, 0), state.roster.membership.nodes, said))
 
     def set_members(self, known: Incarnations, nursery: trio.Nursery | None) -> None:
-        """Update the facts for each HELLO to the present members, and the links, too, if the node runs."""
+        """Put the present members into the facts for each HELLO; if the node runs, also keep links to them."""
         self._tell_cluster()
         self.on_members()
         if self.mesh is not None and nursery is not None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Plugins:
-    """The modules of one node, and other nodes' reports of theirs."""
+    """The modules of one node, and the modules that other nodes have reported."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.digests: dict[str, str] = {}  # the digest of each module's source, by name
@@ -59,7 +59,7 @@ class Plugins:
                 raise ConfigError(f"plugins: {name}: register failed: {type(error).__name__}: {error}") from error
 
     def tell(self) -> dict[str, Any]:
-        """Return the facts of the modules for other nodes."""
+        """Return the facts about this node's modules that other nodes get in a HELLO."""
         return {"digests": dict(self.digests), "modules": sorted(installed())}
 
     def learn(self, node: str, told: object) -> None:

@@ -7,8 +7,8 @@ the transaction; then the kept output leaves. A sync runs in a thread, so that a
 the next sync. Where the disk is quick and nothing else waits, the sync runs in the loop, because switching to a thread
 and back would take longer.
 
-``act`` takes a turn where input is read from links, without waking the loop's own task. That task handles long work,
-other events, and timers.
+``act`` takes a turn in the task that reads the links, without waking the loop's own task. The loop's task handles long
+work, other events, and timers.
 """
 
 import logging
@@ -124,10 +124,9 @@ class Runtime:
         self.callers: set[Caller] = set()  # the connections of HTTP
         self.publisher = Publisher(engine, self.core.state)
         self._inbox: deque[on.Event] = deque()
-        self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
-        self._writes: FairQueue[on.Submitted] = (
-            FairQueue()
-        )  # the short writes among them, which can share a transaction
+        self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests before their turn, except short writes
+        # Clients' short writes before their turn; several of them can share a transaction.
+        self._writes: FairQueue[on.Submitted] = FairQueue()
         self._requests = 0
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
@@ -270,11 +269,11 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once, shares=shares, base=base)
-        if not found:  # a read may be answered already; no checkpoint is needed, because its caller waits for its link
+        if not found:  # a read may be answered already; it needs no trio checkpoint: its caller waits for a link
             try:
                 await over.wait()
             except trio.Cancelled:
-                if only_reads(request):  # a write may be asked for again by its id
+                if only_reads(request):  # a write goes on: its client may ask for its outcome later, by its id
                     self.workers.leave(request.command)
                 raise
         if isinstance(found[0], BedrockishError):
@@ -293,7 +292,7 @@ class Runtime:
         )
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only."""
+        """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
         if self.engine.batch.is_away:
@@ -315,14 +314,14 @@ class Runtime:
         return self.reports.status()
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
-        """Return why a transaction's rows differ from ours, or an empty text; None while a thread compares them."""
+        """Return how a transaction's old rows differ from ours; empty if they are equal, None if a thread compares."""
         compare = (
             self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         )
         return compare(transaction)
 
     def _ran_in_worker(self, request_id: int, found: Prepared | on.Overtaken | BedrockishError | None) -> None:
-        """Continue a request that ran in a worker; None: its command has happened, and is answered from the journal."""
+        """Continue a request that ran in a worker; None: its command has happened, and the journal has the answer."""
         if isinstance(found, Prepared):
             self.waiters.count_prepared(request_id, found)
             self.post(on.Executed(request_id, found))
@@ -441,7 +440,7 @@ class Runtime:
                 self.output.log(event)
             yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
-                break  # links, HTTP and answers should not wait longer, or the reading of the clocks is old
+                break  # links, HTTP and answers should not wait longer, and ``now`` gets too old for further events
         question = self._strict.question() if self._strict.is_due else None
         if question is not None:
             yield from self._perform(self.core.step(question, self._clocks.lately()))
@@ -538,7 +537,7 @@ class Runtime:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> float | None:
-        """Return the time of the next work that no event begins, or None."""
+        """Return the time at which the loop has to run even if no event arrives, or None."""
         gathered = self._groups.due_at() if self._writes.count and not self.gate.is_syncing else None
         return min(filter(None, (self.core.deadline(), self.gate.deadline, gathered)), default=None)
 
@@ -547,7 +546,7 @@ class Runtime:
         return len(self.waiters.open) <= 1 and not (self._inbox or self._asked.count or self._writes.count)
 
     def before_flush(self) -> None:
-        """Move the snapshot of direct reads, before the batch is committed."""
+        """Move the snapshot of direct reads to the last batch, just before the open batch is committed."""
         self._direct.before_flush()
 
     def flushed(self) -> None:
@@ -586,9 +585,9 @@ class Runtime:
         return bool(self.waiters.open or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
-        """Answer the requests that cannot have happened; return the number of other requests, with unknown outcomes.
+        """Refuse open requests that cannot happen any more; return how many stay open, with unknown outcomes.
 
-        ``numbers``: the requests to end; by default all.
+        ``numbers``: the requests that may be refused; by default all.
         """
         for read in self._strict.give_up() if numbers is None else ():
             self.waiters.tell(read.request, read.done, leaving())
@@ -602,8 +601,8 @@ class Runtime:
     def leave(self) -> None:
         """End running work, make its writes durable, lower the clock's ceiling to the last value used, and answer.
 
-        After damage, or a fault, nothing more is written: the core has announced effects of the open batch that were
-        not performed. And no error raised here hides the reason why the node ends.
+        After damage, or a fault, nothing more is written, because not all effects of the core's last step were
+        performed; and an error in this call is only logged, so that it does not hide the reason why the node ends.
         """
         try:
             self.workers.close()

@@ -45,7 +45,7 @@ class WaitingNode:
 
     @property
     def refusal(self) -> UnavailableError:
-        """The error for every request."""
+        """The error that answers every request."""
         return UnavailableError(f"node {self._config.node} waits: {self._room.why}; nothing happened: use another node")
 
     def status(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _reply(link: Link, node: WaitingNode, payloads: list[bytes]) -> None:
 async def wait_in_the_open(
     config: Config,
     credentials: Credentials,  # the node's credentials, for links and HTTP
-    room: Room,  # knows the reason
+    room: Room,  # knows why the node waits
     serve_http: Callable[..., Any] | None,  # answers HTTP with the reason, until cancelled; None: the node has none
 ) -> None:
     """Answer with the reason until the node's file can be written."""

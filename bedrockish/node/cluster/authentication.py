@@ -65,7 +65,7 @@ class Credentials:
     def __init__(self, config: Config) -> None:
         self._node = config.node
         self._files = config.security.files(config.node) if config.security.encrypts else None
-        # Whether a client may have a password in place of a certificate; valid from ``reload`` on.
+        # Whether a client may have a password in place of a certificate; a change takes effect at the next ``reload``.
         self.takes_passwords = bool(config.users)
         self.revoked: frozenset[int] = frozenset()  # serial numbers of the revoked certificates
         self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None without TLS
@@ -79,10 +79,10 @@ class Credentials:
     def reload(self) -> None:
         """Read the files again; if one of them cannot be used, nothing is changed.
 
-        The first time, a certificate that others would refuse is only logged: a later date or new files may help.
+        The first call only logs that others would refuse the certificate: a later date or new files may help.
 
         Raises:
-            ConfigError: a file cannot be used, or others would refuse this certificate, and not the one before it.
+            ConfigError: a file cannot be used, or others would refuse the new certificate, and accept the present one.
         """
         files = self._files
         if files is None:
@@ -95,7 +95,7 @@ class Credentials:
         except CertificateError as error:
             raise ConfigError(f"security: {error}") from error
         fault = self._judge(files, dial, listen, revoked)
-        # A revocation list that names this node's own certificate is used, too: it may name stolen ones as well.
+        # A list that revokes this node's own certificate takes effect, too: it may also revoke stolen certificates.
         if self.reads and not self.fault() and (unfit := self._judge(files, dial, listen, frozenset())):
             raise ConfigError(f"security: {unfit}")
         if fault:
@@ -105,7 +105,7 @@ class Credentials:
         self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
 
     def fault(self) -> str:
-        """Return why others refuse this node's certificate, for people; empty if they do not, and without TLS."""
+        """Return why others refuse this node's certificate, as a text; empty if they accept it, and without TLS."""
         files, now_s = self._files, time.monotonic()
         if files is None or self.dial_context is None or self.listen_context is None:
             return ""
@@ -181,7 +181,7 @@ class Gate:
 
     @property
     def users(self) -> bool:
-        """Whether clients must come as users, of the configuration or of the cluster."""
+        """Whether the configuration or the cluster has users, so that clients need credentials."""
         return bool(self._config or self._access.users)
 
     def _hash_of(self, user: str) -> PasswordHash | None:
@@ -310,7 +310,7 @@ class Gate:
             return ""
         found = self._hash_of(user)
         kept = found or self._nobody
-        text = f"{kept}:{len(user)}:{user}{password}"  # a seal must not match after the hash was changed
+        text = f"{kept}:{len(user)}:{user}{password}"  # has the hash, so that no seal of an old password matches
         seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
         if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""

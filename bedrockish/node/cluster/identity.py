@@ -28,8 +28,8 @@ from bedrockish_net.limits import Limits
 logger = logging.getLogger(__name__)
 
 ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = CLUSTER_ID, "level", "cluster_level", "asks"  # keys of a HELLO's info
-MEMBERS = "members"  # another key: the members' names
-OLDER_RELEASE = "older_release"  # the code of a refusal
+MEMBERS = "members"  # key of the members' names in a HELLO's info
+OLDER_RELEASE = "older_release"  # the code with which a node of a too low release level is refused
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking
 SAY_S = 10.0  # between two lines in the log while no member answers

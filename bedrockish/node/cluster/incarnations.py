@@ -19,18 +19,18 @@ from bedrockish_journal.model.membership import Membership
 PREFIX = "seen:"
 STEP = 100
 
-# The codes of the refusal.
-AMNESIA = "amnesia"  # another file; a peer that has not applied a change of the members yet can be wrong here
-REPLACED = "replaced"  # the name of a learner belongs to another file now; a peer can be wrong in the same way
-OLDER_FILE = "older_file"  # an older state of the same file; this is certain, and final
+# The codes with which a node refuses a peer because of the peer's file.
+AMNESIA = "amnesia"  # a voter has another file than before; wrong if the refusing node lacks a change of the members
+REPLACED = "replaced"  # another file was admitted under the learner's name; can be wrong for the same reason
+OLDER_FILE = "older_file"  # a voter has an older state of the same file; certain, and final
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The reason for refusing a node: ``code`` for its program, ``reason`` for its operator.
 
-    ``info`` has the ``store``, ``start`` and ``batches`` that were seen of its file, so that the program can check
-    them.
+    ``info`` has the ``store``, ``start`` and ``batches`` that were last seen of the refused node's file, so that its
+    program can check them.
     """
 
     code: str
@@ -44,7 +44,7 @@ class Incarnations:
     Args:
         kept: the values from before the restart: name -> value.
         keep: writes a value under a name; the value is durable before any output that depends on it leaves.
-        step: batches by which the durable state may lag behind the state in memory.
+        step: a peer's number of batches is written again when it has grown by this number.
     """
 
     def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
@@ -59,14 +59,14 @@ class Incarnations:
 
     @property
     def stores(self) -> dict[str, str]:
-        """The ids of the files that are known."""
+        """The ids of the peers' files: node -> id."""
         return {node: seen.store for node, seen in self._seen.items()}
 
     def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
         """Check a peer's statements about its file when it connects; return a Refusal if it must be refused.
 
-        A learner promises nothing, so it may connect with an older state of its file. From then on this state is
-        remembered in place of the newer one, which must not count against the node when it is a voter. But a learner is
+        A learner promises nothing, so it may connect with an older state of its file. This state then replaces the
+        remembered one, so that the node is not refused for its lost state when it has become a voter. But a learner is
         refused if the membership records another file: two files with one name would take each other's links for ever,
         and the file that was admitted last is valid.
         """
@@ -80,7 +80,7 @@ class Incarnations:
             code = AMNESIA
             reason = f"{node} comes with another file (its id is {store}) than the one it voted with (id {known})"
         elif member.store and store != member.store:
-            return Refusal(  # not in ``refused``: the valid member of that name may be well
+            return Refusal(  # not noted in ``refused``: the member that has the name now is not refused
                 REPLACED,
                 f"another file (id {member.store}) was let in as {node}, at {member.address}, and this one (id "
                 f"{store}) is not a member any more: stop it, or have it join with an empty file under another name",
@@ -102,7 +102,7 @@ class Incarnations:
         return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Record that a peer's file has grown, written by the same process."""
+        """Record the number of batches in a peer's file, written by the process that has connected."""
         seen = self._seen.get(node, Seen())
         self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
 
@@ -158,5 +158,5 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
 
 
 def read_seen(kept: bytes) -> Seen:
-    """Read the kept state of a file; an earlier program kept no start."""
+    """Decode the kept state of a peer's file; a state that an earlier release kept has no start."""
     return Seen(*cbor2.loads(kept))

@@ -56,7 +56,7 @@ Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 FACTS_S = 20.0  # how long a member may take to apply our admission
 AGAIN_S = 0.5
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons that pass by themselves
+WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons to refuse a promotion that pass without an operator
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
     Raises:
         AuthenticationError: the node does not admit us.
         UnavailableError: the link cannot be opened, or has ended.
-        BedrockishError: the node's answer.
+        BedrockishError: the node answers a call with this error.
     """
     try:
         link = await entry.dial(address, hello, Limits().hello_seconds, Limits())
@@ -84,7 +84,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
             yield call
             nursery.cancel_scope.cancel()
-    except* (NetError, BedrockishError) as errors:  # one clause: two clauses that raise would raise a group
+    except* (NetError, BedrockishError) as errors:  # one clause for both: two clauses that raise would raise a group
         found = _cause(errors)
         if isinstance(found, NetError):
             why = explain_end(found)
@@ -181,8 +181,8 @@ async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberC
 
 
 async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:
-    """Ask a node until it has applied our admission; return its facts, its founding, and why its journal cannot be
-    replayed.
+    """Ask a node until it has applied our admission; return its membership and vector, the founding membership, and
+    why its journal cannot be replayed, empty if it can.
     """
     with trio.move_on_after(FACTS_S):
         while True:
@@ -203,7 +203,7 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
 
 
 async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
-    """Refuse a replay that is impossible, before the cluster has admitted us."""
+    """Raise an error if the cluster's journal cannot be replayed; called before the cluster admits this node."""
     for donor in _donors(config, target):
         with suppress(UnavailableError):
             async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
@@ -260,7 +260,7 @@ async def download(call: Call, unfinished: Path, check_room: Callable[[int], Non
     logger.info("fetching a copy of %d bytes", size)
     digest, offset, is_whole = hashlib.sha256(), 0, False
     try:
-        remove(unfinished)  # a killed run may have left its log, which SQLite would write into the copy
+        remove(unfinished)  # with the WAL that a killed run may have left, which SQLite would apply to the copy
         async with await trio.open_file(unfinished, "wb") as file:
             while offset < size:
                 piece = await call(AskChunk(1, offset))

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node gets the message of its removal
 LEVEL_S = 1.0  # between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
-SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
+SILENT_MS_MIN = 2_000  # a member counts as alive at least this long after its last message, whatever suspicion_ms is
 HEAR_S = 0.02  # between two checks whether a member has sent a message since an order arrived
 
 
@@ -118,7 +118,7 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
 
 
 def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
-    """Return this node's present knowledge of the members."""
+    """Return the facts about the members that decide on a change, as far as this node knows them."""
     state = core.state
     alive = _alive(core, now)
     behind = {
@@ -153,8 +153,8 @@ def asks_the_living(change: MemberChange) -> bool:
 async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
     """Wait until each member has sent a message since this call, or counts as dead.
 
-    A running member sends a heartbeat in that time. A member that failed just before the call counts as dead at its
-    end: then its replacement is accepted, and a change that needs its vote is refused.
+    A running member sends a heartbeat during the call. A member that failed just before the call counts as dead when
+    the call returns: then its replacement is accepted, and a change that needs its vote is refused.
     """
     began = clock().seconds
     peers = core.state.roster.peers
@@ -199,7 +199,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
         schema=engine.schema_version,
         readonly=False,
         kind=MEMBERS,
-        access_set=AccessSet(),  # the core adds that it conflicts with everything
+        access_set=AccessSet(),  # empty, because the core lets a change of members conflict with everything
         changes=pack_membership(membership),
         result=encode_results([(users_table if change.action in USER_ACTIONS else members_table)(membership)]),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import cbor2
 
 STARTS = "starts"  # the key of the starts in a file and in a HELLO
-STARTS_MAX = 256  # the number of starts that a file keeps, the last ones
+STARTS_MAX = 256  # a file keeps at most this many starts, the last ones
 
 Start = tuple[bytes, int]  # the id of a start, and the number of batches in the file at that moment
 
@@ -44,7 +44,7 @@ def read_starts(told: object) -> list[Start]:
 def lacks(starts: Sequence[Start], batches: int, seen: Seen) -> bool:
     """Return whether a file with these starts and batches lacks batches that were seen in it.
 
-    A file that was seen before the first of the starts that it still keeps is accepted: it cannot be checked.
+    A file is accepted if it was last seen before its oldest kept start, because it cannot be checked.
     """
     if batches < seen.batches:
         return True

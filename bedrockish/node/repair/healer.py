@@ -97,9 +97,9 @@ class Healer:
             return VOIDED
         if self._engine.journal.has(txid):
             return COMMITTED
-        # A transaction that only this node has given up is not rolled back: others may have our promise, and commit it.
+        # A transaction that only this node has given up counts as unknown: others may have its vote, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        # A node without other voters decides by its own journal, which has no transaction that was given up.
+        # The only voter decides alone: its transaction is rolled back when it is given up, or not pending any more.
         is_left = txid not in state.votes.pending or txid in self._core.coordinator.rollbacks
         decides = txid.leader == state.me and state.roster.voters == [state.me] and is_left
         return ROLLED_BACK if over or decides else UNKNOWN
@@ -244,7 +244,7 @@ class Healer:
         return words, [node for node in others if node not in words]
 
     async def examine(self) -> tuple[Verdict, Report | None]:
-        """Return the verdict on this node's tables, and the comparison with the others, if there was one."""
+        """Return the verdict on this node's tables, and the report of the comparison with other nodes, if any."""
         state, txid = self._core.state, self._txid
         details = state.health.alarms[DAMAGED_TABLES].details
         words: dict[str, Word] = {}
@@ -293,7 +293,7 @@ class Healer:
         return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
-        """Compare the tables with this node's own journal; if it is not whole, return the result of the others."""
+        """Return whether the tables equal a replay of this node's journal, and why; if it is not whole, ``agrees``."""
         same, why_not = await self._scrubber.fits_journal()
         if same is None:
             return agrees, f"{why}; and this node's journal does not tell: {why_not}"
@@ -315,7 +315,7 @@ class Healer:
                 return
             await self._refill(report)
         elif self._ordered:
-            await self._refill(report)  # an operator has named the source, and so has decided
+            await self._refill(report)  # an operator has named the source, so it needs no verdict
 
     async def _refill(self, report: Report | None) -> None:
         """Make a new file from the first source that works, and restart the node on it."""
@@ -340,7 +340,7 @@ class Healer:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
         serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
-        # A damaged page does not show that rows of the tables are wrong, so these tables are the last source.
+        # If only a page is damaged, the rows of this node's tables may still be right: they are the last source.
         is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
@@ -400,7 +400,7 @@ class Healer:
         return target
 
     async def _block(self, txid: Txid, why: str) -> None:
-        """Restart with sound tables, read-only, without the entry that no node can apply."""
+        """Restart the node read-only, on its right tables; the entry that no node can apply stays unapplied."""
         state = self._core.state
         reason = (
             f"{why}. The cluster only reads until an operator decides: read docs/operating.md, then run "

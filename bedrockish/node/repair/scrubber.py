@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 FIRST_S = 10.0  # from the start of a node to its first comparison
 AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
-DOUBT_S = 1.0  # between two checks whether this voter has received a transaction with other before-images
+DOUBT_S = 1.0  # between two checks whether a transaction came whose before-images differ from this voter's rows
 ORDER_S = 5.0  # the least time between two comparisons by order
-REST = 4  # the pause after a range, as a multiple of its duration: small tables cost more than their rows
+REST = 4  # the least pause after a range, in durations of the range: few rows of a small table take long, too
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ class Pace:
 
 
 class Scrubber:
-    """The scrub of one node."""
+    """The scrub of one node, and the node's answers to the scrubs of other nodes."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Scrubber:
     # -- comparing -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Compare again and again at the configured pace, until cancelled; at once after an order or a doubt."""
+        """Compare again and again at the configured pace, until cancelled; at once if ``_wait`` ends early."""
         told, state = self._config.repair, self._core.state
         wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
         while state.health.reads:
@@ -146,7 +146,7 @@ class Scrubber:
             await self._wait(wait_s)
             hurried, self._wake = self._wake.is_set() or state.doubts > doubts, trio.Event()
             if len(state.roster.membership.members) < 2:
-                continue  # a node without others has nothing to compare, now or in a moment
+                continue  # the only member of a cluster has no other tables to compare with
             began = trio.current_time()
             try:
                 paced = {} if hurried else {"pause": Pace(told.scrub_rows_per_second).rest}
@@ -160,7 +160,7 @@ class Scrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the time of the next comparison, an order, or a doubt: a transaction with other before-images."""
+        """Wait for the next comparison's time, an order, or a transaction whose before-images differ from our rows."""
         doubts = self._core.state.doubts
         with trio.move_on_after(seconds):
             while self._core.state.doubts == doubts and not self._wake.is_set():
@@ -171,7 +171,7 @@ class Scrubber:
         return [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
 
     async def compare(self, nodes: list[str], **options: Any) -> Report:
-        """Compare this node's tables with those of others.
+        """Compare this node's tables with the tables of other nodes.
 
         Raises:
             UnavailableError: no other node can be asked.
@@ -196,7 +196,7 @@ class Scrubber:
             return
         others = {node for node in report.nodes if node != me}
         right, _ = await self.fits_journal()
-        if right is None:  # only a majority can tell
+        if right is None:  # the journal is not whole: a majority decides which rows are right
             mine = [one for one in found if me in one.minority]
             others &= {node for one in found for node in one.minority or one.nodes}
         else:
@@ -206,10 +206,10 @@ class Scrubber:
             return
         async with peer_calls(self._core, self._config, self._entry(), sorted(others)) as links:
             for call in links.values():
-                await call({"do": "scrub"})  # the damaged node finds the same, and repairs itself
+                await call({"do": "scrub"})  # the damaged node compares, too, and then repairs itself
 
     async def fits_journal(self) -> tuple[bool | None, str]:
-        """Return whether the tables equal a replay of this node's journal, and why not; None if it is not whole."""
+        """Return whether the tables equal a replay of this node's journal, or None if it is not whole; and why."""
         try:
             fits = await trio.to_thread.run_sync(
                 refill.fits_journal,

@@ -14,11 +14,11 @@ COMMITTED, VOID, ROLLED_BACK, UNKNOWN = "committed", "void", "rolled back", "unk
 
 
 class Ruling(Enum):
-    """The kinds of verdicts."""
+    """The verdicts on a node that stopped because of damage."""
 
-    ALONE = "alone"  # its tables are wrong and have to be refilled
-    NOWHERE = "nowhere"  # its tables are right, and no node can apply the entry: an operator has to decide
-    SOUND = "sound"  # its tables are right, and the entry was resolved: it serves again
+    ALONE = "alone"  # only this node's tables are wrong, and have to be refilled
+    NOWHERE = "nowhere"  # this node's tables are right, and no node can apply the entry: an operator has to decide
+    SOUND = "sound"  # this node's tables are right, and no entry stops it any more: it serves again
     WAIT = "wait"  # the facts do not decide yet
 
 

@@ -8,7 +8,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 
 class Order(NamedTuple):
-    """An ATTACH or DETACH statement: the name of the database, and the path of its file; None for DETACH."""
+    """An ATTACH or DETACH statement: the name of the database, and the path of its file (None for DETACH)."""
 
     name: str
     path: str | None

@@ -1,4 +1,4 @@
-"""The functions of SQLite whose result depends on whether an argument is a JSON document or a text."""
+"""Finds calls of SQLite's functions whose result depends on whether an argument is a JSON document or a text."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ _FUNCTIONS = frozenset(
 
 @remembered
 def reads_documents(sql: str) -> bool:
-    """Return whether a text may call one of these functions; True for a text that cannot be tokenized."""
+    """Return whether an SQL text may call a function of ``_FUNCTIONS``; True for a text that cannot be tokenized."""
     if "json" not in sql.lower():
         return False
     try:

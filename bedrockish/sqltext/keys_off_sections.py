@@ -22,7 +22,7 @@ OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
 
 
 def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the statements of a script in groups: each alone, except a section, which begins with its PRAGMA.
+    """Yield the statements of a script in groups: a section with its first PRAGMA, and each other statement alone.
 
     >>> [len(one) for one in sections(["PRAGMA foreign_keys = 0", "DROP TABLE t", "PRAGMA foreign_keys = 1"])]
     [2, 1]
@@ -41,7 +41,7 @@ def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def section_end(texts: Sequence[str], at: int) -> int:
-    """Return the end of the section that begins with PRAGMA foreign_keys = OFF at position ``at``.
+    """Return the position after the section that begins with PRAGMA foreign_keys = OFF at position ``at``.
 
     The section is only the PRAGMA if none of its statements changes the schema, or if one controls a transaction.
     """
@@ -59,7 +59,7 @@ def check_no_action(sql: str, parents: Iterable[str]) -> None:
     """Check that a statement which changes rows cannot cause a foreign key action while foreign keys are off.
 
     Args:
-        parents: the tables whose foreign keys have actions, from ``PARENTS``.
+        parents: the tables to which foreign keys with actions refer, from ``PARENTS``.
 
     Raises:
         UnsupportedError: the statement may cause an action.

@@ -30,5 +30,5 @@ def literal(value: Value) -> str:
 
 
 def literal_of_blob(text: str) -> str:
-    """Return the SQL of a text with only printable characters: the cast of a blob."""
+    """Return a literal of a text without any of its characters: the cast of a blob in hexadecimal digits."""
     return f"CAST(X'{text.encode().hex()}' AS TEXT)"

@@ -1,9 +1,9 @@
-"""Statements without their values: statements that differ only in values get the same text, which has no user data."""
+"""Statements without their values: a text without user data, the same for statements that differ only in values."""
 
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
 CHARACTERS_MAX = 500
-TOKENS_MAX = 2_000  # the limit of tokens, which take about a millisecond
+TOKENS_MAX = 2_000  # tokens of a text that are read, in about a millisecond; ``…`` replaces the rest
 MORE = "…"
 VALUE = "?"
 _TIGHT_BEFORE = frozenset({",", ")", ".", ";"})
@@ -13,7 +13,7 @@ _TIGHT_AFTER = frozenset({"(", "."})
 def normalised(sql: str) -> str:
     """Return a text with ``?`` for each value and parameter, without comments, and with shortened lists of values.
 
-    ``…`` replaces all but the first of several values or rows of values: a statement for 3 rows equals the one for 300.
+    ``…`` replaces all but the first of several values or rows of values: 3 rows give the same text as 300 rows.
     Names and keywords stay unchanged. A long result is cut and ends with ``…``. The result is only ``…`` if SQLite's
     tokenizer would refuse the text.
     """

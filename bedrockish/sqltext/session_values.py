@@ -1,4 +1,4 @@
-"""The values of a session that SQLite keeps for each connection, and that a few SQL functions return.
+"""The values that SQLite keeps for each connection and a few SQL functions return, here kept for each session.
 
 ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` depend on the session. A session takes their values from
 the results of its statements, and writes them into the text of later statements, which any node may run. Pure.
@@ -62,12 +62,12 @@ class SessionValues:
         self.settings = NONE
 
     def restore(self, other: "SessionValues") -> None:
-        """Set all values to those of another record."""
+        """Copy all values of another object into this one."""
         self.last_insert_rowid, self.changes = other.last_insert_rowid, other.changes
         self.total_changes, self.settings = other.total_changes, other.settings
 
     def write(self, sql: str) -> str:
-        """Return a statement with the session's values in place of the functions, and its settings before the text.
+        """Return a statement with the session's values in place of the function calls, after the session's settings.
 
         >>> SessionValues(last_insert_rowid=7).write("SELECT last_insert_rowid()")
         'SELECT (/*last_insert_rowid()*/7)'
@@ -94,7 +94,7 @@ class SessionValues:
         return sql if sql.strip() else answer
 
     def set_before(self, sql: str) -> str:
-        """Return a statement after the settings that are on and may change its meaning."""
+        """Return a statement with the settings before it that are on and may change its meaning."""
         if not self.settings:
             return sql
         kind = kind_of(sql)
@@ -104,7 +104,7 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request, each after its settings, including those that the request makes."""
+        """Return the statements of one request, each with the settings that are on then, also by the request itself."""
         found: list[str] = []
         last = None
         for sql in texts:
@@ -114,7 +114,7 @@ class SessionValues:
         return found
 
     def fill(self, sql: str) -> str:
-        """Return a statement with the session's values in place of the functions."""
+        """Return a statement with the session's values in place of the function calls."""
         if len(sql) > TEXT_MAX or not asks_values(sql) or verb_of(sql) in ("CREATE", "ALTER"):
             return sql  # in a trigger or a view, the functions must be evaluated at each use
         try:
@@ -133,7 +133,7 @@ class SessionValues:
         return spliced(sql, cuts)
 
     def write_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request with values in them, up to the first statement that may write.
+        """Return the statements of one request; those up to the first that may write contain the session's values.
 
         After that statement, only the node knows the values.
         """
@@ -147,7 +147,7 @@ class SessionValues:
 
 
 def _may_fill(sql: str) -> bool:
-    """Return whether a change of the schema may be CREATE TABLE AS SELECT."""
+    """Return whether a schema statement may be CREATE TABLE AS SELECT, which also compares values."""
     table = _TABLE.search(sql)
     return table is not None and _QUERY.search(sql, table.end()) is not None
 

@@ -31,7 +31,7 @@ _QUERY_ONLY = re.compile(
 
 
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
-    """Return the name and the new value (None for a query) of a connection's own PRAGMA; None for other statements.
+    """Return the name and new value (None for a query) of PRAGMA foreign_keys or legacy_alter_table; else None.
 
     >>> switch_of("PRAGMA foreign_keys = OFF")
     ('foreign_keys', False)

@@ -41,7 +41,7 @@ class NotTokensError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token."""
+    """A word, literal, parameter or operator in an SQL text."""
 
     # ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
     # ``param`` or ``op``.

@@ -36,12 +36,12 @@ INDEXED_BYTES = 64 << 10  # bytes of a value written to a virtual table in the l
 SCHEMA_BYTES = 64 << 10  # bytes of a value in a schema statement in the loop, whose calls are unknown
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop
 PATTERN_WORK = 1 << 30  # bytes of the text times bytes of the pattern, in a worker: less than two seconds
-PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # bytes of a pattern: any; from a row or expression; the minimum
+PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # limit of a pattern: at most; at least, if from a row; at least
 PATTERN_MORE = 8  # bytes that an expression may add to a parameter, as in '%' || ? || '%'
 INDENT = 8  # a constant indentation of json_pretty of up to so many characters counts as the default of four
-ARGUMENTS = 127  # arguments of a function, each of which it may search
+ARGUMENTS = 127  # limit for the arguments of a function, because it may search each of them
 _VARIADIC = 16  # a call with paths counts as so many ordinary calls
-INSTRUCTIONS = 1_000_000  # instructions of a program, as many as for a list of 300,000 values
+INSTRUCTIONS = 1_000_000  # limit for the instructions of a program; a list of 300,000 values needs as many
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 
 CALLS = frozenset(
@@ -99,7 +99,7 @@ class Lengths:
     # The lengths of text constants that may be patterns; None if they are not known.
     constants: tuple[int, ...] | None = None
     patterns: int = 0  # number of calls of LIKE and GLOB; negative if a pattern depends on a row
-    has_calls: bool = True  # whether it calls a function, or may
+    has_calls: bool = True  # whether it may call a function
     searches: Searches | None = None  # the texts for which it searches with FTS5; None without a search
 
 
@@ -165,7 +165,7 @@ def _loop_cost(name: str) -> int:
 
 
 def _calls(program: Sequence[Op]) -> int:
-    """Return how many long values a program makes: one for each call, concatenation and ``PATHS`` path arguments."""
+    """Return how many long values a program makes, one for each call, concatenation or ``PATHS`` path arguments."""
     found, paths, written = 0, 0, frozenset[int]()
     for op in program:
         if op.name == "Concat":
@@ -179,7 +179,7 @@ def _calls(program: Sequence[Op]) -> int:
 
 
 def _target(op: Op) -> int:
-    """Return the register that an instruction writes, if it may hold an argument of a call."""
+    """Return the register that an instruction writes; valid only if it may write an argument of a call."""
     return op.p3 if op.name in ("Column", "VColumn", "Concat", "Function", "PureFunc") else op.p2
 
 
@@ -236,7 +236,7 @@ def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
 
 
 def _beside_pattern(lengths: Lengths, params: Sequence[object]) -> int:
-    """Return how many bytes a value may have in a worker, given the longest pattern."""
+    """Return how many bytes a value may have in a worker, where LIKE or GLOB may try the longest pattern on it."""
     return PATTERN_WORK // (longest_pattern(lengths, params) * max(1, abs(lengths.patterns)))
 
 

@@ -22,7 +22,7 @@ ROWID = -1
 """Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
 
 _EXPRESSION = -2
-_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # PRAGMA table_xinfo: hidden columns of virtual tables; kinds of generated columns
+_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # ``hidden`` in PRAGMA table_xinfo; the last two are kinds of generated columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Table:
 
 @dataclass
 class Schema:
-    """The schema that ``read_schema`` found."""
+    """The tables, indexes and foreign keys of a database, as ``read_schema`` found them."""
 
     version: int
     encoding: str = "UTF-8"  # the encoding of texts in the file

@@ -95,7 +95,7 @@ class Capture:
             self._noticed = None
 
     def start(self, size: int = 0, searched: int = 0) -> None:
-        """Start to collect changes, after ``size`` bytes of them and ``searched`` bytes of text that FTS5 indexes."""
+        """Start to collect changes, after earlier ones of ``size`` bytes with ``searched`` bytes of text for FTS5."""
         self._log, self._touched, self.failure = [], {}, None
         self._size, self._searched_size = size, searched
         self.changed_temporary = False

@@ -9,7 +9,7 @@ from collections.abc import Set
 from bedrockish.access_sets.effort import EVERY, Check, checked, unlimited
 from bedrockish.access_sets.opcodes import CURSORS, ENDS, OPENS, OPENS_PRIVATE, RESUMES, Op, may_jump
 
-_FIRST = 1 << 16  # above all cursor numbers of SQLite
+_FIRST = 1 << 16  # the first new number of a cursor, above all cursor numbers of SQLite
 
 
 def split_cursors(program: list[Op], check: Check = unlimited) -> list[Op]:
@@ -47,7 +47,7 @@ def split_cursors(program: list[Op], check: Check = unlimited) -> list[Op]:
 
 
 class _Paths:
-    """The paths through a program."""
+    """Finds the instructions that a program can reach from one of its instructions."""
 
     def __init__(self, program: list[Op], check: Check) -> None:
         self._program, self._check = program, check
@@ -77,7 +77,7 @@ class _Paths:
     def reached(self, ahead: list[int], *, returns: bool, ends: Set[int] = frozenset()) -> set[int]:
         """Return at least the addresses that the program can reach from ``ahead`` without passing one of ``ends``.
 
-        With ``returns``, a subroutine continues after each of its callers; otherwise a call continues after itself.
+        With ``returns``, a Return may continue after every call; without, nowhere: each call continues after itself.
         """
         seen: set[int] = set()
         has_resumed = False

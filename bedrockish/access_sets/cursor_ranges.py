@@ -226,7 +226,7 @@ class _Reader:
         self.program = Program(ops, self._cursors, self._private, self._temporary)
         self._constraints = constraint_probes(ops, check, main=number == 0)
         self._targets = jump_targets(ops)
-        self._steps: dict[int, list[Op]] = {}  # cursor -> its steps
+        self._steps: dict[int, list[Op]] = {}  # cursor -> the instructions that move it to another row
         self._positions: dict[int, list[Op]] = {}
         self._made: dict[int, list[Op]] = {}  # register -> the instructions that make a record in it
         for op in checked(ops, check):

@@ -116,7 +116,7 @@ def _is_system(row: Definition) -> bool:
 def _names(
     known: frozenset[str], gone: list[Definition], fresh: list[Definition], wanted: Callable[[Definition], bool]
 ) -> frozenset[str]:
-    """Return the known names without the wanted ones in ``gone``, and with the wanted ones in ``fresh``."""
+    """Return the names of the wanted definitions: the known ones without those in ``gone``, and those in ``fresh``."""
     left = known - {row.name for row in gone if wanted(row)}
     return left | {row.name for row in fresh if wanted(row)}
 
@@ -127,7 +127,7 @@ def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, b
     Return for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
-    # For each single name SQLite searches all tables, and it does not find its own catalogue by name.
+    # To find one name, SQLite searches all tables; and by name it does not find its own catalogue.
     if len(names) > _FEW or CATALOGUE in names:
         found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
     else:

@@ -296,7 +296,7 @@ class _Job:
         self._only_column = self._single()
 
     def _pair(self) -> int | None:
-        """Return the source from which all columns come, so that each row has one combination; None for several."""
+        """Return the one source whose columns make the key, so that each of its rows has one key; else None."""
         places = {need[0] for field in self._equal for need, _ in field.cells}
         if len(self._equal) < 2 or len(places) != 1:
             return None

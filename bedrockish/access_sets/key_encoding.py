@@ -33,9 +33,9 @@ ROWID_SPEC = Spec()
 
 _NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
 _NULL_BYTES = bytes([_NULL])
-_END = b"\0\x01"  # below any escaped zero byte (00 FF) and any other byte that may follow
+_END = b"\0\x01"  # the end of a text or blob; smaller than an escaped zero byte (00 FF) and any other byte
 _ESCAPED = b"\0\xff"
-_COLUMN = b"\x01"  # no encoded value begins with this byte
+_COLUMN = b"\x01"  # separates a row's key from the column's name; no encoded value begins with this byte
 _EXACT = 1 << 53  # integers up to this one are exact as doubles
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
@@ -130,7 +130,7 @@ _ASCENDING: dict[str, Encoder] = {BINARY: encode, NOCASE: _encode_nocase, RTRIM:
 
 
 def encoder(spec: Spec) -> Encoder:
-    """Return the function that encodes a column of this kind.
+    """Return the function that encodes values under this collation and in this order.
 
     Raises:
         KeyError: the collation is not one of SQLite's own; an index with such a collation has no keys by value.
@@ -162,7 +162,7 @@ AFFINITY_NUMERIC, AFFINITY_INTEGER, AFFINITY_REAL, AFFINITY_FLEXNUM = "C", "D", 
 
 
 class _Converter(threading.local):
-    """A private connection of each thread, because only one thread at a time may use an APSW connection."""
+    """A private connection for conversions in each thread: only one thread at a time may use an APSW connection."""
 
     def __init__(self) -> None:
         self.db = apsw.Connection(":memory:")

@@ -58,4 +58,4 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
     if failure is not None:
         raise failure
     builder.complete(resolved, changes, touched)
-    return builder.rows(changes, list(touched))
+    return builder.finish(changes, list(touched))

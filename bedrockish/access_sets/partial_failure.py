@@ -1,4 +1,4 @@
-"""Detects whether SQLite has kept the changes that a failed statement made first, as it does with OR FAIL.
+"""Detects whether SQLite has kept the changes that a statement made before it failed, as it does with OR FAIL.
 
 Only the content of the tables shows it: SQLite's count of changed rows leaves out changes by triggers.
 """

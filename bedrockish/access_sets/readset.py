@@ -199,7 +199,7 @@ def analyse(
 
 
 def lengths_of(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> Lengths:
-    """Return the ``lengths`` of a statement's plan, in a tenth of the time; arguments and errors as for ``analyse``."""
+    """Return the ``lengths`` of a statement's plan in a tenth of the time of ``analyse``; same arguments and errors."""
     if first_word(sql) == "EXPLAIN":
         return lengths(())
     programs, is_whole = _programs(db, sql, nparams, check)
@@ -267,7 +267,7 @@ def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
 
 
 def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
-    """Return the allowed lengths of values for a statement that changes the schema, for which it may read all rows."""
+    """Return the allowed lengths of values for a schema statement, which may call functions for all rows of a table."""
     try:
         found = lengths(_explain(db, sql, 0)[0])
     except apsw.Error:  # running the statement raises the same error

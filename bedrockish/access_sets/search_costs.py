@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from bedrockish.access_sets.opcodes import Op
 
-LOOP, WORKER = 4 << 10, 64 << 10  # bytes of a search
-_MATCH = "M"  # the letter of MATCH in the plan of an FTS5 table, where each letter or sign stands for an argument
+LOOP, WORKER = 4 << 10, 64 << 10  # limits for the bytes of the texts of a search, in the loop and in a worker
+_MATCH = "M"  # stands for the text of a MATCH in FTS5's plan, which has a letter or sign for each argument
 _SOURCES = dict.fromkeys(("Variable", "String8", "Null", "Integer", "Copy", "SCopy"), "p2") | {"Concat": "p3"}
 _FUNCTIONS = frozenset({"Function", "PureFunc"})
 _SHORTENING = {"lower(1)": 1, "upper(1)": 1, "trim(1)": 1, "trim(2)": 2, "substr(2)": 2, "substr(3)": 3}
@@ -66,7 +66,7 @@ def searches(programs: Sequence[Sequence[Op]]) -> Searches | None:
 
 
 def _sources(program: Sequence[Op]) -> dict[int, list[Op | None]]:
-    """Return for each register the instructions that set its text; None stands for an instruction of another kind."""
+    """Return for each register the instructions that set its text; None if a row or a trigger's parameter sets it."""
     found: dict[int, list[Op | None]] = {}
     for op in program:
         if op.name in _FUNCTIONS:

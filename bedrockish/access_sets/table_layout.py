@@ -28,7 +28,7 @@ _OF_NO_MODULE = OwnRows("", (), None, None)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table."""
+    """The facts about a table with which its rows are captured and applied."""
 
     name: str
     columns: tuple[str, ...]  # the stored columns, in the order of the preupdate hook
@@ -64,7 +64,7 @@ class Tables:
     """
 
     definitions: Definitions  # the definitions from which they were described
-    by_name: dict[str, Table]  # the tables
+    by_name: dict[str, Table]  # name, as the schema spells it -> table
     references: dict[str, frozenset[str]]  # table with foreign keys -> folded names of its parents
     checked: dict[str, str]  # table that may have CHECKs -> its CREATE statement
     sequences: set[str]  # the names of the AUTOINCREMENT tables, in which no id is ever used twice
@@ -216,12 +216,12 @@ def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
 
 
 def _unstable_function(db: apsw.Connection, table: Table) -> str:
-    """Return the name of a function in a table's CHECKs that is not deterministic, or an empty text."""
+    """Return the name of a nondeterministic function in a table's CHECKs; empty without one."""
     columns = [table.columns[place] for place in table.writable]  # name all columns, so that no DEFAULT is evaluated
     marks = ", ".join("?" * len(columns))
     sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()
-    # Switched off, because parents that do not exist yet and effects of triggers do not matter here.
+    # Triggers and foreign keys are off, because their functions and missing parents do not matter here.
     before = [(one, db.config(one, -1)) for one in _SWITCHES]
     try:
         for one, _ in before:
@@ -246,7 +246,7 @@ def _rows(db: apsw.Connection, sql: str, *params: str) -> list[Any]:
 
 
 def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
-    """Return the layout of one table by itself. ``rowid`` is '' if columns hide every name of the rowid."""
+    """Return the layout of one table by its own definition; ``rowid`` is '' if columns hide every name of the rowid."""
     info = _rows(db, "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid", name)
     stored = [row for row in info if row[3] != 2]
     names = [row[0] for row in stored]

@@ -260,7 +260,7 @@ class _TableKeys:
         return self._points(old, new), ranges
 
     def _unknown_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the range of each UNIQUE index of unknown comparison in which the row takes or releases a value."""
+        """Yield the range of each UNIQUE index with unknown equality in which the row takes or releases a value."""
         for found, places, exact in self._unknown:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)
@@ -447,7 +447,7 @@ class _Parent:
             ranges.append(self._whole)
             return
         if old is not None and all(old[place] == new[place] for place in places):
-            return  # no read of the parent is needed: it cannot be removed without a write to its children
+            return  # the row refers to the same parent as before, which cannot be removed without a write to this row
         key = [code(apply_affinity(new[place], affinity)) for place, affinity, code in self._columns]
         points.append(self._prefix + b"".join(key))
 

@@ -48,7 +48,7 @@ def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], s
     """Return the access set of a statement that reads on a snapshot."""
     gatherer = AccessSetBuilder(executor.analysis, serializable=True)
     gatherer.read(plan, params, snapshot.query)
-    return gatherer.rows([], [])
+    return gatherer.finish([], [])
 
 
 class Batches:

@@ -437,7 +437,7 @@ class Executor:
         # A write that changed no row is led like any other, to claim its command's id. Otherwise a client that sends it
         # again after a lost answer could be told that it changed no row, while its first attempt commits elsewhere.
         packed = self.encode_changes(changes) if writes else b""
-        access_set = gatherer.rows(changes, blurred)
+        access_set = gatherer.finish(changes, blurred)
         spans = gatherer.spans(access_set, changes)
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
 

@@ -74,7 +74,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
         gatherer.read(analysis.plan(piece), params)
     else:
         gatherer.complete(resolved, changes, touched)
-    access_set = gatherer.rows([] if error else changes, [] if error else list(touched))
+    access_set = gatherer.finish([] if error else changes, [] if error else list(touched))
     reasons = () if piece.kind == READ and piece.whole_schema else resolved.fallbacks
     wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
     ops = program_of(executor._db, piece.sql, len(piece.names)) if reasons else []

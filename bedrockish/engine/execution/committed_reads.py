@@ -80,7 +80,8 @@ class CommittedReads:
         if self.pinned is not None:
             self.pinned = None
             assert self._db is not None
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite rolls back itself when a read finds no memory, or no temporary file
+                self._db.execute("ROLLBACK")
 
     def read_pinned(self, request: Request, budget_s: float) -> bytes | None:
         """Return the encoded results of a request on the pinned snapshot; None if the core has to answer.
@@ -110,6 +111,8 @@ class CommittedReads:
             return None
         finally:
             executor.governor.release()
+            if not db.in_transaction:
+                self.pinned = None
 
     def knows(self, version: int) -> bool:
         """Return whether ``read`` can be called while this version of the schema is in force."""
@@ -132,7 +135,8 @@ class CommittedReads:
                 self._executor.use(tables)
                 self._version = version
             finally:
-                db.execute("ROLLBACK")
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
         except apsw.Error as error:
             raise UnavailableError(f"the file cannot be read on another connection: {error}") from error
 

@@ -124,8 +124,9 @@ class Snapshot:
         read_schema_again(self._db)  # this first read begins the transaction
 
     def end(self) -> None:
-        """End the read transaction."""
-        self._db.execute("ROLLBACK")
+        """End the read transaction, unless SQLite has rolled it back for want of memory or of a temporary file."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
         if self._attached is not None:
             self._attached.detach(self._db)
             self._attached = None

@@ -134,8 +134,8 @@ class TemporaryTransaction(OverlayTransaction):
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
             raise TooLargeError(
-                f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max); drop "
-                "some of them, or copy less",
+                f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max), and "
+                "the folder of temporary files (TMPDIR) must have room for them; drop some of them, or copy less",
                 sql=piece.sql,
             ) from error
         if piece.defines:

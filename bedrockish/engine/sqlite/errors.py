@@ -62,7 +62,8 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
         case _ if _lacks_room(error, number):
             return UnavailableError(
-                "the disk of this node has no room for what the statement needs; the statement did not happen"
+                "the disk of this node, or that of its temporary files (TMPDIR), has no room for what the statement "
+                "needs; the statement did not happen"
             )
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; the statement did not happen")

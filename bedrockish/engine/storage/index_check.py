@@ -79,7 +79,8 @@ def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -
                 break
         return found
     finally:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # SQLite has rolled back after an error of the disk, which is the one to raise
+            db.execute("ROLLBACK")
 
 
 def _keys(db: apsw.Connection, name: str, *, is_without_rowid: bool) -> list[str]:

@@ -82,7 +82,8 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
             _add_touched(db, asked.table, beyond, found)
         return found
     finally:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # SQLite has rolled back after an error of the disk, which is the one to raise
+            db.execute("ROLLBACK")
 
 
 def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -> None:

@@ -38,9 +38,9 @@ async def proxied_cluster(
     is_direct: bool = False,
     http: bool = False,
 ) -> AsyncIterator[ProxiedCluster]:
-    """Start nodes with proxies between them, or without, and stop all of it at the end of the block.
+    """Start nodes, with proxies between them unless ``is_direct``, and stop nodes and proxies at the end of the block.
 
-    With ``http``, the nodes serve that, too. The errors are those of ``LocalCluster.write_files``.
+    With ``http``, the nodes also serve HTTP. The errors are those of ``LocalCluster.write_files``.
     """
     cluster = ProxiedCluster(directory, names, settings or {})
     cluster.is_direct = is_direct

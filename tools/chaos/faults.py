@@ -26,7 +26,7 @@ QUIET_ROWS = 200  # rows of the table ``quiet``, which no client uses after its 
 FLIPS_MAX = 3
 NEWCOMERS = "XYZUVWRSTPQ"  # names of nodes that join, each once
 FAULTS = ("kill", "pause", "partition", "flip", "power", "program", "schema")
-MEMBER = "member"  # not together with partitions: nodes reach newcomers, and these all nodes, without proxies
+MEMBER = "member"  # not together with partitions: newcomers need a cluster whose nodes connect without proxies
 TABLES = ("texts", "items", "parts", "registers")  # tables in which a column is added or dropped
 INDEXES = (("items_by_value", "items(value)"), ("parts_by_value", "parts(value)"), ("texts_by_items", "texts(items)"))
 REMOVE_S, LEAVE_S = 60.0, 5.0
@@ -40,15 +40,15 @@ class Faults:
     cluster: ProxiedCluster  # the nodes
     luck: random.Random  # the source of random choices
     kinds: tuple[str, ...] = FAULTS  # the kinds of faults to draw
-    programs: Sequence[Program] = ()  # the programs on the nodes' files; there are more, later
+    programs: Sequence[Program] = ()  # the programs on the nodes' files; the workload adds more to this list
     counts: Counter[str] = field(default_factory=Counter)  # the number of faults, by kind
     deaths: list[str] = field(default_factory=list)  # the last output of nodes that ended without being killed
     former: list[LocalNode] = field(default_factory=list)  # nodes that have left
-    lost_bytes: int = 0  # of write-ahead logs, in power cuts
+    lost_bytes: int = 0  # bytes of write-ahead logs that power cuts have removed
     _struck: set[str] = field(default_factory=set)  # nodes that are dead or stopped
     _killed: set[str] = field(default_factory=set)
     _parted: bool = False
-    _is_changing: bool = False  # the schema, or the members
+    _is_changing: bool = False  # whether a change of the schema or of the members is under way
     _joined: int = 0
     _flipped: LocalNode | None = None  # the node whose file is being damaged
 
@@ -71,12 +71,12 @@ class Faults:
                         await trio.sleep(self.luck.uniform(0.2, 2.0))
                         nursery.start_soon(strikes[self.luck.choice(self.kinds)])
                 finally:
-                    self.undo()  # a change of the members may be under way, which needs the nodes
+                    self.undo()  # before the tasks end: a change of the members that is under way needs the nodes
         finally:
             self.undo()
 
     def undo(self) -> None:
-        """Start, continue and connect everything."""
+        """Heal all links, continue stopped processes, and start dead nodes."""
         self.cluster.network.heal()
         for program in self.programs:
             program.send(signal.SIGCONT)
@@ -96,10 +96,10 @@ class Faults:
             return
         assert node.process is not None
         self.deaths.append(f"node {node.name} ended by itself ({node.process.returncode}):\n{node.last_words()}")
-        self._killed.add(node.name)  # recorded once
+        self._killed.add(node.name)  # so that the death is recorded only once
 
     def _victims(self) -> list[LocalNode]:
-        """Choose nodes to strike: mostly so that a majority is left, sometimes not, but then little happens."""
+        """Choose nodes to strike: mostly so few that a majority is left, now and then any number."""
         well = [node for node in self.cluster.nodes if node.name not in self._struck]
         spare = self._spare() - self._parted
         if self.luck.random() < 0.1:
@@ -113,7 +113,7 @@ class Faults:
         return (len(self.cluster.nodes) - 1) // 2 - len(self._struck)
 
     async def _kill(self) -> None:
-        """Kill some nodes at one moment; start each again by itself."""
+        """Kill some nodes at one moment, and start each again after a pause of its own."""
         victims = self._victims()
         self._struck |= {node.name for node in victims}
         for node in victims:
@@ -247,7 +247,7 @@ class Faults:
             return
         self._is_changing = True
         self._joined += 1
-        with trio.CancelScope(shield=True):  # no later step repairs a half-made change
+        with trio.CancelScope(shield=True):  # the end of the faults must not interrupt the change
             option = self.luck.choice(["--voter", "--replay", ""])
             try:
                 await self.cluster.join(names[0], *filter(None, [option]))
@@ -265,14 +265,14 @@ class Faults:
     async def _remove(self, node: LocalNode) -> None:
         """Remove a node from the members; it runs on for a while, and its file is not read afterwards."""
         with trio.move_on_after(REMOVE_S) as scope:
-            while not await self._is_removed(node):  # noqa: ASYNC110  it is in another process
+            while not await self._is_removed(node):  # noqa: ASYNC110  the members are known in another process
                 await trio.sleep(1)
         if scope.cancelled_caught:
             self.deaths.append(f"node {node.name} could not be removed within {REMOVE_S:g} s")
         self.cluster.nodes.remove(node)
         self.former.append(node)
         self.counts["nodes that left"] += 1
-        while node.name in self._struck:  # noqa: ASYNC110  stopped, or to be started again
+        while node.name in self._struck:  # noqa: ASYNC110  another fault has still to continue or start it
             await trio.sleep(0.1)
         await trio.sleep(LEAVE_S)
         if node.is_running and Published(str(node.database)).facts().mode <= READING:
@@ -292,7 +292,7 @@ class Faults:
         return True
 
     async def _pause(self) -> None:
-        """Stop nodes, for less or more time than the others wait before they recover their transactions."""
+        """Stop nodes: briefly, or for so long that other nodes recover their transactions."""
         victims = self._victims()
         self._struck |= {node.name for node in victims}
         for node in victims:
@@ -304,7 +304,7 @@ class Faults:
             self._struck.discard(node.name)
 
     async def _part(self) -> None:
-        """Put the network into one of many bad states."""
+        """Cut, hold or slow some links for a while."""
         if self._parted or (self._spare() <= 0 and self.luck.random() < 0.9):
             return
         self._parted = True

@@ -74,6 +74,6 @@ def _durable_bytes(database: Path, log: Path, process: int) -> int | None:
     with log.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or head[SALTS_AT : SALTS_AT + SALTS_BYTES] != batch.salts:
-        return min(len(head), HEADER_BYTES)  # the log was copied and started over since then
+        return min(len(head), HEADER_BYTES)  # since then, SQLite has checkpointed the log and restarted it
     page = int.from_bytes(head[PAGE_SIZE_AT : PAGE_SIZE_AT + 4], "big")
     return HEADER_BYTES + batch.frames * (FRAME_HEAD_BYTES + page)

@@ -172,7 +172,7 @@ def _exchange(process: "subprocess.Popen[bytes]", call: tuple[str, tuple[Any, ..
 
 
 class _Calls:
-    """The calls, as the program makes them."""
+    """Makes the calls inside the program's process."""
 
     def __init__(self) -> None:
         self.db: Connection | None = None
@@ -200,7 +200,7 @@ class _Calls:
                 with snapshot:
                     return [self.db.execute(sql, params, read=read, timeout=timeout) for sql, params in statements]
             except UnavailableError:
-                pass  # the node does not serve its file now: another one answers
+                pass  # the node does not serve its file now; ``transact`` below asks another node
         return self.db.transact(statements, read=read, timeout=timeout, command=command)
 
     def begin(self, read: str, timeout: float) -> str:
@@ -209,7 +209,7 @@ class _Calls:
         return self._transaction.command
 
     def rollback(self) -> None:
-        if self._transaction is not None:  # this process may have begun after the one that opened it
+        if self._transaction is not None:  # else an earlier process, which was killed, had opened it
             self._transaction.rollback()
 
     def make(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -224,7 +224,7 @@ class _Calls:
 
 
 def main() -> None:
-    """Make the calls that are asked for, one after the other."""
+    """Make each call that standard input has, and write its answer to standard output."""
     calls = _Calls()
     while True:
         try:

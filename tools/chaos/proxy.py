@@ -31,7 +31,7 @@ class Line:
         self.target = target
         self.target_port = target_port
         self.port = 0  # the port to which the sender connects
-        self.caught = trio.Event()  # set when a trap has closed
+        self.caught = trio.Event()  # set when the trap has held the line
         self._listeners: list[trio.SocketListener] = []
         self._connections: set[trio.CancelScope] = set()
         self._cut = False
@@ -64,7 +64,7 @@ class Line:
         self._tell()
 
     def slow(self, seconds: float) -> None:
-        """Deliver everything later, in order."""
+        """Deliver each message this time after its arrival, in order."""
         self._delay_s = seconds
         self._tell()
 
@@ -74,7 +74,7 @@ class Line:
         self._trap = trap
 
     def heal(self) -> None:
-        """Carry all messages at once again."""
+        """End all faults and the trap of the line, and deliver the messages that it has kept."""
         self._cut = self._held = False
         self._delay_s = 0.0
         self._trap = None
@@ -100,7 +100,7 @@ class Line:
                 self._connections.discard(scope)
                 for one in (stream, out):
                     if one is not None:
-                        one.socket.close()  # at once, also when this task is cancelled
+                        one.socket.close()  # without waiting, because this task may be cancelled
 
     async def _join(self, stream: trio.SocketStream, out: trio.SocketStream) -> None:
         give, take = trio.open_memory_channel[Said](QUEUE_MAX)
@@ -108,7 +108,7 @@ class Line:
 
             async def whole(part: Awaitable[None]) -> None:
                 await part
-                nursery.cancel_scope.cancel()  # half a connection is useless
+                nursery.cancel_scope.cancel()  # one direction has ended, so end the other one, too
 
             nursery.start_soon(self._take_frames, stream, give)
             nursery.start_soon(whole, self._deliver(take, out))
@@ -185,13 +185,13 @@ class Network:
         return [line for (a, b), line in self.lines.items() if not any({a, b} <= group for group in sets)]
 
     def heal(self) -> None:
-        """Heal all lines: carry all messages at once again."""
+        """End the faults of all lines."""
         for line in self.lines.values():
             line.heal()
 
     @contextmanager
     def cut(self, lines: Iterable[Line]) -> Iterator[None]:
-        """Cut lines for the time of a block."""
+        """Cut lines inside the block, and heal them at its end."""
         chosen = list(lines)
         for line in chosen:
             line.cut()

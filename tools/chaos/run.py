@@ -24,7 +24,7 @@ from tools.checker.check import check
 from tools.checker.history import Operation, write_history
 
 LEVEL_S = 60.0  # seconds that the nodes get to become equal after all faults have ended
-HEAL_S = 240.0  # two nodes with flipped bits each compare their own journal first, and one after the other
+HEAL_S = 240.0  # seconds until all tables must be equal: damaged nodes replay their journals, one node after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
                     asks: dict[str, AskRange] = {}
                     clients = []
                     for index, node in enumerate(cluster.nodes):
-                        # refused while a node restarts with the copy that its damaged tables were replaced by
+                        # fails while a node restarts after the replacement of its damaged tables
                         client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
                         asks[node.name] = ask_range(partial(client.upkeep, timeout=60.0))
                         clients.append(client)
@@ -129,7 +129,7 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
 
 
 async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[[str], None]) -> None:
-    """Run the clients, with faults for the time that was asked for, and then for a moment without."""
+    """Run the clients: with faults until the plan's time and updates are reached, then a second without faults."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(workload.run)
         with trio.move_on_after(10 * plan.seconds):

@@ -59,11 +59,11 @@ READ = {
     "r": "SELECT value, version FROM registers WHERE key = ?",
 }
 MOVE = "UPDATE owners SET box = box + 1, added = ?2 WHERE name = ?1"  # another way to append to a list of the sort j
-MOVES = 4  # one append in so many
+MOVES = 4  # one append in so many, to a list of the sort j, is a MOVE
 HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot ones
 WRITES_MAX = 40  # writes to one key before a new key replaces it: ever-growing lists are slow to read
 CALL_S = 5.0
-THINK_S = 0.03  # at most, between two steps of a conversation
+THINK_S = 0.03  # the longest pause between two steps of a conversation
 MOVE_AFTER = 25  # operations, after which a session continues at another node
 
 Caller = Client | Program
@@ -101,7 +101,7 @@ class Keys:
 
 @dataclass
 class Workload:
-    """The clients and their record."""
+    """The clients, and the record of their operations."""
 
     cluster: ProxiedCluster  # the cluster
     seed: int  # the seed of all their choices; the results also depend on timing
@@ -130,7 +130,7 @@ class Workload:
     async def _client(self, number: int) -> None:
         luck = random.Random(f"{self.seed} {number}")
         home = number % len(self.cluster.nodes)
-        settled = luck.random() < 0.4  # some never leave their node, and so see the answers of a node that is cut off
+        settled = luck.random() < 0.4  # some clients keep their node, even while it is cut off
         token: bytes | None = None
         program = Program(self.cluster.dark) if self.by_file else None
         if program is not None:

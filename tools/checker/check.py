@@ -22,7 +22,7 @@ from tools.checker.lists import judge_lists
 from tools.checker.order import SESSION, TIME, Cycle, Graph, add_session, add_time, close, data_graph, knots, path
 from tools.checker.registers import judge_registers
 
-TRIES = 200  # edges of a knot, each tried as the first of a cycle; a knot without a named cycle is a finding too
+TRIES = 200  # first edges that a search tries in a knot; a knot in which no search finds a cycle is a finding, too
 Kinds = frozenset[str]
 _WRITES, _WRITTEN, _OVERWRITTEN = frozenset({WW}), frozenset({WW, WR}), frozenset({RW})
 _DATA, _EVERYTHING = frozenset({WW, WR, RW}), frozenset({WW, WR, RW, SESSION, TIME})
@@ -44,7 +44,7 @@ class Report:
     """The verdict on a history."""
 
     findings: list[Finding]  # the anomalies; empty if all is well
-    counts: dict[str, int]  # operations by outcome and level, edges, and so on
+    counts: dict[str, int]  # the numbers of operations by level and outcome, edges by kind, vertices and sessions
     operations: dict[int, Operation]  # the history, by id
 
     @property
@@ -65,7 +65,7 @@ def check(history: Iterable[Operation]) -> Report:
     """Judge a history.
 
     Raises:
-        HistoryError: it is not one: see ``collect``.
+        HistoryError: the history is malformed, see ``collect``.
     """
     evidence = collect(history)
     judge_lists(evidence)
@@ -152,7 +152,7 @@ def _name(evidence: Evidence, cycle: Cycle) -> str:
 
 
 def _session_name(evidence: Evidence, cycle: Cycle) -> str:
-    """Return the session guarantee that is broken, by the session's earlier steps: a write or a read."""
+    """Return the name of the broken session guarantee, by whether the session's earlier operation wrote or read."""
     edges = cycle.edges
     for place, edge in enumerate(edges):
         before = edges[place - 1]
@@ -167,7 +167,7 @@ def _session_name(evidence: Evidence, cycle: Cycle) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Judge the files that are named."""
+    """Judge the history files that the command line names."""
     if not arguments or arguments[0].startswith("-"):
         print("usage: python -m tools.checker.check HISTORY.jsonl…")
         return 2

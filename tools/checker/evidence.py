@@ -34,7 +34,7 @@ class Edge:
 
 @dataclass
 class Evidence:
-    """Facts about a history that do not need an order."""
+    """The facts about a history that need no order of its operations."""
 
     operations: dict[int, Operation]  # the operations, by id
     # Ids of operations that took effect: acknowledged, or of unknown outcome and seen by a reader.
@@ -46,7 +46,7 @@ class Evidence:
     _found: set[tuple[str, frozenset[int] | str]] = field(default_factory=set)
 
     def find(self, name: str, text: str, *operations: int) -> None:
-        """Add a finding, once."""
+        """Add a finding, unless it was added before."""
         key = (name, frozenset(operations) or text)
         if key not in self._found:
             self._found.add(key)

@@ -14,8 +14,8 @@ class _Key:
 
     longest: tuple[int, ...] = ()
     longest_by: int = 0
-    seen: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # every read, as it was
-    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> the values before it
+    seen: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # operation and values of every read
+    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> values read, without its own
 
 
 def judge_lists(evidence: Evidence) -> None:
@@ -69,7 +69,7 @@ def _judge_reads(evidence: Evidence, key: str, known: _Key) -> None:
             writer = evidence.writer(key, value)
             if writer is not None and evidence.operations[writer].outcome != "fail":
                 continue
-            if (operation.level, value) not in said:  # one value out of place is in every later list too
+            if (operation.level, value) not in said:  # later lists have the same wrong value: report it once
                 said.add((operation.level, value))
                 evidence.judge_value(operation, key, value)
     for reader, before in known.reads.items():
@@ -83,7 +83,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
         if one is not None and other is not None:
             evidence.link(one, other, WW, key)
     shown = set(known.longest)
-    # Appends that took effect and were never read come after all that were.
+    # Appends that took effect but are in no list that was read come after all appends in these lists.
     unseen = [writer for value, (writer, _) in evidence.writers.get(key, {}).items() if value not in shown]
     if order and order[-1] is not None:
         for writer in unseen:
@@ -92,7 +92,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
     appenders = {writer for writer, _ in evidence.writers.get(key, {}).values()}
     for reader, before in known.reads.items():
         if known.longest[: len(before)] != before:
-            continue  # said already; its place in the order is unknown
+            continue  # ``_judge_reads`` has reported the read; its place in the order is unknown
         if reader in appenders:
             same[len(before)].append(reader)
         if before and (last := order[len(before) - 1]) is not None:
@@ -109,7 +109,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
 
 
 def _judge_missing(evidence: Evidence, key: str, known: _Key) -> None:
-    """Check that every acknowledged append is in the list that was read last."""
+    """Check that the longest list has every append that was acknowledged before the last strict read began."""
     shown = set(known.longest)
     readers = [evidence.operations[reader] for reader in known.reads]
     last = max((reader.begin for reader in readers if reader.level != "session"), default=0.0)

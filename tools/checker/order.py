@@ -40,7 +40,7 @@ class Cycle:
         return tuple(dict.fromkeys(edge.before for edge in self.edges))
 
     def is_fork(self) -> bool:
-        """Whether it has two rw edges or more and no two of them in a row."""
+        """Return whether the cycle is a long fork: two rw edges or more, and no two of them in a row."""
         marks = [edge.kind == RW for edge in self.edges]
         return sum(marks) > 1 and not any(
             one and other for one, other in zip(marks, marks[1:] + marks[:1], strict=True)
@@ -108,7 +108,7 @@ def path(graph: Graph, start: int, goal: int, allowed: Allowed, *, spread: bool 
 
     Args:
         allowed: whether a kind of edge may be used.
-        spread: never take two rw edges in a row, and begin and end with others.
+        spread: never take two rw edges in a row, and begin and end with an edge of another kind.
     """
     came: dict[tuple[int, bool], tuple[tuple[int, bool], str] | None] = {(start, spread): None}
     queue = deque(came)

@@ -19,10 +19,10 @@ NOTHING = None  # the value of a register that was never written
 class _Key:
     """The facts about one register."""
 
-    reads: dict[int, int | None] = field(default_factory=dict)  # operation -> the value before it
+    reads: dict[int, int | None] = field(default_factory=dict)  # operation -> value read before its own writes
     writes: dict[int, int] = field(default_factory=dict)  # operation -> its last written value
     versions: dict[int, int] = field(default_factory=dict)  # value -> version
-    next: dict[int | None, set[int]] = field(default_factory=lambda: defaultdict(set))  # value -> later ones
+    next: dict[int | None, set[int]] = field(default_factory=lambda: defaultdict(set))  # value -> later values
 
 
 def judge_registers(evidence: Evidence) -> None:

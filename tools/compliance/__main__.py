@@ -33,12 +33,12 @@ def expected_of(suite: Suite) -> Expected | None:
 
 
 def in_words(outcomes: Outcomes) -> str:
-    """Return the counts as a line."""
+    """Return the numbers of tests that passed, were skipped and failed, as text."""
     return ", ".join(f"{many} {kind}" for kind, many in count(outcomes).items())
 
 
 def judge(suite: Suite, outcomes: Outcomes) -> bool:
-    """Print the unexpected outcomes; return whether all were expected."""
+    """Print the unexpected outcomes; return whether all were expected, or the expectations are of another release."""
     expected = expected_of(suite)
     if expected is None:
         print(f"{suite.name}: nothing is expected of it yet; see --write")

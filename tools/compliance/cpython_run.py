@@ -23,12 +23,12 @@ from tools.compliance.recording import Recording
 
 PACKAGE = "test.test_sqlite3"
 MODULES = ("backup", "dbapi", "dump", "factory", "hooks", "regression", "transactions", "types", "userfunctions")
-FACTORY = 6  # arguments by position, of which the last is the class of the connection
+FACTORY = 6  # positional arguments of ``connect`` up to the class of the connection
 TABLES = f"SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL AND {is_users()}"
 
 
 class World:
-    """The cluster as the tests see it: as many files as they name, of which one at a time is there."""
+    """The cluster in the place of the files that the tests name; it has the content of one file at a time."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -37,7 +37,7 @@ class World:
         self._sweeper = db.connect(url, isolation_level=None)
 
     def begin(self) -> None:
-        """Close the objects that the last test left open, and forget its names."""
+        """Close the connections that the last test left open, and forget the names of its files."""
         for connection in self._opened:
             with suppress(Exception):
                 db.Connection.close(connection)
@@ -56,7 +56,7 @@ class World:
         self._sweeper.execute("COMMIT")
 
     def place_of(self, database: Any) -> Any:
-        """Return the replacement for a database that a test names; leave anything but a file name to our module."""
+        """Return the cluster's URL for a file's name, and empty the cluster for a new file; return others unchanged."""
         if not isinstance(database, str):
             return database
         if database == ":memory:" or database not in self._names:
@@ -93,7 +93,7 @@ def make_module(world: World) -> types.ModuleType:
 
 
 class Recorder(Recording):
-    """A recorder that begins each test without the objects of earlier tests."""
+    """A recorder that begins each test without the connections of earlier tests."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Recorder(Recording):
         return str(test.id()).removeprefix(f"{PACKAGE}.test_")
 
     def startTest(self, test: Any) -> None:
-        """Close the objects that the previous test left open."""
+        """Close the connections that the last test left open."""
         self.world.begin()
         super().startTest(test)
 
@@ -113,7 +113,7 @@ def run(url: str, record: Path, only: Sequence[str]) -> None:
     """Run the suite and record the outcome of each test."""
     warnings.simplefilter("ignore")
     support: Any = importlib.import_module("test.support")
-    support.verbose = 0  # it prints a version that sqlite3 has given up
+    support.verbose = 0  # else the suite prints ``sqlite3.version``, which later releases of sqlite3 lack
     world = World(url)
     sys.modules["sqlite3"] = make_module(world)
     recorder, loader = Recorder(world), unittest.TestLoader()

@@ -42,7 +42,7 @@ class Expected:
     others: Outcomes = field(default_factory=dict)  # test -> refused, failed or skipped, and the reason
 
     def counts(self) -> dict[str, int]:
-        """Return the number of tests of each kind."""
+        """Return the number of tests that passed, are refused, failed or are skipped."""
         found = Counter(kind for kind, _ in self.others.values())
         return {PASSED: self.passed, **{kind: found[kind] for kind in KINDS[1:]}}
 
@@ -52,7 +52,7 @@ class Expected:
 
 
 def path_of(name: str) -> Path:
-    """Return where the expectations of a suite are."""
+    """Return the path of a suite's file of expectations."""
     return PLACE / f"{name}.txt"
 
 
@@ -94,7 +94,7 @@ def write_expected(path: Path, expected: Expected) -> None:
 
 
 def renewed(old: Expected | None, outcomes: Outcomes, release: str) -> Expected:
-    """Return expectations as they were found, with the reasons that were given before."""
+    """Return the outcomes as the new expectations, with the reasons that the old expectations give."""
     new = Expected(release, count(outcomes)[PASSED])
     for test, (outcome, said) in outcomes.items():
         before = old.others.get(test) if old else None

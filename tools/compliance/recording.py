@@ -40,7 +40,7 @@ class Recording(unittest.TestResult):
         self.record(test, FAILED, f"{kind.__name__}: {lines[0][:300]}")
 
     def startTest(self, test: Any) -> None:
-        """Set the alarm."""
+        """Set the alarm that ends the test after ``TEST_S``."""
         super().startTest(test)
         signal.signal(signal.SIGALRM, ring)
         signal.alarm(TEST_S)

@@ -28,9 +28,8 @@ SQLALCHEMY = ROOT / "tests" / "sqlalchemy_suite"
 DATABASE, RECORD = "SUITE_DATABASE", "SUITE_RECORD"
 SQLALCHEMY_PLUGINS = ("-p", "sqlalchemy.testing.plugin.pytestplugin", "-p", "tests.sqlalchemy_suite.plugin")
 DJANGO_PLUGIN = "bedrockish.django.functions"
-# The tests of the database backend; the rest of the suite tests requests, templates and forms. The tests of one line
-# run at once: the tables of all their models are made in one transaction, which would hold up the nodes if there were
-# hundreds.
+# The tests of the database backend; the rest of the suite tests requests, templates and forms. Each line is one run,
+# which creates the tables of all its models in one transaction: hundreds of tables would hold up the nodes.
 DJANGO_GROUPS = """\
 aggregation annotations backends
 basic bulk_create constraints
@@ -49,10 +48,10 @@ migrations
 
 @contextmanager
 def three_nodes(directory: Path, plugins: Sequence[str] = (), *, names: str = "ABC") -> Iterator[LocalCluster]:
-    """Start nodes that answer, and stop them at the end of the block.
+    """Start nodes, wait until they answer, and stop them at the end of the block.
 
     Raises:
-        DemoError: they do not answer in time.
+        DemoError: a node does not answer in time.
     """
     head = f"plugins = [{', '.join(map(repr, plugins))}]" if plugins else ""
     with LocalCluster(directory, tuple(names)).running(head) as cluster:
@@ -86,12 +85,12 @@ def record_of(
 
 
 def cpython_release() -> str:
-    """Return the release of the tests: the interpreter's, without the number of its repairs."""
+    """Return the major and minor version of the interpreter, whose tests are run."""
     return f"CPython {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def cpython_missing() -> str | None:
-    """Return how to get the tests, or None if they are installed."""
+    """Return how to install CPython's tests; None if they are installed."""
     if importlib.util.find_spec("test") and importlib.util.find_spec("test.test_sqlite3"):
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -99,15 +98,15 @@ def cpython_missing() -> str | None:
 
 
 def run_cpython(directory: Path, only: Sequence[str] = (), *, by_path: bool = False) -> Outcomes:
-    """Run the tests with our DB-API in the place of sqlite3, on three nodes.
+    """Run CPython's tests of sqlite3 with our DB-API in its place, on three nodes.
 
     Args:
-        directory: an empty one, for the files of the run.
-        only: parts of names, to run only tests with one of them.
+        directory: an empty directory for the files of the run.
+        only: run only the tests whose names contain one of these texts; empty for all.
         by_path: connect by the path of a node's file instead of the URL.
 
     Raises:
-        DemoError: they could not be run to their end.
+        DemoError: the tests did not run to their end.
     """
     record = directory / "cpython.json"
     with three_nodes(directory / "cluster") as cluster:
@@ -136,8 +135,8 @@ def run_sqlalchemy(directory: Path, arguments: Sequence[str] = (), *, by_path: b
     """Run SQLAlchemy's suite against three nodes of its own.
 
     Args:
-        directory: for the files of the run.
-        arguments: further ones for pytest.
+        directory: the directory for the files of the run.
+        arguments: further arguments for pytest.
         by_path: connect by the path of a node's file instead of the URL.
 
     Raises:
@@ -155,7 +154,7 @@ def run_plain(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
 
 
 def left_out(ours: Outcomes, plain: Outcomes) -> Counter[str]:
-    """Return the reasons why tests that plain SQLite passes are not run here, each with the number of tests."""
+    """Return why tests that plain SQLite passes are skipped on a cluster, each reason with its number of tests."""
     skipped = {test for test, (outcome, _) in plain.items() if outcome == "passed"} - {
         test for test, (outcome, _) in ours.items() if outcome != "skipped"
     }
@@ -164,12 +163,12 @@ def left_out(ours: Outcomes, plain: Outcomes) -> Counter[str]:
 
 
 def failures(outcomes: Outcomes) -> dict[str, str]:
-    """Return the tests that failed, and how."""
+    """Return the tests that failed, each with its error."""
     return {test: reason for test, (outcome, reason) in outcomes.items() if outcome == "failed"}
 
 
 def reason_of(text: str) -> str:
-    """Return why a test is skipped, without its name: our own words out of the suite's, where there are any."""
+    """Return why a test is skipped, without the test's name; if the text has one of our own reasons, only this."""
     found = re.search(r"(ATTACH|TEMPORARY|REGEXP): .*", text)
     if found:
         return found[0]
@@ -178,15 +177,15 @@ def reason_of(text: str) -> str:
 
 
 def django_release() -> str:
-    """Return the release of the tests."""
+    """Return the release of Django, whose tests are run."""
     return f"Django {version('django')}"
 
 
 def fetch_django(directory: Path) -> Path:
-    """Get the source distribution of the Django that is installed, from the package index; return its tests.
+    """Download the source distribution of the installed Django from the package index; return the folder of its tests.
 
     Raises:
-        DemoError: it could not be had.
+        DemoError: the package index does not give the source distribution.
     """
     installed = version("django")
     wanted = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"Django=={installed}"]
@@ -227,13 +226,13 @@ def run_django(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite."""
+    """A test suite of another project, and how to run it."""
 
     name: str  # its name on the command line
     release: Callable[[], str]  # returns the installed release; expectations are for one release
     run_ours: Callable[[Path], Outcomes]  # runs it against three nodes in a directory
     missing: Callable[[], str | None] = lambda: None  # returns what has to be installed first, or None
-    same_as: str = ""  # the suite with the same expectations
+    same_as: str = ""  # the suite whose file of expectations counts for this suite, too
 
     @property
     def expectations(self) -> str:
@@ -242,7 +241,7 @@ class Suite:
 
 
 def sqlalchemy_release() -> str:
-    """Return the release of the tests."""
+    """Return the release of SQLAlchemy, whose tests are run."""
     return f"SQLAlchemy {version('sqlalchemy')}"
 
 

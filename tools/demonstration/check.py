@@ -32,7 +32,7 @@ class Check:
 
 
 async def check_cluster(cluster: LocalCluster) -> list[Check]:
-    """Ask each node, at the strictest read level, for the money in it."""
+    """Check by a strict read at each node that the accounts have all the money."""
     checks = []
     for index, node in enumerate(cluster.nodes):
         async with open_client(cluster.url(index, only=True, options="/?read=strict&timeout=15")) as client:

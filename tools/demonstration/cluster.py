@@ -55,7 +55,7 @@ async def prepare(console: Console, cluster: LocalCluster, database: Path, run: 
 
 
 async def fight(console: Console, cluster: LocalCluster, work: Work, seconds: float) -> list[Check]:
-    """Run the writers, kill a node, start it again; then wait until all nodes are level."""
+    """Run the writers, kill a node and start it again; then wait until all nodes have applied the same commits."""
     victim, tally = cluster.nodes[VICTIM], work.tally
     writers = work.writers_per_node
     console.print(f"[bold]3.[/] {writers} writers at each node transfer money for {seconds:.0f} s; seed {work.seed}")
@@ -133,7 +133,7 @@ def run_command(console: Console, promise: str, arguments: list[str]) -> Check:
 
 
 def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:
-    """Verify the journals, and audit them in Spark if that is wanted and possible."""
+    """Verify the journals, and audit them in Spark if ``wanted`` is true and Java is installed."""
     console.print("[bold]5.[/] bedrockish journal verify")
     checks = [run_command(console, "the journals verify", ["journal", "verify", *files])]
     java, found = find_java()

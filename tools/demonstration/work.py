@@ -21,7 +21,7 @@ SCHEMA = (
     "CREATE TABLE demo_account(id INTEGER PRIMARY KEY, owner TEXT NOT NULL,"
     " balance INTEGER NOT NULL CHECK (balance >= 0))",
     "CREATE TABLE demo_transfer(id TEXT PRIMARY KEY, payer INTEGER NOT NULL, payee INTEGER NOT NULL,"
-    " amount INTEGER NOT NULL) WITHOUT ROWID",  # a hidden rowid would be fought for
+    " amount INTEGER NOT NULL) WITHOUT ROWID",  # inserts would conflict over a hidden rowid
 )
 OPEN = "INSERT INTO demo_account(id, owner, balance) VALUES (?, ?, ?)"
 TAKE = "UPDATE demo_account SET balance = balance - ? WHERE id = ?"
@@ -46,7 +46,7 @@ class Tally:
     promised: dict[str, Transfer] = field(default_factory=dict)  # transfers that were acknowledged
     # Transfers that were refused because an account would have been overdrawn.
     refused: dict[str, Transfer] = field(default_factory=dict)
-    unknown: dict[str, Transfer] = field(default_factory=dict)  # transfers whose answer never came
+    unknown: dict[str, Transfer] = field(default_factory=dict)  # transfers whose outcome is not known
     retries: int = 0  # how often a node executed a transaction again after a conflict
     conflicts: int = 0  # how often a client got a conflict error and sent its command again
     lost: int = 0  # how often a client lost its answer or its node and sent its command again
@@ -56,7 +56,7 @@ async def open_accounts(client: Client, run: str) -> None:
     """Make the tables of the work and fill the accounts.
 
     Raises:
-        BedrockishError: they could not be made; the database that was loaded may have tables of these names.
+        BedrockishError: the tables cannot be made, for example because the loaded database has tables of these names.
     """
     for number, sql in enumerate(SCHEMA):
         await client.execute(sql, command=f"{run}-work-{number}")
@@ -65,7 +65,7 @@ async def open_accounts(client: Client, run: str) -> None:
 
 
 class Work:
-    """The writing clients."""
+    """The clients that transfer money, some at each node."""
 
     def __init__(self, cluster: LocalCluster, run: str, seed: int, writers_per_node: int) -> None:
         self.cluster = cluster
@@ -84,7 +84,7 @@ class Work:
                     nursery.start_soon(self._writer, node, number)
 
     def come_home(self, node: int) -> None:
-        """Tell the writers of a node that was away to go back to it after their next transfer."""
+        """Have the writers of a node that was down connect to it again after their next transfer."""
         self.epochs[node] += 1
 
     async def _writer(self, node: int, number: int) -> None:
@@ -94,7 +94,7 @@ class Work:
         while not self.is_over or pending is not None:
             epoch = self.epochs[node]
             try:
-                # Its own node comes first; the client uses the others when that node is down.
+                # The writer's own node comes first; the client uses the other nodes while it is down.
                 async with open_client(self.cluster.url(node, options="/?timeout=5&connect_timeout=2")) as client:
                     while epoch == self.epochs[node] and (not self.is_over or pending is not None):
                         if pending is None:

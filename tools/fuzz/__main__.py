@@ -23,7 +23,7 @@ from bedrockish.errors import BedrockishError
 from tools.fuzz.attacks import attack
 from tools.fuzz.lab import Lab, lab
 
-MEMORY_MIB_MAX = 600  # the highest memory of one node
+MEMORY_MIB_MAX = 600  # a node with a higher peak is a fault
 ANSWER_S = 60.0
 
 
@@ -34,7 +34,7 @@ def memory_mib(pid: int) -> int:
 
 
 def examine(made: Lab) -> list[str]:
-    """Return the faults of the nodes."""
+    """Return the faults that the nodes show after the attacks."""
     wrong: list[str] = []
     for index, node in enumerate(made.nodes):
         if node.process is None or not node.is_running:
@@ -66,7 +66,7 @@ def examine(made: Lab) -> list[str]:
 
 
 def read_rows(made: Lab, index: int) -> str:
-    """Return a digest of the table at a node, or the error of the read."""
+    """Return a summary of the table's rows at a node, or the error of the read."""
     try:
         with bedrockish.connect(made.url(index, only=True, options="discover=no")) as db:
             query = "SELECT count(*), total(id), total(length(x)) FROM t"
@@ -76,7 +76,7 @@ def read_rows(made: Lab, index: int) -> str:
 
 
 def main() -> int:
-    """Run the bench."""
+    """Attack three nodes, print the counts and the findings, and return 1 if there are findings."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -35,8 +35,8 @@ from tools.cluster import unwrap
 from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
 
-MESSAGES = 4_000  # messages for one node on a copy
-AT_ONCE = 40  # frames to send before the next check that the link is open
+MESSAGES = 4_000  # messages for a node on one copy of A's file
+AT_ONCE = 40  # frames or messages that are sent before the node's reaction is checked
 FINE = (
     "SELECT * FROM t WHERE id = 1",
     "INSERT INTO t(x) VALUES ('a')",
@@ -64,12 +64,12 @@ class Attack:
             self.findings.append(f"{type(self).__name__} failed: {type(error).__name__}: {error}")
 
     def attack(self) -> None:
-        """Attack once and again until the time is over."""
+        """Repeat ``once`` until the time is over."""
         while time.monotonic() < self.until:
             self.once()
 
     def once(self) -> None:
-        """Attack once."""
+        """Make one attempt; each subclass defines it."""
         raise NotImplementedError
 
     def found(self, what: str) -> None:
@@ -79,7 +79,7 @@ class Attack:
 
 
 class Frames(Attack):
-    """Frames with something wrong in them, on links that are opened as a client or a peer opens them."""
+    """Recorded frames with random errors, on links that are opened as a client or a peer opens them."""
 
     role = ""
 
@@ -133,13 +133,13 @@ class Frames(Attack):
 
 
 class ClientFrames(Frames):
-    """Messages of clients, with errors put in."""
+    """Recorded messages of clients, with random errors."""
 
     role = "client"
 
 
 class PeerFrames(Frames):
-    """Messages that the fourth member sent while it ran, with errors put in."""
+    """Recorded messages of the fourth member, with random errors."""
 
     role = "peer"
 
@@ -150,15 +150,13 @@ class PeerFrames(Frames):
 
 
 class Messages(Attack):
-    """Messages of a peer to a node without links on a copy of A's file, which handles each of them.
+    """Messages of a peer with random errors, handed to a node that runs without links on a copy of A's file.
 
     A real node ends the link at the first message that it cannot read, and soon refuses the peer for a minute.
     """
 
     def once(self) -> None:
-        """Send messages to a node on a new copy for a while; a readable false message may bar the node, which then
-        ignores most.
-        """
+        """Hand messages to a node on a new copy; a readable false message may bar the node, which then ignores most."""
         said = self.lab.taps["A"].messages("peer")[1]
         with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
             path = Path(directory) / "copy.db"
@@ -273,7 +271,7 @@ ORDERS: tuple[dict[str, Any], ...] = (
 
 
 class Orders(Attack):
-    """Orders of operators and peers with something wrong in them."""
+    """Orders of operators and peers with random errors."""
 
     def attack(self) -> None:
         """Send orders until the time is over."""
@@ -305,7 +303,7 @@ def streamed(db: bedrockish.Connection, text: str) -> int:
 
 
 class Http(Attack):
-    """Requests to paths that are there and paths that are not, with bodies that are nearly right."""
+    """Requests by HTTP to existing and unknown paths, with bodies that have random errors."""
 
     def once(self) -> None:
         """Send one request."""
@@ -333,10 +331,10 @@ class Http(Attack):
 
 
 class Settings(Attack):
-    """URLs and configuration files, which are read in this very process."""
+    """Malformed URLs and configuration files, which this process reads."""
 
     def once(self) -> None:
-        """Read one of each."""
+        """Read one malformed URL and one malformed configuration file."""
         luck = self.luck
         url = f"bedrockish://u:p@h:1,[::1]:2/?read=session&timeout={luck.randrange(9)}"
         text = 'node = "A"\ndatabase = "a.db"\nlisten = "127.0.0.1:1"\n[peers]\nB = "127.0.0.1:2"\n[limits]\n'
@@ -359,7 +357,7 @@ class Settings(Attack):
 
 
 def attack(lab: Lab, seconds: float, seed: int) -> list[Attack]:
-    """Run all attacks at once, and return them."""
+    """Run all attacks at once, and return them with their counts and findings."""
     until = time.monotonic() + seconds
     kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Orders, Http, Settings)
     attacks = [kind(lab, seed + number, until) for number, kind in enumerate(kinds)]

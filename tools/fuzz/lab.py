@@ -61,7 +61,7 @@ class Tap:
         self._listener.close()
 
     def messages(self, role: str) -> tuple[bytes, list[bytes]]:
-        """Return the last HELLO of a caller of that role, and all that such callers said."""
+        """Return the last HELLO of a caller with a role, and all messages of the callers with this role."""
         hello, said = b"", []
         for kept in self.heard:
             reader = FrameReader(FRAME_BYTES_MAX)
@@ -74,7 +74,7 @@ class Tap:
 
 
 class Lab(LocalCluster):
-    """The cluster. While messages are recorded, each of the three nodes has a tap (``taps``) before it."""
+    """A cluster of three nodes, each with a tap before it, and a fourth member whose messages the taps record."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ("A", "B", "C", LIAR))

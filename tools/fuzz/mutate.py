@@ -28,7 +28,7 @@ KEYS: tuple[Any, ...] = ("x", 0, "op", "id", b"b", "statements", "command", "tim
 
 
 def mutated_value(value: Any, luck: random.Random, depth: int = 0) -> Any:
-    """Return a value with something changed in it, somewhere."""
+    """Return a decoded value with one random change, such as a missing item or a value of another type."""
     if luck.random() < 0.15 or depth > DEPTH_MAX:
         return luck.choice(ODD)
     if isinstance(value, dict) and value:
@@ -61,21 +61,21 @@ def _mutated_map(value: dict[Any, Any], luck: random.Random, depth: int) -> dict
 
 
 def _mutated_bytes(value: bytes, luck: random.Random, depth: int) -> bytes:
-    """Return bytes with an error in the encoded value, or with one bit flipped."""
+    """Return bytes with a change in the CBOR value that they encode, or with one bit flipped."""
     if luck.random() < 0.7:
         try:
             inner = cbor2.loads(value)
             if isinstance(inner, list | dict):
                 return cbor2.dumps(mutated_value(inner, luck, depth + 1))
         except Exception:
-            pass  # it encodes nothing
+            pass  # the bytes are not CBOR
     found = bytearray(value)
     found[luck.randrange(len(found))] ^= 1 << luck.randrange(8)
     return bytes(found)
 
 
 def mutated(payload: bytes, luck: random.Random) -> bytes:
-    """Return a payload with something wrong in it."""
+    """Return a payload with a few random bytes, or with a change in its decoded value."""
     if not payload:
         return b"\0"
     if luck.random() < 0.15:

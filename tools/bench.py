@@ -149,10 +149,10 @@ class Run:
     processor_s: Callable[[], float] = lambda: math.nan  # returns the processor time of all nodes, in seconds
     warm_up_s: float = WARM_UP_S
     took: list[float] = field(default_factory=list)  # the seconds of each transaction in the measured time
-    retries: int = 0  # how often a node ran one of these again because of a conflict
+    retries: int = 0  # how often a node ran a measured transaction again because of a conflict
     failures: int = 0  # commands that failed with a conflict, in all of the run
-    total: int = 0  # all transactions
-    written: int = 0  # the transactions that wrote
+    total: int = 0  # all transactions, also those of the warm-up
+    written: int = 0  # the transactions among them that wrote
 
     def __post_init__(self) -> None:
         self._lock, self._used_s, self._began = threading.Lock(), self.processor_s(), time.perf_counter()
@@ -239,7 +239,7 @@ async def measure_cluster(
 
 
 async def prepare(client: Client, rows: int = ROWS) -> None:
-    """Make the tables, one of them with rows."""
+    """Create the tables of the benchmark, and fill ``bench_row``."""
     for sql in SCHEMA:
         await client.execute(sql)
     for first in range(1, rows + 1, BATCH):
@@ -287,7 +287,7 @@ async def measure_all(
 
 
 def render(measured: Sequence[Measured], seconds: float) -> Table:
-    """Return the table for people."""
+    """Return the results as a table."""
     about = f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version} (plain)"
     table = Table(title=f"nodes on this machine beside plain SQLite, {seconds:g} s each", caption=about)
     for head in (
@@ -324,7 +324,7 @@ def render(measured: Sequence[Measured], seconds: float) -> Table:
 
 
 def read_numbers(_context: click.Context, parameter: click.Parameter, text: str) -> list[int]:
-    """Read ``1,16,64``."""
+    """Return the numbers in the text of an option, such as ``1,16,64``."""
     most = len(NAMES) if parameter.name == "nodes" else 1000
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -393,14 +393,14 @@ def scenarios() -> dict[str, str]:
     found = {}
     for path in sorted((Path(__file__).parent / "scenarios").glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "@click.command" in text:  # others are parts of one
+        if "@click.command" in text:  # other files are modules that scenarios use
             about = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
             found[path.stem] = " ".join(about.split())
     return found
 
 
 def start(wanted: str, arguments: list[str]) -> None:
-    """Run the scenario that is named, with the arguments that follow its name."""
+    """Run the named scenario with the arguments that follow its name, or the benchmark itself."""
     if wanted == "list":
         for scenario, about in scenarios().items():
             print(f"{scenario}: {about}")

@@ -35,12 +35,12 @@ NO_INDEX = re.compile(
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal; stdout belongs to the program that follows."""
+    """Print a text to standard error, because standard output belongs to the program that follows."""
     print(text, file=sys.stderr, flush=True)
 
 
 def give_up(*lines: str) -> NoReturn:
-    """Print the missing programs, and exit."""
+    """Print the reason and the remedy, and exit with status 2."""
     for line in lines:
         say(line)
     raise SystemExit(2)
@@ -59,9 +59,7 @@ def read_lock() -> dict[str, list[str]]:
 
 
 def wanted_groups(program: str, arguments: list[str]) -> list[str]:
-    """Return the groups to install: the tests check the types of all code, and the demo needs Spark only for its
-    audit.
-    """
+    """Return the groups of packages that a program needs; without Java, print what the program will leave out."""
     java, found = find_java()
     helping = "--help" in arguments or "-h" in arguments
     if program == "test":
@@ -155,7 +153,7 @@ def main() -> NoReturn:
 
 
 def become(python: str, module: str, arguments: list[str], path: str) -> NoReturn:
-    """Replace this process by a program of the project, without the options of the bootstrap."""
+    """Replace this process by a program of the project, without the environment variables of the bootstrap."""
     roots = os.pathsep.join(str(ROOT / name) for name in ("", "journal", "net"))
     environment = dict(os.environ, PYTHONPATH=roots, PATH=path)
     for variable in ("PYTHONHOME", "BEDROCKISH_PYTHON", "BEDROCKISH_VENV"):

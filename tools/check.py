@@ -11,13 +11,13 @@ from pathlib import Path
 from tools.java import ADVICE, find_java
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 75 * 60  # a phase that takes longer hangs; it must fail before the limit of continuous integration
+LIMIT_S = 75 * 60  # a longer phase is stopped, before continuous integration stops the whole run without a report
 ENDING_S = 60  # time for an interrupted phase to clean up
-SHARED = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # in processes, see tests/conftest.py
+SHARED = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # several processes, see tests/conftest.py
 
 
 def run(name: str, command: Sequence[str]) -> tuple[int, str]:
-    """Run one phase with its output going straight through; return its status and a line for the end."""
+    """Run one phase, whose output is not captured; return its status and a line for the summary."""
     print(f"=== {name}: {' '.join(command)}", flush=True)
     started = time.monotonic()
     running = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT)

@@ -42,7 +42,7 @@ def processor_s(process: int) -> float:
 
 
 class _Ending:
-    """Lets SIGTERM end this program as Ctrl-C does, but not before a process that starts is registered."""
+    """Lets SIGTERM end this program as Ctrl-C does, but never between the start of a process and its registration."""
 
     def __init__(self) -> None:
         self.is_starting = self.is_wanted = False
@@ -55,7 +55,7 @@ class _Ending:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Start a process in this block."""
+        """Delay SIGTERM to the end of the block, which starts a process and registers it."""
         self.is_starting = True
         try:
             yield
@@ -138,7 +138,7 @@ class LocalNode:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     sources: Sequence[Path] = SOURCES  # the sources of the node's release
     program: Sequence[str] = ("-m", "bedrockish.cli.main")
-    files_max: int = 0  # files that the process may have open; 0: as many as this one
+    files_max: int = 0  # files that the process may have open; 0: as many as this program
 
     @property
     def database(self) -> Path:
@@ -161,7 +161,7 @@ class LocalNode:
         return self.process is not None and self.process.poll() is None
 
     def start(self, *arguments: str) -> None:
-        """Start the process, by default with ``serve``; it is ready when ``wait_ready`` says so."""
+        """Start the process, by default with ``serve``; ``wait_ready`` waits until it answers."""
         assert not self.is_running
         end_in_order()
         given = [*(arguments or ("serve",)), "--config", str(self.config)]
@@ -186,7 +186,7 @@ class LocalNode:
             )
 
     def kill(self) -> None:
-        """End the process as a power failure would: SIGKILL, no goodbye."""
+        """End the process by SIGKILL, so that it cannot end in order."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -197,7 +197,7 @@ class LocalNode:
         return processor_s(self.process.pid)
 
     def last_words(self) -> str:
-        """Return the end of the log."""
+        """Return the last lines of the log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-8:])
 
@@ -216,13 +216,13 @@ class LocalCluster:
         self.settings = settings or {}  # section of the configuration -> key -> value
         self.login = ""  # the part of URLs before the hosts: user:password@
         self.options = ""  # the part of URLs behind the hosts, such as ca=ca.pem
-        self.by_file = False  # clients that name a first node open its file, and run in their own process
+        self.by_file = False  # whether the URLs of a first node also name its file, which clients then open
         self.nodes = [
             LocalNode(name, port, directory) for name, port in zip(names, free_ports(len(names)), strict=True)
         ]
 
     def add_http(self) -> None:
-        """Let every node serve HTTP too, when the files are written."""
+        """Give every node a port for HTTP; call this before the files are written."""
         taken = {node.port for node in self.nodes}
         ports = [port for port in free_ports(2 * len(self.nodes)) if port not in taken]
         for node, port in zip(self.nodes, ports, strict=False):
@@ -289,7 +289,7 @@ class LocalCluster:
         """Wait until a node answers, and return its status.
 
         Raises:
-            DemoError: it ended, or does not answer in time.
+            DemoError: the node ended, or does not answer in time.
         """
         this = self.nodes[node]
         deadline = trio.current_time() + READY_S
@@ -319,10 +319,10 @@ class LocalCluster:
             return None
 
     async def join(self, name: str, *options: str) -> LocalNode:
-        """Start a node that joins the others, and return it when it is one of them.
+        """Start a node that joins the cluster, and return it when it is a member.
 
         Raises:
-            DemoError: it did not get in.
+            DemoError: the node ended, or has not joined in time.
         """
         node = LocalNode(name, free_ports(1)[0], self.directory)
         lines = f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n'
@@ -382,7 +382,7 @@ def _differences(found: Sequence[dict[str, Any] | None]) -> str:
 def local_cluster(
     directory: Path, names: Sequence[str] = ("A", "B", "C"), *, http: bool = False
 ) -> contextlib.AbstractContextManager[LocalCluster]:
-    """Start nodes and stop them at the end of the block; with ``http``, they serve that too.
+    """Start nodes, and stop them at the end of the block; with ``http``, they also serve HTTP.
 
     The errors are those of ``LocalCluster.write_files``.
     """

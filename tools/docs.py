@@ -31,7 +31,7 @@ NOTE = "<!-- Written by `python -m tools.docs`; do not edit. -->"
 
 
 def subclasses(base: type) -> Iterator[tuple[int, type]]:
-    """Yield a class and all below it that are defined in its module, with their depth."""
+    """Yield a class and its subclasses in the same module, each with its depth below the class."""
 
     def walk(cls: type, depth: int) -> Iterator[tuple[int, type]]:
         yield depth, cls
@@ -120,7 +120,7 @@ def messages() -> list[str]:
 
 
 def reasons() -> list[str]:
-    """Return the table of the reasons to reject; the source has each meaning at its line."""
+    """Return the table of the reasons to reject; the meaning of each is a comment in the source."""
     source = inspect.getsource(Reason)
     said = dict(re.findall(r"^    (\w+) = \d+  # (.+)$", source, flags=re.MULTILINE))
     rows = [f"| `{reason.name}` | {REASONS[reason]} | {said[reason.name]} |" for reason in Reason]

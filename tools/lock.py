@@ -1,7 +1,7 @@
 """Writes tools/requirements.lock: what pip resolves today for this project, pinned, in the groups that are installed.
 
-Run it with a Python of the oldest version that we support, so that nothing newer than that slips in. Locked packages
-keep their versions; ``--upgrade`` resolves all of them again.
+Run it with the oldest Python that we support, so that no locked package needs a newer one. Locked packages keep their
+versions; ``--upgrade`` resolves all of them again.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HEAD = """\
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
-    """Ask pip which versions it would install now, by name."""
+    """Return the version of each package that pip would install now, by the package's name."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place, "report.json")
         pip = [sys.executable, "-m", "pip", "install", "-q", "--ignore-installed", "--dry-run"]
@@ -42,9 +42,7 @@ def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
 
 
 def markers(requirements: list[str]) -> dict[str, str]:
-    """Return, by the name of a package, the Python versions for which it is declared; for other versions it has no
-    wheel.
-    """
+    """Return the marker of each package that has one, by name: it has no wheel for other versions of Python."""
     split = [line.partition(";") for line in requirements]
     return {re.split(r"[\[<>=~! ]", what)[0]: marker.strip() for what, _, marker in split if marker}
 
@@ -55,7 +53,7 @@ def locked() -> list[str]:
 
 
 def main() -> None:
-    """Resolve everything together, so that the groups agree, then each group for its share."""
+    """Write the lock: resolve all groups together, so that they agree, then each group for its own packages."""
     parser = argparse.ArgumentParser(prog="python -m tools.lock", description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="replace locked versions by the newest ones")
     kept = [] if parser.parse_args().upgrade else locked()

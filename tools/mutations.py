@@ -23,8 +23,8 @@ from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
-CONTROL_S = 10.0  # the time added to that of a catch, for exploring its scope without the fault
-# The faults that edit the simulator's driver: the messages that the driver of the model check sends too early instead.
+CONTROL_S = 10.0  # seconds that the run without a fault gets in addition to those of the run that caught the fault
+# Fault in the simulator's driver -> the messages that the model check's own driver then sends too early in its stead.
 IN_THE_DRIVER = {
     "reply before durable": frozenset({"Reply"}),
     "messages before durable": frozenset(kind.__name__ for kind, _ in WIRE.values()),
@@ -74,7 +74,7 @@ class Catch:
     """The result for one fault."""
 
     by: str
-    where: str  # the scope, or the seed; without a result, the extent of the search
+    where: str  # the scope, or the world's seed; the number of worlds if all of them held
     law: str  # the broken law, or an empty text
     seconds: float  # the processor time, including the run without the fault
     unsound: str = ""  # the law that broke without the fault, so that the result proves nothing; else an empty text
@@ -98,7 +98,7 @@ class Hunter:
         return self.in_scope(name, SCOPES[name]) if name in SCOPES else self.in_worlds(FAULTS[name])
 
     def in_scope(self, name: str, scope: str) -> Catch:
-        """Search a scope of the model check."""
+        """Look for a fault in a scope of the model check."""
         began = time.process_time()
         with _in_scopes(name):
             report, way = search(ALL[scope], self.seconds)
@@ -116,9 +116,7 @@ class Hunter:
         return known[1]
 
     def in_worlds(self, fault: Fault) -> Catch:
-        """Run worlds of the simulator; a world that breaks a law with all rules in force is not evidence, and is
-        reported.
-        """
+        """Look for a fault in worlds of the simulator; report a world that breaks a law even without the fault."""
         began, unsound = time.process_time(), ""
         for seed in range(1, self.worlds + 1):
             options = options_of(seed, fault)
@@ -146,7 +144,7 @@ def _in_scopes(name: str) -> Iterator[None]:
 
 
 def options_of(seed: int, fault: Fault) -> Options:
-    """Return a world in which a fault may show."""
+    """Return the options of a world in which a fault may break a law."""
     given = dict(fault.options)
     if given.pop("calm", False):
         options = Options(seed)
@@ -158,7 +156,7 @@ def options_of(seed: int, fault: Fault) -> Options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hunt for the faults that are named, or for all; 1 if one is not caught, or a law breaks without any."""
+    """Hunt for the named faults, or for all; return 1 if a fault is not caught, or if a law breaks without a fault."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the faults to try (all)")
     parser.add_argument("--seeds", type=int, default=2_000, help="the greatest number of worlds for each fault (2000)")

@@ -72,7 +72,7 @@ def described(doc: str | None) -> list[str]:
     for block in re.split(r"\n\s*\n", inspect.cleandoc(doc or "")):
         head, _, rest = block.partition("\n")
         if head.startswith("Why so large:"):
-            continue  # the house asks that, and not a user
+            continue  # a reason for the project's checks, of no use to users
         if head in ("Args:", "Raises:", "Attributes:"):
             parts = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", rest, flags=re.MULTILINE)
             lines += [f"{head[:-1]}:", "", *(f"- `{part}`: {' '.join(said.split())}" for part, said in parts), ""]

@@ -23,7 +23,7 @@ from tools.sim.world import LawBrokenError, World
 
 
 def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) -> tuple[LawBrokenError | None, World]:
-    """Run one world; the law that it broke, if it did."""
+    """Run one world; return the broken law, or None, and the world. With ``twice``, a second run must be equal."""
     world = World(options, print if verbose else None)
     broken = None
     try:
@@ -40,12 +40,12 @@ def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) ->
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one seed. ``seconds`` of a processor; ``law`` is empty if none was broken."""
+    """The result of one seed; ``law`` is empty if no law was broken, and ``seconds`` is processor time."""
 
     options: Options
     law: str
     story: str
-    told: str
+    digest: str  # of the events of the world, in hexadecimal
     counts: Counter[str]
     seconds: float
 
@@ -63,13 +63,13 @@ def find(options: Options, *, verbose: bool, twice: bool) -> Finding:
 
 
 def find_all(find_one: Callable[[Options], Finding], worlds: Iterable[Options], processes: int) -> Iterator[Finding]:
-    """Run worlds, in as many processes."""
+    """Yield the results of worlds, which run in some processes, in the order in which they end."""
     if processes <= 1:
         yield from map(find_one, worlds)
         return
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         running: set[Future[Finding]] = set()
-        for options in worlds:  # they may be endless, until the time is over
+        for options in worlds:  # read one by one, because with --minutes their number is not known
             running.add(pool.submit(find_one, options))
             if len(running) >= 3 * processes:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         total["seeds"] += 1
         seconds += found.seconds
         if chosen.seed is not None:
-            print(f"seed {found.options.seed}: {found.options}\nstory {found.told}", flush=True)
+            print(f"seed {found.options.seed}: {found.options}\nstory {found.digest}", flush=True)
         if found.law:
             failures += 1
             _tell(found, chosen.shrink)

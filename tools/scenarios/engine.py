@@ -47,7 +47,7 @@ class Clock:
         self._rounds, self._seconds = rounds, seconds
 
     def after(self, first: Callable[[int], object], action: Callable[[int], object]) -> float:
-        """Return the processor's microseconds of an action alone, each time after another one: the median."""
+        """Return the median processor time of an action, in microseconds; ``first`` runs before it and is not timed."""
         number, until = 0, time.perf_counter() + self._seconds
         found: list[float] = []
         while time.perf_counter() < until or not found:
@@ -63,7 +63,7 @@ class Clock:
 
         Args:
             action: gets a new number each time.
-            units: the number of units that it does at once.
+            units: the number of units in one call of the action.
             waits: whether to count the time in which this thread waits; otherwise only processor time counts, which
                 depends less on other work of the machine.
         """
@@ -105,7 +105,7 @@ def works(number: int) -> dict[str, Statements]:
 
 
 def run_plainly(db: apsw.Connection, statements: Statements) -> None:
-    """Run the SQLite statements of a request."""
+    """Run the statements of a request on plain SQLite, and roll them back."""
     db.execute("SAVEPOINT request")
     for sql, params in statements:
         db.execute(sql, params).fetchall()
@@ -123,7 +123,7 @@ class Figure:
 
 
 class Solo:
-    """A node's engine that leads all of its own requests."""
+    """A node's engine without a cluster, which commits every request at once."""
 
     def __init__(self, path: Path) -> None:
         members = Membership(0, {"A": Member("A", "127.0.0.1:1")})
@@ -218,7 +218,7 @@ class Opened:
         self.interactive = Interactive(solo.engine, lambda *_: None)
 
     def run(self, statements: Statements) -> None:
-        """Run the statements of a transaction one by one, and make it ready to be led."""
+        """Run the statements of a transaction one by one, and prepare the transaction for its commit."""
         interactive, work = self.interactive, TransactionWork(serializable=True)
         for sql, params in statements:
             for piece, values in interactive.pieces(work, Statement(sql, params)):
@@ -308,7 +308,7 @@ def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
 
 
 def fill(solo: Solo) -> list[tuple[int, str, int]]:
-    """Give a node the table that all is measured on; return its rows."""
+    """Create and fill the table on which everything is measured, and return its rows."""
     solo.do((SCHEMA, ()))
     rows = [(number, f"owner {number % 100}", number) for number in range(1, ROWS + 1)]
     for first in range(0, ROWS, 500):
@@ -319,7 +319,7 @@ def fill(solo: Solo) -> list[tuple[int, str, int]]:
 
 
 def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
-    """Measure everything, on files in a directory."""
+    """Return all figures, measured on files in a directory."""
     clock = Clock(rounds, seconds)
     solo = Solo(place / "engine.sqlite")
     plain = open_plain(place / "plain.sqlite", "NORMAL")
@@ -328,7 +328,7 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
     plain.execute("BEGIN")
     plain.executemany(INSERT, rows)
     plain.execute("COMMIT")
-    plain.execute("BEGIN IMMEDIATE")  # as a node's connection always is
+    plain.execute("BEGIN IMMEDIATE")  # a node's connection is always in a transaction, too
     found = [
         *prepares(clock, solo, plain),
         *parts(clock, solo, plain),
@@ -342,7 +342,7 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
 
 
 def render(figures: list[Figure]) -> Table:
-    """Return the table for people."""
+    """Return the figures as a table."""
     table = Table(title=f"the engine alone, SQLite {apsw.sqlite_lib_version()}, {os.cpu_count()} processors")
     for head in ("what", "µs", "plain µs", "ratio"):
         table.add_column(head, justify="left" if head == "what" else "right", no_wrap=True)
@@ -374,7 +374,7 @@ def main(seconds: float, rounds: int, as_json: bool, directory: Path | None) -> 
 
     The processor's time is shown, and where it says "synced", the time of day.
     """
-    calm_collector()  # as in a node
+    calm_collector()  # as the process of a node does
     with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
         figures = measure(Path(place), rounds, seconds)
     if as_json:

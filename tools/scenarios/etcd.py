@@ -1,8 +1,8 @@
 """A private cluster of three etcd nodes on this machine, for ``tools/bench peers``.
 
 Debian has it: ``apt-get install etcd-server`` and, in the environment that runs this, ``pip install grpcio``. A row is
-a key with its value. No request of etcd adds to a value, so it takes no part in transfers and hot rows, and an update
-is a put. A read is what etcd calls serializable (of the node that is asked), a strict one what it calls linearizable.
+a key with its value. etcd has no request that adds to a value, so an update is a put, and transfers and hot rows are
+left out. A read is "serializable" in the words of etcd (the asked node answers alone), a strict read "linearizable".
 """
 
 import contextlib
@@ -26,7 +26,7 @@ SERIALIZABLE = b"\x38\x01"  # field 7 of etcd's RangeRequest
 
 
 def missing() -> str:
-    """Return the packages to install for etcd; empty if all are there."""
+    """Return the packages that etcd needs and that are not installed; empty if none is missing."""
     lacks = [] if shutil.which("etcd") else ["etcd (apt-get install etcd-server)"]
     return " and ".join(lacks + ([] if importlib.util.find_spec("grpc") else ["the Python package grpcio"]))
 
@@ -50,10 +50,10 @@ class Etcd:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start all, and write the rows.
+        """Start the nodes, and write the rows.
 
         Raises:
-            DemoError: they do not come up.
+            DemoError: the cluster takes no write in time.
         """
         for command in self._commands:
             quiet = subprocess.DEVNULL
@@ -73,7 +73,7 @@ class Etcd:
                 put(_put(b"row%d" % row, b"0"), timeout=READY_S)
 
     def stop(self) -> None:
-        """End all."""
+        """Stop the nodes."""
         for process in self.processes:
             end(process)
 
@@ -113,18 +113,18 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _put(key: bytes, value: bytes) -> bytes:
-    """Return etcd's PutRequest."""
+    """Return the bytes of a PutRequest."""
     return _field(1, key) + _field(2, value)
 
 
 def _range(key: bytes) -> bytes:
-    """Return etcd's RangeRequest of one key."""
+    """Return the bytes of a RangeRequest for one key."""
     return _field(1, key)
 
 
 @contextlib.contextmanager
 def etcd(directory: Path) -> Iterator[Etcd]:
-    """Run a cluster."""
+    """Run a cluster of etcd with its rows inside the block."""
     cluster = Etcd(directory)
     try:
         cluster.start()

@@ -24,7 +24,7 @@ READY_S = 120.0
 STOP_S = 30.0
 PROVIDER = "/usr/lib/galera/libgalera_smm.so"
 INSTALL = ("mariadb-install-db", "--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal")
-CONFLICTS = frozenset({1213, 1205, 1020, 1047, 1180})  # deadlock, lock wait, changed since read, not ready, at commit
+CONFLICTS = frozenset({1213, 1205, 1020, 1047, 1180})  # deadlock, lock timeout, changed row, node unready, at commit
 WAYS_OUT = "install them: apt-get install mariadb-server galera-4 rsync; and pip install mysqlclient"
 
 
@@ -54,7 +54,7 @@ class GaleraNode:
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, members: str) -> None:
-        """Write its configuration: durable commits, and defaults for the rest."""
+        """Write the node's configuration: durable commits, and defaults for the rest."""
         self.directory.mkdir()
         user = "user=mysql" if os.getuid() == 0 else ""
         (self.directory / "my.cnf").write_text(
@@ -85,13 +85,13 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
         )
 
     def start(self, *, first: bool) -> None:
-        """Start it; the first one makes the cluster."""
+        """Start the process; with ``first``, it founds the cluster."""
         more = ["--wsrep-new-cluster"] if first else []
         command = ["mariadbd", f"--defaults-file={self.directory}/my.cnf", *more]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
 
     def stop(self) -> None:
-        """End it."""
+        """End the process, if it was started."""
         if self.process is not None:
             end(self.process)
 
@@ -130,7 +130,7 @@ class Galera:
 
     def __init__(self, directory: Path) -> None:
         self._driver = driver()
-        self._inserted = self._added = 0  # the rows and the sum that clients were told of
+        self._inserted = self._added = 0  # the inserted rows and the added sum that were acknowledged
         ports = free_ports(12)
         self.nodes = [GaleraNode(directory, number, ports[4 * number : 4 * number + 4]) for number in range(3)]
 
@@ -143,10 +143,10 @@ class Galera:
         )
 
     def start(self) -> None:
-        """Start all, one after the other, and make the tables.
+        """Start the nodes, one after the other, and make the tables.
 
         Raises:
-            DemoError: one does not come up.
+            DemoError: the tables of the system cannot be made, or a node is not ready in time.
         """
         members = ",".join(f"127.0.0.1:{node.group_port}" for node in self.nodes)
         for node in self.nodes:
@@ -208,7 +208,7 @@ class Galera:
         return run.measured()
 
     def _try(self, db: Any, statements: Statements) -> bool:
-        """Run a transaction in one round trip; False if it lost against another one."""
+        """Run a transaction in one round trip; return False if it lost a conflict and was rolled back."""
         texts = [_filled(db, sql, params) for sql, params in statements]
         text = texts[0] if len(texts) == 1 else "; ".join(["BEGIN", *texts, "COMMIT"])
         try:
@@ -227,7 +227,7 @@ class Galera:
             return False
 
     def check(self) -> str:
-        """Compare what clients were told with the tables of each node; return the difference, or an empty text."""
+        """Compare the acknowledged changes with the tables of each node; return the difference, or an empty text."""
         wrong = []
         for number in range(3):
             with contextlib.closing(self.connect(number)) as db:
@@ -251,7 +251,7 @@ def _filled(db: Any, sql: str, params: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def galera(directory: Path) -> Iterator[Galera]:
-    """Run a cluster."""
+    """Run a Galera cluster inside the block."""
     if os.getuid() == 0:
         directory.chmod(0o755)
     cluster = Galera(directory)

@@ -60,7 +60,7 @@ def memory_mib(cluster: LocalCluster) -> float:
 
 
 async def fill(cluster: LocalCluster, rows: int) -> None:
-    """Make the tables of the bench, one of them with rows."""
+    """Create the tables of the benchmark, and fill ``bench_row``."""
     async with open_client(cluster.url(options="/?timeout=60")) as client:
         await prepare(client, rows)
 
@@ -163,7 +163,7 @@ def _rate(db: Any, count: int) -> float:
 
 
 def compared(place: Path, seconds: float) -> Iterator[list[str]]:
-    """Yield a row with, and one without the comparison of rows in the background."""
+    """Yield a row without the comparison of rows in the background, and a row with it."""
     for rate in (0, FAST):
         settings = {"repair": {"scrub_rows_per_second": rate, "scrub_minutes": 1}}
         with cluster(place, 3, settings) as started:

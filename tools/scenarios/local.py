@@ -40,7 +40,7 @@ BATCH = 20_000
 def measure(
     engine: str, where: str, work: str, processes: int, clients: int, seconds: float, processor_s: Callable[[], float]
 ) -> tuple[float, float, float, float]:
-    """Measure clients in some processes, after one run of the work by each.
+    """Measure clients in some processes; each client does the work once before the time begins.
 
     Return the rate, the median and the 99th percentile in microseconds, and by how much ``processor_s`` has grown for
     each counted run, in milliseconds.
@@ -75,7 +75,7 @@ def measure(
 
 
 def fill_plain(path: Path) -> None:
-    """Make a file of plain SQLite with the same rows."""
+    """Make a file of plain SQLite with the rows that ``fill`` gives the cluster."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -85,7 +85,7 @@ def fill_plain(path: Path) -> None:
 
 
 def fill(cluster: LocalCluster) -> None:
-    """Make the tables of the cluster."""
+    """Create and fill the tables of the cluster."""
     with bedrockish.connect(cluster.url(options="timeout=120")) as db:
         for sql in SCHEMA:
             db.execute(sql)
@@ -97,7 +97,7 @@ async def join_learner(cluster: LocalCluster) -> LocalNode:
     """Let a fourth node join, and return it when it has all rows.
 
     Raises:
-        DemoError: it does not within a minute.
+        DemoError: it lacks rows after ``READY_S`` seconds.
     """
     node = await cluster.join("D")
     if wrong := await cluster.wait_level(READY_S):
@@ -110,7 +110,7 @@ def peers(place: Path) -> Iterator[dict[str, str]]:
     """Run the other installed databases with the same rows; yield their addresses."""
     found = dict[str, str]()
     with ExitStack() as stack:
-        place.chmod(0o755)  # their servers run as users of their own
+        place.chmod(0o755)  # for their servers, which run as other users
         with suppress(DemoError):
             driver()
             (place / "galera").mkdir()
@@ -142,7 +142,7 @@ def of_peer(sql: str) -> str:
 
 @contextmanager
 def writing(url: str, *, wanted: bool) -> Iterator[None]:
-    """Insert rows by URL all the time, if that is wanted."""
+    """Insert rows by URL until the end of the block, if ``wanted``."""
     over = threading.Event()
 
     def write() -> None:

@@ -61,12 +61,12 @@ class Peer:
 
 
 class Client:
-    """One connection, which does one thing after the other."""
+    """A connection, and the works that it can do."""
 
     def __init__(self, engine: str, where: str, seed: int) -> None:
         self._luck = random.Random(seed)
         self._begin = "BEGIN IMMEDIATE" if engine == PLAIN else "BEGIN"
-        self._order = random.SystemRandom().getrandbits(40) << 20  # no other run has the same
+        self._order = random.SystemRandom().getrandbits(40) << 20  # no other client or run has the same
         self._db: Any
         if engine in (GALERA, POSTGRES):
             self._db = Peer(engine, where)
@@ -85,7 +85,7 @@ class Client:
         self._db.execute(RANGE, (first, first + 99)).fetchall()
 
     def mix(self) -> None:
-        """Read by key 19 times of 20, and write else; few keys have most of it."""
+        """Read a row by its key, or once in 20 times update it; few keys get most of the accesses."""
         key = int(ROWS * self._luck.random() ** 6)
         if self._luck.random() < 0.95:
             self._db.execute(POINT, (key,)).fetchone()
@@ -93,12 +93,12 @@ class Client:
             self._db.execute(ADD, (key,))
 
     def order(self) -> None:
-        """Enter an order: a transaction of 31 statements, ten rows read and updated with a line each."""
+        """Enter an order: a transaction that reads a row, and ten times reads and updates a row and inserts a line."""
         self._enter()
         self._db.execute("COMMIT")
 
     def open(self) -> None:
-        """Run the statements of an order without its COMMIT."""
+        """Run the statements of an order, and roll them back."""
         self._enter()
         self._db.execute("ROLLBACK")
 
@@ -113,7 +113,7 @@ class Client:
             self._db.execute("INSERT INTO line VALUES (?, ?, ?)", (self._order, number, item))
 
     def transfer(self) -> None:
-        """Move a unit between two rows of many: 4 statements."""
+        """Move a unit between two rows: a transaction with two reads and two updates."""
         one, other = self._luck.sample(range(ROWS), 2)
         self._db.execute(self._begin)
         for row in (one, other):
@@ -123,7 +123,7 @@ class Client:
         self._db.execute("COMMIT")
 
     def run(self, do: Callable[[], None], begin: Callable[[], float], took: list[float]) -> None:
-        """Do the work once, call ``begin``, and repeat the work until the moment that it returns.
+        """Do the work once, call ``begin``, and repeat the work until the moment that ``begin`` has returned.
 
         Transactions that lose a conflict are rolled back and not counted.
         """
@@ -141,7 +141,7 @@ class Client:
 
 
 def main() -> None:
-    """Run the work of the command line."""
+    """Run one work in some threads, as the arguments say, and print the times and the number of transactions."""
     engine, where, work, threads, seconds, seed = sys.argv[1:]
     global LOST
     if engine in (GALERA, POSTGRES):

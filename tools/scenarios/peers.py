@@ -96,13 +96,13 @@ def measure_galera(directory: Path, cells: list[Cell], seconds: float) -> tuple[
 
 
 def measure_etcd(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
-    """Run the cells that a store of keys can on three nodes of etcd."""
+    """Run the cells whose work etcd supports on three nodes of etcd."""
     with etcd.etcd(directory) as cluster:
         return [cluster.run(cell.work, cell.clients, seconds) for cell in cells if cell.work in etcd.WORKS]
 
 
 def render(found: dict[tuple[str, Cell], list[Measured]], cells: list[Cell], rounds: int) -> Table:
-    """Return the table for people: medians of the rounds, and ours divided by each other's."""
+    """Return the table: the medians of the rounds, and our rate divided by that of each other system."""
     table = Table(title=f"three nodes and their clients on this machine, medians of {rounds} rounds")
     for head in ("work", "clients", "", "per second", "ours is", "p50 ms", "p99 ms", "CPU ms", "run again"):
         table.add_column(head, justify="left" if head in ("work", "") else "right")
@@ -135,7 +135,7 @@ def _median(runs: list[Measured], what: str) -> float:
 @seconds_option(5.0)
 @click.option("--rounds", default=3, show_default=True, help="how often each system is started and measured")
 def main(works: tuple[str, ...], clients: list[int], seconds: float, rounds: int) -> None:
-    """Run the program."""
+    """Measure each system in each round, and print the table."""
     faults: list[str] = []
     console, found = Console(), defaultdict[tuple[str, Cell], list[Measured]](list)
     cells = [Cell(work, count) for work in works or CHOICES for count in clients]

@@ -21,7 +21,7 @@ OPTIONS = ("listen_addresses=", "max_connections=300", "shared_buffers=128MB", "
 
 
 def programs() -> Path | None:
-    """Return the folder of the server's programs; None if it or its client is not installed."""
+    """Return the folder of the server's programs; None if the server or psycopg2 is not installed."""
     found = sorted(Path("/").glob(f"{PROGRAMS.lstrip('/')}/postgres"))
     return found[-1].parent if found and importlib.util.find_spec("psycopg2") else None
 
@@ -36,10 +36,10 @@ def connect(where: str) -> Any:
 
 @contextlib.contextmanager
 def postgres(directory: Path) -> Iterator[str]:
-    """Run a server, and yield its place for ``connect``.
+    """Run a server, and yield its address for ``connect``.
 
     Raises:
-        DemoError: it cannot be started.
+        DemoError: PostgreSQL is not installed, or cannot be started.
     """
     bin_folder = programs()
     if bin_folder is None:
@@ -48,7 +48,7 @@ def postgres(directory: Path) -> Iterator[str]:
         )
     directory.mkdir(parents=True)
     as_owner: list[str] = []
-    if os.getuid() == 0:  # it refuses to run as root
+    if os.getuid() == 0:  # the server refuses to run as root
         shutil.chown(directory, "postgres")
         as_owner = ["runuser", "-u", "postgres", "--"]
     data, port = directory / "data", free_ports(1)[0]

@@ -142,7 +142,7 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
-            # A COMMIT may lack its body, so it is printed from its label; malformed bytes are printed for logs.
+            # The text comes from the label, because a COMMIT may have no body. Logs need a text for a bad label, too.
             label = decode_label(message.label)
             return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:
@@ -183,7 +183,7 @@ class Printer:
 
     def entry(self, entry: Entry) -> str:
         """Return the text of an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
-        # The tick of the leader when it sent COMMIT.
+        # The leader's own tick is that of the entry when it sends the COMMIT.
         return log_line(entry.leader, entry.tick, f"{self._committed(entry)} after {self.vector(entry.after)}")
 
     # -- events and effects ----------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Printer:
                 return _answer(value)
             case str() | int() | None:
                 return str(value)
-            case _:  # it may be as large as a transaction
+            case _:  # its type alone: the value may be as large as a transaction
                 return f"a {type(value).__name__}"
 
 

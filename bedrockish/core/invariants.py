@@ -28,7 +28,7 @@ def nothing_pending_is_below_the_cut(state: State) -> None:
 
 
 def pending_transactions_are_held_and_open(state: State) -> None:
-    """Each pending transaction has a vote: without one it would block others for nothing, or for ever."""
+    """A pending transaction that no vote holds, or that has ended, would block others for nothing, or for ever."""
     for txid in state.votes.pending.transactions:
         vote = state.votes.by_txid.get(txid)
         assert vote is not None, f"{txid} is pending without a vote"
@@ -37,7 +37,7 @@ def pending_transactions_are_held_and_open(state: State) -> None:
 
 
 def held_transactions_are_pending(state: State) -> None:
-    """The next conflict test searches ``pending``: if it lacked a held transaction, two could be held in conflict."""
+    """Conflict tests search ``pending``: if it lacked a held transaction, a conflicting one could be held, too."""
     for txid, vote in state.votes.by_txid.items():
         assert not vote.held or txid in state.votes.pending or state.votes.outcomes.get(txid), (
             f"{txid} is held and not pending"
@@ -90,7 +90,7 @@ def counted_attempts_have_no_promise(state: State, coordinator: Coordinator) -> 
 
 
 def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
-    """A waiting request is in exactly one queue, of a transaction or of a request: without one it never wakes."""
+    """A waiting request is in exactly one queue, of a transaction or of a request: in none, it would never wake."""
     replies = coordinator.replies
     behind = (inflight.behind for inflight in replies.in_flight.values())
     queues = [*coordinator.contention.wait_queue.waits.values(), *behind]

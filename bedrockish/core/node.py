@@ -35,7 +35,7 @@ from bedrockish_journal.model.transaction import Txid
 HEARD_WHEN_DAMAGED = (say.Gossip, say.Fetch, say.Want, say.Ask, say.Accepted, say.Refused, say.Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
-IDLE_BEATS = 5  # an idle node sends its state at every fifth interval, at most; each message wakes a process
+IDLE_BEATS = 5  # the heartbeats of an idle node are up to this many times rarer, because each one wakes all peers
 
 
 def idle_ms(settings: Settings) -> int:
@@ -70,7 +70,7 @@ class Node:
         self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.reading, self.staging)
         self.recovery = Recovery(self.state, self.apply_queue, self.voter, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
-        self._beats = 0  # the number of the next heartbeat; one with another number is out of date
+        self._beats = 0  # the number of the next heartbeat; a timer with another number is out of date
 
     def start(self, now: on.Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
@@ -142,7 +142,7 @@ class Node:
         return self.state.clock.tick()
 
     def deadline(self) -> float | None:
-        """Return the seconds at which to step ``Woken`` if no event comes before; None for never."""
+        """Return the time, in seconds, at which to step ``Woken`` if no event comes before; None for never."""
         return self.state.timers.deadline()
 
     def check(self) -> None:
@@ -193,7 +193,7 @@ class Node:
             approved, voter.approved = voter.approved, []
             contention = self.coordinator.contention
             for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
-                # A transaction that is not pending has ended in this step, and no request waits for it.
+                # No request has to wait for a transaction that has already ended in this step.
                 if transaction.txid in state.votes.pending:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
@@ -353,14 +353,14 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # Safe time may have passed a BEGIN that waits for its base: its leader then gets the outcome.
+        # If safe time has passed the clock of a BEGIN that waits for its base, its leader gets the outcome now.
         self.voter.settle()
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
         self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
-        # The new safe time may end the waits of sessions for a vector and of strict reads for the ends of others.
+        # The new safe time may end a session's wait for a vector, or a strict read's wait for the ends of transactions.
         self.coordinator.settle()
         self.coordinator.settle_behind()
         settings = self.state.settings
@@ -373,7 +373,7 @@ class Node:
         self.state.timers.set(milliseconds, Timer.HEARTBEAT, self._beats)
 
     def _is_idle(self) -> bool:
-        """Return whether nothing here waits for a heartbeat, of this node or of a peer, and no peer lacks entries."""
+        """Return whether nothing here depends on a heartbeat of this node or a peer, and no peer lacks entries."""
         state, votes, queue = self.state, self.state.votes, self.apply_queue
         # Every transaction that this node knows has ended, and is below safe time.
         is_over = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)

@@ -22,7 +22,7 @@ from bedrockish.errors import forgotten
 from bedrockish_journal.model.access_set import clock_key, is_clock
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 
-TURNS_MAX = 8  # rejections of a request after which it is executed again at its turn
+TURNS_MAX = 8  # up to this many rejections, a request is executed again at its turn; later after a random pause
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class Attempt:
 
     ``promised``: a voter has promised the transaction to a recovery. ``counting``: approvals are still counted; False
     once we have given the transaction up, or promised it to a recovery. ``rest``: the voters that are sent its BEGIN
-    only when the first ones are late. ``is_group``: some of its commands only arrived in the same batch. ``repeat``:
+    only when the first ones are late. ``is_group``: some of its commands only have their batch in common. ``repeat``:
     when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
     """
 
     transaction: Transaction
-    numbers: list[int]  # of the requests that share the transaction: first the request whose execution it commits
+    numbers: list[int]  # the requests that share the transaction, first the one whose execution it commits
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Attempt:
 
     @property
     def begin(self) -> Begin:
-        """The BEGIN of the transaction."""
+        """The message BEGIN of the transaction."""
         return Begin(self.transaction.body, self.trace)
 
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Requests that only arrived in the same batch form a group; ``Together`` divides a group after a reject.
+        # Requests that only have their batch in common form a group, which ``Together`` divides after a reject.
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -290,7 +290,7 @@ class Attempts:
         """Give up a transaction. Each request that shares it pauses, or stays behind the first of them.
 
         Args:
-            winner: the commit that caused this, if it is one that this node has.
+            winner: the commit because of which it is given up; None if there is no such commit here.
         """
         if self.state.outcome(attempt.transaction.txid) is not None:
             return  # safe time has ended the transaction in this step

@@ -266,7 +266,7 @@ class Coordinator:
 
     def _pause_over(self, inflight: InFlight, _end: End) -> Step:
         self.contention.wait_queue.remove_head(inflight.number)
-        # This request paused for the turn of its rivals, and they have begun no transaction: drop them.
+        # The rivals for whose turn this request paused have begun no transaction: drop these rivals.
         if inflight.turn is not None:
             self.contention.turns.passed(*inflight.turn)
         return inflight.error or self._take_up(inflight)
@@ -311,7 +311,7 @@ class Coordinator:
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
-                if prepared.joined:  # a commit since then may concern any of the requests that share the transaction
+                if prepared.joined:  # the newer commit may concern only one of the requests that share the transaction
                     self._divide(inflight, prepared)
                     return self._take_up(inflight)
                 return self._end_or_check(inflight, prepared, moved)
@@ -381,7 +381,7 @@ class Coordinator:
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
         """Execute a request again, because commits since its execution in a worker have changed the result."""
         access_set = prepared.access_set
-        if prepared.readonly:  # its reads alone, because a reader does not conflict with other readers
+        if prepared.readonly:  # only its reads, because a reader conflicts with writers alone
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
@@ -506,7 +506,7 @@ class Coordinator:
             rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         # Like other leaders' transactions, ours step back for a membership change (V11): otherwise a busy node would
-        # starve it.
+        # starve the change.
         if self.voter.barrier is not None and self.voter.steps_back(transaction):
             return Pause(10 + 20 * state.draw())
         now = state.clock.now.seconds

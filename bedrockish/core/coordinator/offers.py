@@ -15,9 +15,9 @@ from bedrockish.core.replica.staging import Staging
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 
-AHEAD_BYTES_MAX = 128 << 20  # bytes of all open offers; a further offer waits until one has arrived
+AHEAD_BYTES_MAX = 128 << 20  # bytes of the offers under way; a further offer waits until a quorum has one of them
 TELL_AGAIN_S = 1.0
-RENEW_S = 20.0  # well below the time after which a voter drops an offer
+RENEW_S = 20.0  # an offer is repeated after this time, long before a voter drops it
 WANTED_MAX = 256  # pieces that one WANT may name
 
 
@@ -25,7 +25,7 @@ WANTED_MAX = 256  # pieces that one WANT may name
 class Ahead:
     """The pieces of one transaction before its BEGIN."""
 
-    number: int  # the offer's name
+    number: int  # this node's number of the offer
     cut: Cut  # its pieces
     size: int  # the bytes of all pieces
     stored: set[str] = field(default_factory=set)  # the voters at which all pieces are durable

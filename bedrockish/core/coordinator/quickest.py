@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from bedrockish.core.state.state import State
 
 LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
-PATIENCE_S = 0.25  # seconds that a question about every key waits for answers, at least
+PATIENCE_S = 0.25  # the least number of seconds that a question about every key waits for answers
 WEIGHT = 0.2  # the weight of the newest answer in the moving average
 ASK_ALL_EVERY = 256  # each 256th question goes to all voters, which finds a voter that has become quicker
 
@@ -37,11 +37,11 @@ class QuickestVoters:
     def late_ms(self, asked: Iterable[str]) -> float:
         """Return the milliseconds after which the remaining voters are asked."""
         settings = self.state.settings
-        # Within half of the least closing lag, so that a BEGIN still reaches the others in time.
+        # At most half of the least closing lag, so that a BEGIN still reaches the remaining voters in time.
         return min(max(settings.ask_rest_ms, 1000 * self._late_s(asked)), settings.closing_lag_ms_min / 2)
 
     def patience_s(self, asked: Iterable[str]) -> float:
-        """Return the seconds to wait for answers to a question that has an alternative."""
+        """Return the seconds for which a question about every key waits; later the driver asks about single keys."""
         return min(max(PATIENCE_S, self._late_s(asked)), self.state.settings.suspicion_ms / 1000)
 
     def _late_s(self, asked: Iterable[str]) -> float:
@@ -53,7 +53,7 @@ class QuickestVoters:
         self._usual_s[node] = usual_s + WEIGHT * (took_s - usual_s)
 
     def note_late(self, node: str, late_s: float) -> None:
-        """Record that a voter has been silent for ``late_s`` seconds; they count twice, as its answer is still to come.
+        """Record a voter's silence of ``late_s`` seconds; it counts twice, because the answer is still to come.
 
         The voters that are asked only now would otherwise seem slower: their answers, too, are timed from the first
         question.

@@ -94,7 +94,7 @@ class Reading:
         state, base = self.state, prepared.base
         patience_s = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         if prepared.reads_system and not (inflight.level is not None and covers(base, inflight.level)):
-            # A snapshot of a worker may be older than the level: then the read is executed again.
+            # If a worker's snapshot lacks commits that the read has to see, the read is executed again.
             return self._ask_known(inflight, base, patience_s) if inflight.level is None else False
         # A strict read counts as later than every transaction, so each schema change outside its snapshot conflicts
         # with it: add the clock that every schema change writes.
@@ -185,7 +185,7 @@ class Reading:
         check = Check(self._count, vector, access_set, state.clock.read())
         asked, rest = self.quickest.first(state.roster.majority - len(clear))
         now = state.clock.now.seconds
-        if overdue is None:  # the driver's reads have an alternative, a question about their keys
+        if overdue is None:  # if answers are late, the driver submits its reads, and their keys are asked about
             overdue = now + self.quickest.patience_s(asked)
         config = min([read.config for read in reads], default=state.roster.membership.version)
         self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config, awaited)

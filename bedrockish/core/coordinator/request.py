@@ -32,15 +32,15 @@ from bedrockish_journal.model.vector import Vector, merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # after this many executions that took too long for their clock, the request fails
-KEY_BYTES = 32  # about the length of a key
+KEY_BYTES = 32  # the length of a key, for estimates
 RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
 NAMED_MAX = 256  # transactions that an answer to a question about every key names at most
-NAMED_BEFORE = 16  # ... and at most in the releases 0.2.0 and 0.2.1
+NAMED_BEFORE = 16  # the same in the releases 0.2.0 and 0.2.1
 
 
 class Stage(Enum):
-    """The stage of a request."""
+    """The work or the wait in which a request is now."""
 
     TOKEN = "waits until this node has seen what its session has"
     EXECUTING = "is being executed"
@@ -58,10 +58,10 @@ class Stage(Enum):
     __hash__ = object.__hash__  # Enum's own ``__hash__`` is a call in Python, and each move looks a stage up
 
 
-_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
+_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # at the deadline; when a schema change is committed
 _AGAIN = (
     frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
-)  # the stages that begin another execution
+)  # the stages that lead to another execution, or end the request
 
 # The stages of a request as one automaton: by stage, the possible next stages. An answered request has no stage.
 MOVES: Mapping[Stage, frozenset[Stage]] = {

@@ -39,7 +39,7 @@ from bedrockish_journal.model.transaction import ROWS, Txid
 
 ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
-TIMES = 2.5  # the duration of a reservation, in times of the request's last failed execution
+TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
 SHARE = 0.25  # the share of the time for all reservations together
 CLOCKS = clocks_from(0)

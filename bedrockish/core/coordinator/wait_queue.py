@@ -52,9 +52,9 @@ class Turns:
             self._rivals[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float, before: Collection[str]) -> None:
-        """Drop the rivals of ``before`` that last conflicted at or before ``since``, in seconds.
+        """Drop the rivals whose turn came before ours and that have not used it.
 
-        They have not used their turns. A rival whose turn comes after ours had none to use.
+        Those are the leaders of ``before`` that have not conflicted with us after ``since``, in seconds.
         """
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
@@ -242,7 +242,7 @@ class WaitQueue:
                 other is not None
                 and other.stage is Stage.WAITING
                 and other.can_share
-                # Requests that programs have executed are merged, and others are executed on top of each other.
+                # Executed requests (``once``) are merged with each other; others are executed on top of each other.
                 and other.once == inflight.once
                 # A transaction is certified with all its reads, or with none.
                 and other.request.isolation == inflight.request.isolation

@@ -42,8 +42,7 @@ class Early:
 class Send:
     """Send a message to a peer; a message to a peer that is down may be dropped.
 
-    With ``early``, the message may leave as soon as those facts are durable, before the writes of its step; it may
-    also wait for them.
+    With ``early``, the message may leave as soon as those facts are durable, even before the writes of its step are.
     """
 
     peer: str
@@ -63,8 +62,8 @@ class Reply:
 class NewerTold:
     """The answer to ``NewerAsked``.
 
-    False: a majority knows no transaction outside that state, so the driver's reads on it are valid. True: there may
-    be one, so the driver has to submit the requests.
+    False: a majority knows no transaction outside the state of the reads, so the reads are valid. True: there may be
+    such a transaction, so the driver has to submit the reads as requests.
     """
 
     number: int
@@ -136,7 +135,7 @@ class Assemble:
 class Keep:
     """Store one of the node's own facts.
 
-    The numbers ``clock_ceiling``, ``cut``, ``safe`` and ``settled``; the reason ``lost``.
+    The names are ``clock_ceiling``, ``cut``, ``safe`` and ``settled``, for numbers, and ``lost``, for a reason.
     """
 
     name: str

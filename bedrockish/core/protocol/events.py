@@ -23,9 +23,9 @@ class Now(NamedTuple):
 class Submitted:
     """A request of a client has arrived. ``request_id`` is the driver's number of the request.
 
-    ``once``: the request was executed already, as an interactive transaction is, and each further execution returns
-    that result; so it cannot be retried on newer data. ``others``: requests that arrived with it and may share
-    a transaction with it; they only write rows, and have the same isolation.
+    ``once``: the request, such as an interactive transaction, was executed already. It cannot be retried on newer
+    data, because each further execution returns the first result. ``others``: requests that arrived with it and may
+    share a transaction with it; they only write rows, and have the same isolation.
     """
 
     request_id: int
@@ -70,8 +70,8 @@ class ClockWanted:
 class NewerAsked:
     """The driver has executed short strict reads on the state ``base``, and asks whether they are valid.
 
-    They are if a majority knows no transaction outside ``base``; the effect ``NewerTold`` is the answer. ``number`` is
-    the driver's number of the question.
+    The reads are valid if a majority knows no transaction outside ``base``; the effect ``NewerTold`` is the answer.
+    ``number`` is the driver's number of the question.
     """
 
     number: int
@@ -105,7 +105,7 @@ class Failed:
     """The execution of a request failed. The error is the answer as soon as no earlier attempt of the request can
     commit.
 
-    ``error.rests_on`` has its reads up to the error, as a ``Prepared`` that only reads.
+    ``error.rests_on`` has the reads of the execution up to the error, as a ``Prepared`` that only reads.
     """
 
     request_id: int
@@ -183,8 +183,8 @@ class Accused:
     """A peer refuses our links, because our file lacks promises that this node has made.
 
     ``for_good``: our file is an older state of the file that the peer knows, and this cannot change any more. Otherwise
-    the peer knows another file under our name. The peer may only have missed a change of the members, so this
-    accusation ends when it accepts a link.
+    the peer knows another file under our name, perhaps because it has missed a change of the members. So this
+    accusation ends when the peer accepts a link.
     """
 
     peer: str

@@ -79,7 +79,7 @@ class Health:
 
     def _derive(self) -> None:
         """Derive the mode, and the other attributes, from the alarms."""
-        # The worst alarm; of two with one mode, the first.
+        # The name of the worst alarm; of several with the same mode, the first in ``alarms``.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None without an alarm
         self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode

@@ -45,7 +45,7 @@ class Reason(IntEnum):
     FOR = 1  # it conflicts with another transaction
     TOO_LATE = 2  # its clock is at or below the voter's closed time
     TOO_OLD = 3  # its snapshot is older than the conflict window
-    AHEAD = 4  # its clock is further ahead of the walls than allowed
+    AHEAD = 4  # its clock is further ahead of the voters' wall clocks than allowed
     PROMISED = 5  # the voter has promised it to a recovery
     BARRIER = 6  # a membership change goes first
     MEMBERS = 7  # it was begun under another membership

@@ -37,13 +37,13 @@ class Slice:
     stop: int
 
     def read(self) -> bytes:
-        """Return the piece."""
+        """Return the bytes of the piece."""
         return self.data[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A byte string as parts, and the slices of its pieces."""
+    """A byte string, divided into parts, and the slices of the parts that are pieces, by hash."""
 
     parts: tuple[Part, ...]
     pieces: dict[bytes, Slice]
@@ -84,7 +84,7 @@ class Cutter:
         self._bodies_before = self._bodies
 
     def forget(self) -> None:
-        """Drop the cuts that are older than the last call."""
+        """Drop the cuts that were cached before the last call of this method."""
         self._hashed_before, self._hashed = self._hashed, {}
         self._bodies_before, self._bodies = self._bodies, {}
 

@@ -20,7 +20,7 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
 ENDED = 1 << 62  # the ballot at which a decided rollback is stored: above every ballot of a recovery
-FORGOTTEN = Txid(0, "")  # the transaction of a command whose id is older than a node's memory of commands
+FORGOTTEN = Txid(0, "")  # in place of the transaction of a command whose id is older than a node's memory of commands
 
 
 @value
@@ -105,8 +105,8 @@ class Recovered:
     membership: Membership  # the membership in force
     applied: Vector = field(default_factory=dict)  # the last applied tick of each timeline
     heads: Mapping[str, bytes] = field(default_factory=dict)  # the hash of the last applied entry of each timeline
-    # An iterator of the recent entries whose access sets the conflict tests need, newest last: all entries that may not
-    # be settled, and as many older ones as can be read in a moment.
+    # An iterator of the recent entries whose access sets the conflict tests need, newest last: all entries
+    # except those known to be settled, and as many of these as can be read in a moment.
     window: Iterable[Entry] = ()
     votes: tuple[Vote, ...] = ()  # every stored vote
     ceiling: int = 0  # the clock never went above this before the restart

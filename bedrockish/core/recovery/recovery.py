@@ -158,7 +158,7 @@ class Recovery:
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:
-            # After its next message it gets more patience (``Node._receive``).
+            # If the leader speaks again, it gets more patience in future (``Node._receive``).
             leader.suspected = True
         # This node's promise binds its own rounds as well: it would refuse a lower ballot of its own (P4).
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
@@ -332,7 +332,7 @@ class Recovery:
             self._reply(peer, say.Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
     def _knows_outcome(self, peer: str, txid: Txid) -> bool:
-        # This node also asks itself, and then needs no message with the outcome.
+        # In its own rounds this node is one of the voters, and needs no message with the outcome.
         if peer == self.state.me:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voter.tell_outcome(peer, txid)

@@ -38,7 +38,7 @@ class SafeTime:
         self._moved_at = -HURRY_S  # seconds when ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
-        self._due: Txid | None = None  # the schema change that is due
+        self._due: Txid | None = None  # the schema change for whose activation time is closed early
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Record the ticks that a peer has applied, and its closed time and cut."""
@@ -59,7 +59,7 @@ class SafeTime:
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
             )
         self.state.hear_wall(known, message.wall_ms)
-        # A newer report replaces one that is not covered yet (T6), although the newer one takes longer to cover.
+        # Keep only the newest report (T6), even if the one before it is not covered yet and would be covered sooner.
         known.report = (known.applied, message.closed, message.cut)
         self._hear_holds(message.holds)
         # A COMMIT may have been lost with the links of its leader. The vector of a peer that has the entry names its
@@ -160,7 +160,7 @@ class SafeTime:
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
-            state.outbox.emit(Keep("settled", clock.settled))  # spares a restart the entries since safe time
+            state.outbox.emit(Keep("settled", clock.settled))  # so a restart need not read entries since safe time
         # Without ``late``, votes that ended when safe time was past them already would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()

@@ -253,7 +253,7 @@ class Staging:
         """Ask a peer for further pieces, up to its window."""
         pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
         if not pull.asked:
-            pull.least = 0.0  # an idle link may have changed since
+            pull.least = 0.0  # measure again: the link may have changed while it was idle
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
             # The piece may have arrived for another message since, or its own message was dropped.

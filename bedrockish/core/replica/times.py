@@ -22,7 +22,7 @@ def times(
     words: Iterable[tuple[int, int]],
     majority: int,  # the number of voters that is a majority, this one included
     closable: int,  # the clock up to which this node may close time now
-    lowest: int | None,  # the lowest clock that is open here, or None
+    lowest: int | None,  # the lowest clock of a transaction that may still be applied here, or None
     *,
     counts: bool,  # whether this node is a voter whose own times count
     moves_cut: bool = True,  # whether to move the cut, which costs a sync

@@ -280,7 +280,7 @@ class AccessIndex(Generic[Name]):
         return candidates
 
     def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, dict[Name, None]]]:
-        """Yield the keys that are held in a way that conflicts, with their holders."""
+        """Yield the single keys here that conflict with an access set, each with its holders."""
         writers, readers = self._writers, self._readers
         for points, keys in (
             (access_set.write_points, writers),

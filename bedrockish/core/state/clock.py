@@ -67,7 +67,7 @@ class Clock:
         self.lag = ClosingLag(settings)  # how far behind its clock this node closes time
         self.reading: Now | None = None
         self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one, in order
-        self.followed_ms = now.wall_ms  # the wall, as far as most voters would believe it; 0 before that is known
+        self.followed_ms = now.wall_ms  # our wall clock, limited by most voters' walls; 0 before these are known
         self._wall = 0  # the followed wall as a value of the clock
 
     # -- the wall --------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Clock:
             self.cut = self.closed = lowest - 1
 
     def close(self, closed: int, cut: int, safe: int) -> None:
-        """Advance the three times."""
+        """Advance closed time, the cut and safe time; none of them may go back."""
         assert cut <= closed, f"cut {cut} is above closed {closed}"
         assert closed >= self.closed
         assert cut >= self.cut

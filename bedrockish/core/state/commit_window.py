@@ -77,7 +77,7 @@ class CommitWindow:
         # By timeline, the greatest tick that is the first place of a dropped commit; retired timelines have their own.
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
-        self._by_clock: list[Txid] = []  # a heap of the commits that may not be settled
+        self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_below`` nor packed
         self._below: list[Txid] = []  # the settled commits that are not packed yet
         self._below_oldest = CLOCK_LIMIT  # at most the smallest clock in ``_below``
         self._segments: deque[Segment] = deque()
@@ -278,7 +278,7 @@ class CommitWindow:
                 yield from segment.readers(ranges, base)
 
     def any_conflicts(self, access_set: AccessSet, above: int) -> Iterator[Txid]:
-        """Yield the conflicting commits with a clock above ``above``, in any base; ``above`` is safe time or more."""
+        """Yield the conflicting commits with a clock above ``above``, seen or not; ``above`` is safe time or later."""
         for txid, _ in self._index.conflicts(access_set):
             if txid.clock > above:
                 yield txid

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
-OBJECTS_MAX = 1_000  # further tables and indexes share one count of conflicts, and rivals are forgotten
+OBJECTS_MAX = 1_000  # how many counters of conflicts there are, and tables and indexes with remembered rivals
 MEMORY_S = 10.0  # how long a rival, or a key with a conflict of two leaders, is remembered
 KEYS_MAX = 1_000  # remembered keys at which transactions of two leaders have conflicted
 _PREFIX = "conflict "
@@ -55,7 +55,7 @@ def conflict_counts(counts: Mapping[str, int]) -> Iterator[ConflictCount]:
 
 
 def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of other things than conflicts."""
+    """Return the counters of a node that do not count conflicts."""
     return {name: count for name, count in counts.items() if not name.startswith(_PREFIX)}
 
 
@@ -87,7 +87,7 @@ class Contests:
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """Record that a transaction of this node has lost to one of another leader."""
+        """Record that, at a table or index, a transaction of this node has lost to one of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # The memory is bounded: a forgotten rival costs one conflict at most.
             self._last.clear()

@@ -17,7 +17,7 @@ class FileLookups:
     # reach back to the age of its id.
     find_command: Callable[[str], Txid | None] = lambda _: None
     has_applied: Callable[[Txid], bool] = lambda _: False  # returns whether the journal has a transaction
-    find_places: Callable[[Txid], Iterable[Place]] = lambda _: ()  # returns its places in the journal
+    find_places: Callable[[Txid], Iterable[Place]] = lambda _: ()  # returns a transaction's places in the journal
     # Returns whether an access set conflicts with an entry of the journal after the first vector and up to the second;
     # None if the journal lacks one of these entries.
     conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None

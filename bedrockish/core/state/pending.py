@@ -40,7 +40,7 @@ class Pending:
         return [self.transactions[txid] for txid in takewhile(lambda txid: self.since[txid] < seconds, self.since)]
 
     def renew(self, txid: Txid, seconds: float) -> None:
-        """Count a pending transaction as pending from now on, and so as the newest."""
+        """Restart the age of a pending transaction, as if it had become pending now: it becomes the newest."""
         assert txid in self.transactions
         # A dict keeps the order of insertion, so a key that is removed and inserted again is the last one.
         del self.since[txid]

@@ -78,8 +78,8 @@ class State:
         self.holds: dict[str, tuple[int, int]] = dict(recovered.holds)
         # Decided transactions that fit no node's tables: not applied before an operator has decided.
         self.blocked = recovered.blocked
-        self.stuck = ""  # why this node cannot get missing entries, for people; empty if it can
-        self.counts: Counter[str] = Counter()  # how often things happened, for people
+        self.stuck = ""  # why this node cannot get missing entries, for the operator; empty if it can
+        self.counts: Counter[str] = Counter()  # counters of events by name, for the status and the metrics
         self.contests = Contests()  # the leaders that compete for the same rows
         self.reserved: Reserved = None  # the reservation of a request of this node, as gossip tells it
         self.doubts = 0  # how often the rows here differed from the rows that a transaction rests on

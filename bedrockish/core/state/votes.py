@@ -192,7 +192,7 @@ class Votes:
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
-            # Keep an outcome of this step: at its end, the requests that wait for the transaction get it.
+            # Keep an outcome of this step: the requests that wait for the transaction get it at the step's end.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

@@ -1,6 +1,6 @@
-"""Rows by column: the form of a large result for a client that asks for it, made and read in half the time.
+"""Rows by column: clients may ask for this form of large results, which is encoded and decoded in half the time.
 
-A block has some of the rows. It is a CBOR list of the number of its rows and its columns, each in one of these forms:
+A block is a part of the rows: a CBOR list of their number and then of the columns, each in one of these forms:
 
 - a byte string: ``i`` (integers of 32 bits), ``q`` (integers of 64 bits) or ``d`` (doubles), then the values of all
   rows, little-endian;
@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 ROWS_MIN = 64  # a result of fewer rows is sent by row
 ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that is made
 BLOCK_BYTES = 32 << 10  # rows that arrive one by one are collected until they take so many bytes
-LONG_BYTES = 256 << 10  # texts and blobs of a block take no more characters and bytes, except in a block of one row
+LONG_BYTES = 256 << 10  # most characters and bytes of a block's texts and blobs together, except in a block of one row
 BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that is accepted
 
 _LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
@@ -88,7 +88,7 @@ def head(kind: int, count: int) -> bytes:
 
 
 def value_parts(value: Any) -> Iterator[bytes]:
-    """Yield an encoded value in parts; a long text or blob is not copied again."""
+    """Yield an encoded value in parts, so that no long text or blob is copied to put the CBOR head before it."""
     if isinstance(value, str) and len(value) >= LONG_BYTES:
         encoded = value.encode()
         yield head(_TEXT, len(encoded))
@@ -101,7 +101,7 @@ def value_parts(value: Any) -> Iterator[bytes]:
 
 
 def _pack(column: tuple[Any, ...]) -> bytes | str | tuple[Any, ...]:
-    """Return a column of a block. Its first value says which form is tried; most columns have values of one type."""
+    """Return a column in the form for the type of its first value; if other values do not fit, unchanged, as a list."""
     kind = type(column[0])
     try:
         if kind is int:
@@ -143,8 +143,8 @@ def rows_of_blocks(blocks: object, width: int, count: object) -> list[Row]:
         blocks: the blocks, as the decoder of CBOR has made them with tuples for lists.
 
     Raises:
-        ValueError, TypeError: the blocks are malformed, or have other numbers of rows and columns. Nothing is
-            allocated for a column before its length is known to fit.
+        ValueError, TypeError: the blocks are malformed, or do not have ``width`` columns and ``count`` rows in all.
+            The length of a column is checked before memory for its values is allocated.
     """
     if type(blocks) is not tuple:
         raise TypeError("the blocks of a result should be a list")
@@ -164,7 +164,7 @@ def _rows(block: object, width: int) -> Iterator[Row]:
 
 
 def _values(column: object, number: int) -> Sequence[Any]:
-    """Return the values of a column of so many rows."""
+    """Return the values of a decoded column, after checking that there are ``number``."""
     if type(column) is str:
         if column.count(_SEPARATOR) != number - 1:
             raise ValueError(f"a column of texts should have {number}")

@@ -111,7 +111,7 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ..
 
 
 def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether the option ``rows`` selects objects, and the other options.
+    """Return whether ``rows=objects`` asks for each row as an object, and the URL's other options.
 
     Raises:
         UsageError: the option is given twice, or has an unknown value.
@@ -212,7 +212,7 @@ def _param(where: str, value: object) -> object:
 
 
 def read_request(
-    statements: tuple[Statement, ...],  # those of ``read_statements``
+    statements: tuple[Statement, ...],  # the statements of the command
     pairs: Sequence[tuple[str, str]],  # the options in the URL
     key: str | None,  # the header Idempotency-Key
     fresh: str,  # the id of the command if none is given
@@ -220,7 +220,7 @@ def read_request(
     *,
     read_only: bool,  # whether the request is refused if it writes
 ) -> Request:
-    """Return a checked request.
+    """Return the checked request of statements and a URL's options.
 
     Raises:
         ForeignClusterError: the token belongs to another cluster.

@@ -13,7 +13,7 @@ import cbor2
 from bedrockish.api.column_blocks import LONG_BYTES, ROWS_MIN, Blocks, head, value_parts
 from bedrockish.api.requests import Result, encode_results
 
-LARGE_BYTES = 1 << 20  # results with values of fewer bytes are encoded at once
+LARGE_BYTES = 1 << 20  # results whose values have fewer bytes together are encoded in one step
 STEP_BYTES = LONG_BYTES  # approximate bytes in one step; a value of at least this size is encoded by itself
 GROUP = 255  # rows in one step, at most: the head of a CBOR list of up to so many items has two bytes
 SHORT_LIST = 24  # the head of a list with fewer items has one byte
@@ -73,7 +73,7 @@ def _by_row(one: Result, group: int) -> Iterator[bytes]:
 
 
 def _is_short(column: Sequence[Any]) -> bool:
-    """Return whether no value of a column has ``STEP_BYTES``. Most columns have values of one type."""
+    """Return whether each value of a column is shorter than ``STEP_BYTES``; fast if all have one type, as usual."""
     kinds = {*map(type, column)}
     if kinds <= _FIXED:
         return True

@@ -42,7 +42,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
-FEW_STATEMENTS = 10  # requests with at most so many statements are searched for long values
+FEW_STATEMENTS = 10  # only requests of so few statements are searched for long values, to hash them without a copy
 MANY_RESULTS = 23  # in CBOR, the head of a longer array takes more than a byte
 NAMES_CHARACTERS_MAX = 1_000  # the encoding of longer column names is not cached: a name may be a long text
 
@@ -99,7 +99,7 @@ def _decode_token(data: bytes) -> Token:
         raise UsageError(f"this is not a session token: {error}") from error
 
 
-_decode_short = lru_cache(256)(_decode_token)  # all sessions of a node have few tokens between two commits
+_decode_short = lru_cache(256)(_decode_token)  # between two commits, a node's sessions have few different tokens
 
 
 def seal_token(token: Token, cluster_id: str) -> bytes:
@@ -182,7 +182,7 @@ class Request:
     timeout_s: float = 30.0  # how long the client waits, in seconds
     change: MemberChange | None = None  # a change of the members, instead of statements
     read_only: bool = False  # refuse the request if it writes
-    # Total time limit of a request that is still being executed after ``timeout_s``; 0 for no extension.
+    # Time limit in seconds, in place of ``timeout_s``, if the node then still executes the request; 0: no extension.
     longest_s: float = 0.0
     user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
     trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
@@ -200,7 +200,7 @@ class Request:
         return tuple(map(_sql, self.statements))
 
     def attempt(self, token: Token, timeout_s: float, longest_s: float, read: str) -> "Request":
-        """Return a copy with these values. Used for each call of a client, and four times as fast as ``replace``."""
+        """Return a copy with these values. Each call makes one, so this is four times as fast as ``replace``."""
         return Request(
             self.command,
             self.statements,
@@ -305,7 +305,7 @@ class Result:
     rows: list[tuple[Any, ...]]  # the rows
     rowcount: int = -1  # number of rows changed by the statement itself; -1 for a statement that cannot change rows
     lastrowid: int | None = None  # rowid of the last row inserted by the transaction so far, or None
-    blocks: Blocks | None = None  # at a node, the encoded rows before ``rows``; None without any
+    blocks: Blocks | None = None  # at a node, rows already encoded by column, before those in ``rows``; else None
 
 
 def as_part_of_trace(request: Request) -> Request:
@@ -324,7 +324,7 @@ def encode_results(results: Sequence[Result]) -> bytes:
 
 
 def _encode_result(one: Result) -> bytes:
-    """Encode a result without the encoder, whose time grows with the number of arrays, most of which are empty here."""
+    """Encode a result by hand: CBOR's encoder takes time for each array, and most arrays of a result are empty."""
     if not one.columns:
         columns = b"\x80"
     else:
@@ -382,7 +382,7 @@ def _by_row(one: tuple[Any, ...]) -> tuple[Any, ...]:
     return one
 
 
-BY_COLUMN = 5  # items of a result whose rows are by column; the last is their number
+BY_COLUMN = 5  # items of a result whose rows are by column: the four of other results, and the number of rows
 _TUPLES = {tuple}
 _STORED = {int, float, str, bytes, type(None)}  # types of the values of SQLite
 

@@ -16,7 +16,7 @@ class Temporary:
     is_refused: bool = False  # whether the statement that would have made the first object has failed
 
     def begin(self, name: str) -> None:
-        """Set the name, which must be unique, if none is set yet, because the session makes its first TEMP object."""
+        """Set the name, which must be unique, before the session makes its first TEMP object; keep a set name."""
         if not self.name:
             self.name, self.is_made, self.is_refused = name, False, False
 
@@ -28,8 +28,8 @@ class Temporary:
     def note(self, error: BedrockishError | None = None, *, first: int | None = None) -> None:
         """Record the answer to a request with the name: its error, or None if it succeeded.
 
-        If the statement that would have made the first object has failed, no node may know the name: a transaction that
-        changes the schema refuses TEMP objects.
+        If the first object could not be made, as in a transaction that changes the schema, a later request that makes
+        none succeeds although no node knows the name; so it does not set ``is_made``.
 
         Args:
             first: the index of the first statement of the request that makes an object; None if none does.

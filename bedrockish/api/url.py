@@ -19,7 +19,7 @@ DEFAULT_PORT = 7373
 URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
 FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
 SYSTEM = "system"
-HOST = "host"  # a further node as an option, because many parsers of URLs accept only one host
+HOST = "host"  # the option that names a further node, because many parsers of URLs accept only one host
 LOCAL = "local"  # the path of a node's file
 OPTIONS = (
     *("read", "timeout", "connect_timeout", "cluster", "choice", "discover"),
@@ -88,7 +88,7 @@ def _is_host(text: str) -> bool:
 
 
 def check_path(path: str, where: str) -> str:
-    """Return a path that the system can have.
+    """Return a path, after checking that the system's functions accept it.
 
     Raises:
         ConfigError: the path has a NUL character; the functions of the system would raise a ValueError.

@@ -1,4 +1,4 @@
-"""The messages between a client and a node: one CBOR map for a call, one for its reply, in either direction.
+"""The messages between a client and a node: one CBOR map for each call, and one for its reply.
 
 Pure. Many calls may be under way on one link; ``id`` tells to which call a reply belongs. A reply with the id 0, which
 no call has, is about the link itself. Unknown fields are ignored, unknown operations are refused.
@@ -59,7 +59,7 @@ OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
-UNTAKEN = "untaken"  # in the details of a link's last error: the node has executed none of the unanswered calls
+UNTAKEN = "untaken"  # a key in the details of a link's last error: the node has executed no unanswered call
 LINK_ID, STATEMENTS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 100
 
 
@@ -93,7 +93,7 @@ class Step:
 
 @value
 class Ask:
-    """Ask a node about itself, a statement, or an operator's task.
+    """Ask a node about itself or a statement, or have it run an operator's task.
 
     ``status``, ``nodes`` and ``ping`` have no arguments. ``join`` returns the facts that a new node needs. ``snapshot``
     makes a copy of the file and returns its size and SHA-256. ``explain`` explains a statement, or returns its columns
@@ -243,7 +243,7 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
 
 
 def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the checked question for a statement's columns, with the open ``transaction`` if named; None otherwise."""
+    """Return the options of ``explain`` if it asks for columns, with a named open ``transaction``; else None."""
     if asked.get("columns") is not True:
         return None
     transaction = asked.get("transaction")
@@ -380,7 +380,7 @@ def _encode_request(
         if statement.sql is not sql:
             sql = statement.sql
             encoded = b"\x82" + (_encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql))
-        parts += (encoded, _encode_params(statement.params))  # a list of two
+        parts += (encoded, _encode_params(statement.params))  # a list of the text and the parameters
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if owner is not None:
@@ -546,7 +546,7 @@ def _decode_error(packed: object) -> BedrockishError:
     if not isinstance(packed, Mapping):
         raise ProtocolMismatchError("the node sent a failure that does not say what failed")
     details = packed.get("details")
-    if isinstance(details, Mapping):  # drop names that the constructors of the errors have as parameters
+    if isinstance(details, Mapping):  # drop keys that would collide with parameters of the errors' constructors
         kept = {name: value for name, value in details.items() if isinstance(name, str)}
         packed = {**packed, "details": {n: v for n, v in kept.items() if n not in ("self", "message", "call_id")}}
     return unpack_error(packed)

@@ -69,7 +69,7 @@ class Connection:
     def __init__(self, client: SocketClient, *, is_lent: bool = False) -> None:
         self._client = client
         self._current: BlockingTransaction | None = None  # begun by BEGIN
-        # Runs also at the end of the program. A pool closes its lent clients itself.
+        # Closes the client at the end of the program, too; a pool closes its lent clients itself.
         self._finalizer = weakref.finalize(self, _keep_open if is_lent else client._close)
         self.closed = False
 
@@ -133,8 +133,8 @@ class Connection:
     ) -> Rows:
         """Run one statement as a transaction of its own, or in the transaction that BEGIN has opened.
 
-        BEGIN, COMMIT, ROLLBACK and savepoints work as in SQLite. After a conflict of the open transaction, each
-        statement raises its ``ConflictError`` until ROLLBACK. Arguments and errors are those of ``Client.execute``.
+        BEGIN, COMMIT, ROLLBACK and savepoints work as in SQLite. After a conflict, each further statement of the open
+        transaction raises its ``ConflictError`` until ROLLBACK. Arguments and errors are those of ``Client.execute``.
         """
         control = parse_control(sql)
         if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The methods of a driver and of a session that the parts of the session use."""
+    """The methods of a client's driver and session that its streams, transactions and file reads use."""
 
     _core: ClientCore
     _is_closed: bool

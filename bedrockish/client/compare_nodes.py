@@ -1,8 +1,8 @@
 """Compare the tables of running nodes, a range of keys at a time, for ``bedrockish verify`` and the scrub.
 
 Each node takes a snapshot of its own. If the digests of a range are equal at all nodes, the range is done, even if the
-nodes have applied different transactions. For other ranges each node is asked again, for the digest of each row and for
-the rows of transactions that some nodes have not applied; all other rows must be the same.
+nodes have applied different transactions. Otherwise each node is asked for the digest of each row of the range, and for
+the rows of transactions that some nodes have not applied; all rows but these must be equal at all nodes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -61,7 +61,7 @@ class NodeComparison:
         nodes: Mapping[str, AskRange],  # by name, the function that asks the node for a range
         members: int,  # how many members the cluster has
         *,
-        limit: int = 1_000,  # rows in a range
+        limit: int = 1_000,  # rows in a range at the node that sets its end
         # Called after each range with the number of its rows; may wait, to limit the load.
         pause: Callable[[int], Awaitable[None]] = _no_pause,
     ) -> None:
@@ -102,7 +102,7 @@ class NodeComparison:
             after = done.last
 
     async def _compare(self, asked: Range) -> RangeDigest | None:
-        """Compare a range at all nodes; return the first node's digest of it, None if the range was skipped."""
+        """Compare a range at all nodes; return the first node's digest, None if the rest of the table is skipped."""
         report = self.report
         answers = await self._ask_short_range(asked)
         while unreadable := [node for node, one in answers.items() if one.unreadable]:
@@ -133,14 +133,14 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # the file became unreadable during this comparison, and the difference is reported
+                return None  # a file became unreadable during this comparison, which is reported as a difference
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)
         return first
 
     async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for one range, whose end the first node sets, or the fullest one if it has too many rows."""
+        """Ask all nodes for a range whose end the first node sets; if a node has far more rows, that node sets it."""
         answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:

@@ -67,5 +67,5 @@ def members_of(value: object) -> dict[Address, bool]:
         try:
             found[parse_address(facts["address"], where=f"the address of {name}")] = bool(facts.get("up", True))
         except ConfigError:
-            continue  # a node on a free port chosen by the system reports port 0
+            continue  # no address to dial, such as port 0 of a node whose port the system has chosen
     return found

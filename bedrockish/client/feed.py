@@ -49,8 +49,8 @@ def _transactions_in(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Commit
         raise DamagedError(str(error)) from error
 
 
-def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader with ``follow`` continues after an error, because a read can be repeated."""
+def tries_again(error: BedrockishError) -> bool:
+    """Return whether a reader with ``follow`` tries again after an error; an unknown outcome of a read is harmless."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
@@ -68,17 +68,17 @@ class _Progress:
         self._moved = self._left = time.monotonic()
         self._error: BedrockishError | None = None
 
-    def page(self, feed: Feed) -> None:
+    def note_page(self, feed: Feed) -> None:
         """Record the safe time of the page that a node has sent."""
         if feed.safe > self._safe:
             self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
 
-    def failed(self, error: BedrockishError) -> None:
+    def note_failure(self, error: BedrockishError) -> None:
         """Record that no node has answered."""
         self._error = error
 
     def is_node_silent(self) -> bool:
-        """Return whether another node should be asked."""
+        """Return whether safe time has stopped at this node, so that another is asked; True restarts the wait."""
         now = time.monotonic()
         if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
             return False
@@ -90,10 +90,9 @@ class _Progress:
         return time.monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
-        """Raise an error because safe time has stopped, unless the clock is a mere counter.
+        """Raise an error because safe time has stopped, unless the clock is off and advances only with commits.
 
-        Such a clock (``cluster_clock = off``) stops without commits. ``status``: a node's status, None if no node
-        answers.
+        ``status``: a node's status, None if no node answers.
 
         Raises:
             UnavailableError: safe time should have advanced.
@@ -108,7 +107,7 @@ class _Progress:
 
 
 class Changes:
-    """An asynchronous iterator over all committed transactions up to safe time, once each, by (clock, leader).
+    """An asynchronous iterator over all committed transactions up to safe time, each once, in order of (clock, leader).
 
     At most one page is read ahead of the reader. If a node dies, the feed continues at another node; no transaction is
     missed or repeated. Keep ``str(transaction.cursor)`` to resume later, at any node. The class is an iterator, not a
@@ -160,7 +159,7 @@ class Changes:
         return transaction
 
     async def poll(self) -> Committed | None:
-        """Return the next transaction; None at the end of the feed; with ``follow``, ask again after ``POLL_S``."""
+        """Return the next transaction; None at the end of the feed, where a caller that follows asks again later."""
         while not self._page:
             if self._wait:
                 self._wait = not self._follow
@@ -185,14 +184,14 @@ class Changes:
         try:
             rows = await self._rows()
         except BedrockishError as error:
-            if not (self._follow and may_pass(error)):
+            if not (self._follow and tries_again(error)):
                 raise
-            self._progress.failed(error)
+            self._progress.note_failure(error)
             self._wait = True
             return
         self._feed.belong(self._client.cluster_id)
         self._page.extend(_transactions_in(self._feed, rows))
-        self._progress.page(self._feed)
+        self._progress.note_page(self._feed)
         self._wait = self._feed.is_last
 
     async def _rows(self) -> Sequence[tuple[Any, ...]]:
@@ -221,9 +220,9 @@ class Changes:
         try:
             await self._client.hold(self._hold, cursor, timeout=HOLD_TIMEOUT_S)
         except BedrockishError as error:
-            if not (self._follow and may_pass(error)):
+            if not (self._follow and tries_again(error)):
                 raise
-            self._progress.failed(error)
+            self._progress.note_failure(error)
         self._held = time.monotonic()
 
 

@@ -4,9 +4,9 @@ from bedrockish.errors import AuthenticationError, BedrockishError, ProtocolMism
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.limits import Limits
 
-# Shorter than between nodes: a call that is given up too early is sent again to another node, at little cost.
+# Shorter than between nodes: after a link is given up too early, its calls go to another node, at little cost.
 LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
-FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another address may work; waiting does not help
+FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # of refusals that last: only another address can help
 
 
 def explain_end(error: Exception) -> BedrockishError:

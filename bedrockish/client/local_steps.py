@@ -53,8 +53,8 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # the beginnings of SQLite's errors for the program's own
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also if a thread closes the file
+LACKS = ("no such function", "no such collation")  # beginnings of errors about functions and collations of the program
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also on its closing: see ``call``
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 
@@ -64,7 +64,7 @@ class LocalSteps:
     def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
-        self._back_at = 0.0  # seconds at which the session next tries to return to the node of the file
+        self._back_at = 0.0  # when the session may next try to return to the node of the file, in monotonic seconds
         self._node_next = False  # begin the next transaction at the node, because the last one could not be moved there
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
@@ -92,7 +92,7 @@ class LocalSteps:
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == ROLLBACK:
-            if not one.keeps_rows:  # the ids of a transaction that keeps its rows may be in use by a COMMIT under way
+            if not one.keeps_rows:  # otherwise a COMMIT under way may still use its ids
                 one.give_ids_back()
             self.transactions.forget(what.request.command)
             return Answered(0, Answer(NOTHING, Token()))
@@ -167,7 +167,7 @@ class LocalSteps:
         return self._is_at_file_node()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
-        """Return whether to run writes outside of transactions here, because the node, a learner, refuses them."""
+        """Return whether writes outside of transactions run in this process, because the file's node is a learner."""
         if not all(kind_of(text) == WRITE for text in texts) or not await self._return_to_file_node():
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
@@ -249,7 +249,7 @@ class LocalSteps:
 
         With ``again``, first try ``LocalTransaction.run_again``.
 
-        The errors are those of ``LocalTransaction.run``; the caller gets those of ``explained``.
+        It raises the errors of ``LocalTransaction.run``, from which ``explained`` makes the caller's error.
         """
         params = statement.params
         try:
@@ -259,7 +259,7 @@ class LocalSteps:
             return None
 
     def explained(self, one: LocalTransaction, error: BedrockishError, number: int = 0) -> BedrockishError:
-        """Return the error for the caller of a statement, which has this number; forget a transaction that is over."""
+        """Return the caller's error for a statement, with its index ``number``; forget a transaction that is over."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
@@ -308,7 +308,7 @@ class LocalSteps:
         return results
 
     def _refused(self, one: LocalTransaction, error: BedrockishError, number: int, *, begins: bool) -> BedrockishError:
-        """Return the error for the caller of a statement; ``begins``: the call of the statement also begins ``one``."""
+        """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` is open."""
         told = self.explained(one, error, number)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
@@ -317,7 +317,7 @@ class LocalSteps:
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
         """Run one statement. If it needs row ids, lease ``ids`` of them, and four times as many at each further try.
 
-        The number of parentheses in a text with VALUES bounds its rows, so that such a text runs at most twice.
+        A text with VALUES inserts at most as many rows as it has parentheses, so its first lease is large enough.
         Unused ids are kept for later rows.
         """
         leased = 0

@@ -2,7 +2,7 @@
 
 Tasks may also share one client, whose concurrent calls go over one link. A pool is for work that needs a session of its
 own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time. A
-session lent later sees at least as much as the sessions returned before.
+session sees all commits that the sessions returned before it was lent had seen.
 """
 
 import threading
@@ -265,7 +265,7 @@ class ConnectionPool:
         client = open_socket_client(self._target, self._token, self._entry)
         with self._lock:
             self._clients.add(client)
-        if self._is_closed:  # while the client was opened
+        if self._is_closed:  # the pool was closed while the client was opened
             self._drop(client)
         return client
 

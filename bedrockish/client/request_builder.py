@@ -129,7 +129,7 @@ def _rewritten(statements: tuple[Statement, ...], texts: Sequence[str]) -> tuple
 
 
 def note_results(results: list[Rows], values: SessionValues) -> list[Rows]:
-    """Update a session's values from results; return these with the column names of the texts before rewriting."""
+    """Update a session's values from results; return the results with the column names of the caller's own texts."""
     values.see(results)
     return [
         one if (names := shown_names(one.columns)) is one.columns else replace(one, columns=names) for one in results

@@ -244,7 +244,7 @@ class Session(Calls):
         return True
 
     async def _needs_transaction(self, texts: list[str]) -> bool:
-        """Return whether statements need an open transaction: they use TEMP objects, or write at a learner's file."""
+        """Return whether statements need an open transaction: they use TEMP objects, or write at a learner."""
         if self._core.temporary.name or make_temporary(texts):
             return True
         return self.local_steps is not None and await self.local_steps.writes_here(texts)
@@ -262,7 +262,7 @@ class Session(Calls):
                 return results
             except BedrockishError as error:
                 await opened.rollback()
-                options.values.settings = settings  # the next try applies its PRAGMAs again
+                options.values.settings = settings  # as before this try: the next try executes the PRAGMAs again
                 if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
                     return None
                 if isinstance(error, UnavailableError) and not (self._core.temporary.name or self._now() >= until):
@@ -334,7 +334,7 @@ class Session(Calls):
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
     async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
-        """Return the answer of an earlier attempt that was committed; else raise the last one's ``error``."""
+        """Return the command's answer if an earlier attempt was committed; else raise the last attempt's ``error``."""
         seconds = max(deadline - self._now(), 1.0)
         try:
             return await self._call(settle_request(replace(request, timeout_s=seconds)), seconds)
@@ -448,7 +448,7 @@ class Session(Calls):
         """
         seconds = self._seconds(timeout)
         if self._core.has_only_read(command):
-            return True  # a transaction that only read needs no votes
+            return True  # it was answered, and no node records a transaction that only read
         try:
             await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
         except UnavailableError as error:

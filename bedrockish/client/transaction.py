@@ -33,7 +33,7 @@ T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
 CANCELLED = "its first statement was cancelled; the transaction did not happen: begin another transaction"
-BATCH = 1_000  # statements that go in one round trip
+BATCH = 1_000  # statements of ``executemany`` in one round trip
 CLEAN_UP_S = 2.0  # time limit of a rollback after a failure; without it, the node ends the transaction later
 
 
@@ -49,7 +49,7 @@ CleanUpScope = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked arguments of ``Client.transaction``, and the state of the session that its statements use."""
+    """The checked arguments of ``Client.transaction``, and the session's state that its statements use."""
 
     read: str
     isolation: str
@@ -119,7 +119,7 @@ class Transaction:
         texts = [(one, None) if isinstance(one, str) else one for one in statements]
         last: object = None
         for sql, _ in texts:
-            if sql is not last:  # a batch of ``executemany`` is one text a thousand times
+            if sql is not last:  # ``executemany`` passes one text up to a thousand times
                 last = check_statement(sql)
         made = tuple([Statement(sql, check_params(params)) for sql, params in texts])
         self._check_open()

@@ -85,7 +85,7 @@ class _Call:
     link: int | None = None  # the link on which it was sent; None while it is unsent
     lost: int = 0  # attempts that were sent and never answered
     broken_links: int = 0  # links that broke under the call, not by a graceful stop of their node
-    # Why the last link broke, if the call may crash nodes: then it is settled instead of sent again.
+    # Why the last link broke, if the call may crash nodes and is therefore settled instead of sent again.
     suspected: BedrockishError | None = None
     shortened: bool = False  # whether the attempt has only a part of the call's time
     tries: int = 0  # failed attempts
@@ -101,7 +101,7 @@ class _Call:
 
     @property
     def name(self) -> str | None:
-        """The transaction on whose link the call must be sent; None if any node can answer."""
+        """The id of the transaction or stream on whose link the call must be sent; None if any node can answer."""
         return None if isinstance(self.what, Request) else name_of(self.what)
 
 
@@ -148,7 +148,7 @@ class ClientCore:
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
         number, call = self._next_number(), _Call(what, now, now + timeout_s)
-        # A command is settled because the answer of an earlier attempt was lost.
+        # A SETTLE follows an attempt whose answer was lost: count that attempt.
         call.lost = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
         link = self._free_link(call, now)
         self._add(number, call)
@@ -353,7 +353,7 @@ class ClientCore:
     def _process_reply(self, link: int, reply: wire.Reply, now: float, effects: list[Effect]) -> None:
         """End the call of a reply, or have it sent again."""
         if isinstance(reply, wire.Answered) and reply.answer.token is not self.token:
-            # Also for a cancelled call, because the node assumes that the session has seen its answer.
+            # Take the token also for a cancelled call, because the node assumes that the session has seen the answer.
             self.see(reply.answer.token)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
@@ -363,7 +363,7 @@ class ClientCore:
             outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note_only_read(call.what, reply)
-            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # it begins and ends nothing
+            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # statements end nothing
                 if call.what.op == wire.COMMIT:
                     self._note_only_read(call.what.request, reply)
                 outcome = self._process_step(link, call, reply)
@@ -402,14 +402,14 @@ class ClientCore:
                 self._retry(reply.id, call, now)
             case Verdict.AGAIN:
                 self._retry(reply.id, call, now)
-                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # because the same node is asked
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # for the same node again
             case unknown:
                 assert_never(unknown)
 
     def _process_step(
         self, link: int, call: _Call, reply: wire.Answered | wire.Told
     ) -> wire.Answered | wire.Told | BedrockishError:
-        """Record the begin or end of a transaction or a stream, and return the outcome in its reply."""
+        """Record that a reply begins or ends a transaction or a stream; return the outcome for the caller."""
         if begins(call.what, reply):
             self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
         elif ends(call.what, reply):
@@ -427,7 +427,7 @@ class ClientCore:
                 self._only_read.popitem(last=False)
 
     def _retry(self, number: int, call: _Call, now: float) -> None:
-        """Have a call sent again after a pause; have the outcome of a COMMIT requested instead."""
+        """Have a call sent again after a pause; in place of a COMMIT, have a step sent that settles its outcome."""
         if isinstance(call.what, wire.Step) and call.what.op == wire.COMMIT and not call.harmless:
             self._homes.pop(call.what.request.command, None)
             call.what = settle_commit(call.what)
@@ -482,7 +482,7 @@ class ClientCore:
                     del self._calls[lost]
                     effects.append(Finish(lost, two_nodes_lost(error)))
                     continue
-                # Request the outcome without sending the text.
+                # Ask for the outcome, without the text, which may have crashed the nodes.
                 call.what, call.suspected = settle_request(call.what), error
             call.error = error if call.name is None else node_lost(call.what, str(link.address), error)
             self._retry(lost, call, now)
@@ -581,8 +581,8 @@ class ClientCore:
     def _attempt(self, call: _Call, request: Request, now: float) -> wire.AttemptFields:
         """Return the fields of a request that the next attempt sends instead of the request's own."""
         # The node gets less time than the caller has left, so that its answer "it did not happen" arrives in time.
-        # While there are other nodes, it gets only a part: a node that is cut off from its peers would wait for them
-        # until its time is over.
+        # If there are other nodes, it gets only a part: a node that is cut off from its peers would use all the time to
+        # wait for them, and no other node could be asked.
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
@@ -592,8 +592,8 @@ class ClientCore:
         call.shortened = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.shortened:
             timeout_s = patience_s
-        # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not depend on a snapshot
-        # that is too old to include the commit of that attempt.
+        # An UPDATE that finds no row is answered from a snapshot, like a read. After a lost attempt the snapshot must
+        # be new enough to include that attempt's commit.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, wire.Step) else request.read
         # The BEGIN of an open transaction has sent the token already.
         token = self._merged(request.token) if goes_anywhere else request.token

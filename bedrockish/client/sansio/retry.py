@@ -90,7 +90,7 @@ def is_graceful_stop(error: BedrockishError) -> bool:
 
 
 def two_nodes_lost(last: BedrockishError) -> UnavailableError:
-    """Return the error for a call that did not happen, and under which two links broke, the second with ``last``."""
+    """Return the error for a call that did not happen, but under which two links broke; ``last``: the second error."""
     error = UnavailableError(
         "two nodes were lost while they had this request, so it is not sent to a third one, which it may crash; "
         f"the request did not happen: read the nodes' logs before you send it again ({last.message})",

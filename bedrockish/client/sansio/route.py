@@ -19,7 +19,7 @@ from bedrockish.errors import (
 )
 
 AVOID_S = 5.0  # for so long, a node that could not be reached comes last
-LEARNT_AVOID_S = 40.0  # the time for a node that other nodes do not reach: until the members are asked for again
+LEARNT_AVOID_S = 40.0  # for so long, a node that other nodes cannot reach comes last: until the members are asked for
 LEARNT_MAX = 32
 
 
@@ -31,7 +31,7 @@ def voters_of(error: BedrockishError) -> list[Address]:
         try:
             found.append(parse_address(str(text), where=f"the address of {node}"))
         except ConfigError:
-            continue  # a node on a free port chosen by the system reports port 0
+            continue  # no address to dial, such as port 0 of a node whose port the system has chosen
     return found
 
 

@@ -18,7 +18,7 @@ What = Request | wire.Ask | wire.Step
 
 
 def name_of(what: What) -> str | None:
-    """Return the transaction on whose link a call must be sent; None for a call that any node can answer."""
+    """Return the id of the transaction or stream on whose link a call must be sent; None if any node can answer it."""
     if isinstance(what, wire.Step) and what.op not in (wire.BEGIN, wire.SETTLE, wire.STREAM) and not what.prepared:
         return what.request.command
     if isinstance(what, wire.Ask) and what.op == wire.EXPLAIN and what.asked is not None:
@@ -49,7 +49,7 @@ def ends(what: What, reply: wire.Reply) -> TypeGuard[wire.Step]:
 
 
 def closing_step(what: What) -> wire.Step | None:
-    """Return the step that ends the transaction or stream which a cancelled call may have opened; None for others."""
+    """Return the step that ends the transaction or stream that a cancelled call may have opened; None for others."""
     if not isinstance(what, wire.Step) or what.op not in (wire.BEGIN, wire.STREAM):
         return None
     return wire.Step(0, replace(what.request, statements=()), wire.ROLLBACK if what.op == wire.BEGIN else wire.CLOSE)

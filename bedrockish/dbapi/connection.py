@@ -372,7 +372,7 @@ class Connection:
         self._register("collation", "collation", name, callback)
 
     def lacks(self, name: str) -> bool:
-        """Return whether a node's file is open, and the program has registered no function under a name."""
+        """Return whether a node's file is open, and the program has registered no function of that name."""
         return self._link.file is not None and not self._local.has(name)
 
     def _register(self, kind: str, maker: str, name: str, *arguments: Any, **options: Any) -> None:
@@ -533,7 +533,7 @@ class Connection:
         self._declared_types.clear()
 
     def _script(self, section: Sequence[str]) -> None:
-        """Run one statement of a script, or several as one transaction. Only BEGIN opens a transaction implicitly."""
+        """Run one statement of a script, or several as one transaction, as if ``autocommit`` were True."""
 
         def work(session: Session) -> None:
             before, session.autocommit = session.autocommit, True

@@ -15,7 +15,7 @@ import apsw
 from bedrockish.dbapi.errors import Error, NotSupportedError
 
 _MISSING = re.compile(r"no such (?:function|collation sequence): (\S+)")
-# Names under which programs for a SQLite without these functions register their own, which mean the same.
+# SQLite may lack these functions: under their names, programs register functions with the same meaning.
 _SAME = frozenset({*dir(math), "ceiling", "ln", "mod", "power", "if"})
 _SAME |= {"median", "percentile", "percentile_cont", "percentile_disc"}
 _COLLATIONS = frozenset({"binary", "nocase", "rtrim"})
@@ -23,7 +23,7 @@ _COLLATIONS = frozenset({"binary", "nocase", "rtrim"})
 
 @cache
 def _built_in() -> frozenset[str]:
-    """Return the names of SQLite's functions whose meaning a program could change."""
+    """Return the names of SQLite's functions for which a program cannot register a function of its own."""
     with closing(apsw.Connection(":memory:")) as db:
         names = db.execute("SELECT name FROM pragma_function_list WHERE builtin").fetchall()
     return frozenset(str(name) for (name,) in names) - _SAME

@@ -50,11 +50,11 @@ REPLAYS, REPLAYED_MAX = 5, 1_000  # how often a lost transaction is repeated, an
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
-BEGIN_ONLY = "SELECT 1 WHERE 0"  # begins a transaction at its node, which only a statement does
+BEGIN_ONLY = "SELECT 1 WHERE 0"  # a statement without effect: a transaction begins at its node with its first statement
 
 
 class Failure(NamedTuple):
-    """An error that left its transaction open, as a replay compares it."""
+    """The parts of an error that a replay compares, if the error left its transaction open."""
 
     kind: type[BedrockishError]
     message: str
@@ -187,9 +187,8 @@ class Session:
             return NOTHING
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
-            return self._inside([(sql, params)])[
-                0
-            ]  # inside, so that a replay repeats the setting between the same statements
+            # In the transaction, so that a replay repeats the setting between the same statements.
+            return self._inside([(sql, params)])[0]
         switch = switch_of(sql)
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
@@ -309,7 +308,7 @@ class Session:
             return NOTHING
         if self._open is None:
             self.foreign_keys = on
-        elif on == self._unchecked:  # if they differ, the transaction has this setting already
+        elif on == self._unchecked:  # otherwise the transaction has this setting already
             self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
             self._unchecked, self._is_switched = not on, True
         return NOTHING
@@ -354,7 +353,7 @@ class Session:
         stays_here = self._here is not None
         for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
-            # Other kinds may change settings, which ``run_again`` does not check.
+            # A statement of another kind may change settings, which ``run_again`` does not check.
             stays_here = stays_here and kind in (READ, WRITE)
             if kind not in (READ, PRAGMA):
                 self._wrote = True
@@ -363,7 +362,7 @@ class Session:
         try:
             results = opened.run(statements, timeout=self.timeout_s)
         except BedrockishError as error:
-            if self.replay and opened.is_open:  # a replay must fail in the same way, after the same rows
+            if self.replay and opened.is_open:  # a replay must fail at the same statement, with the same error
                 self._replayed.append((statements, Failure.of(error)))
             raise
         if self.replay:
@@ -471,7 +470,7 @@ class Session:
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
-            # A transaction opened implicitly for a SELECT, which has not written yet, becomes the explicit one.
+            # BEGIN takes over a transaction that was opened implicitly, such as for a SELECT, and has not written yet.
             if self._open is None:
                 self._begin(implicit=False)
             self._implicit = False

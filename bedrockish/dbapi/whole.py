@@ -15,7 +15,7 @@ OBJECTS = f"SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT
 Run = Callable[..., Iterable[tuple[Any, ...]]]
 
 
-OFFSET_MAX = (1 << 31) - 1  # SQLite's limit
+OFFSET_MAX = (1 << 31) - 1  # SQLite's limit for the length of a value
 PAGE = 1_000  # rows of one query
 
 
@@ -32,7 +32,7 @@ class Blob:
         self._size, self._check = len(value), check
 
     def _open(self) -> io.BytesIO:
-        self._check()  # the connection is open
+        self._check()  # raises if the connection is closed
         if self._file is None:
             raise ProgrammingError(
                 "Cannot operate on a closed blob: this blob is closed; open another with connection.blobopen()"
@@ -153,7 +153,7 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
 
 
 def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the tables that have rows of their own, each with its SQL, and the SQL that follows their rows.
+    """Return the tables to fill with rows, each with its SQL, and the SQL of all objects to create after the rows.
 
     Shadow tables, in which virtual tables store their content, are left out.
     """

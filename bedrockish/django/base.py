@@ -68,7 +68,7 @@ def _quoted(value: Any) -> str:
 
 
 class DatabaseFeatures(features.DatabaseFeatures):
-    """The features of a cluster."""
+    """The features in which a cluster differs from SQLite."""
 
     test_db_allows_multiple_connections = True
     can_clone_databases = False
@@ -79,7 +79,7 @@ class DatabaseFeatures(features.DatabaseFeatures):
 
 
 class DatabaseOperations(operations.DatabaseOperations):
-    """The SQL of a cluster."""
+    """The SQL in which a cluster differs from SQLite."""
 
     compiler_module = "bedrockish.django.compiler"
 
@@ -101,7 +101,7 @@ class DatabaseOperations(operations.DatabaseOperations):
 
 
 class DatabaseIntrospection(introspection.DatabaseIntrospection):
-    """The user's tables. The tables of a node's journal are excluded."""
+    """The user's tables, without a node's system tables."""
 
     def get_table_list(self, cursor: Any) -> list[Any]:
         """Return tables and views."""
@@ -117,7 +117,7 @@ class DatabaseClient(BaseDatabaseClient):
     def settings_to_cmd_args_env(
         cls, settings_dict: dict[str, Any], parameters: Sequence[str]
     ) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command."""
+        """Return the command ``bedrockish sql`` with the URL or the path of the database."""
         return [cls.executable_name, "sql", settings_dict["NAME"], *parameters], None
 
 

@@ -6,7 +6,7 @@ from bedrockish.sqlalchemy.again import run_transaction, run_transaction_async
 from bedrockish.sqlalchemy.dialect import BedrockishDialect
 from bedrockish.sqlalchemy.urls import make_url
 
-# Also without an installed package, which would have entry points.
+# If the package is imported without being installed, it has no entry points that register the dialect.
 registry.register("bedrockish.asyncio", "bedrockish.sqlalchemy.asynchronous", "BedrockishDialectAsync")
 
 __all__ = ["BedrockishDialect", "make_url", "run_transaction", "run_transaction_async"]

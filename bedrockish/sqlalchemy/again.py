@@ -100,5 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether a table or an index exists already; code that checks this before it creates one succeeds in a retry."""
+    """Whether an error says that a table or index exists already; a retry succeeds if its code checks that first."""
     return "already exists" in str(error.orig)

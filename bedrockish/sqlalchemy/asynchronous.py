@@ -96,7 +96,7 @@ class AsyncConnection:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._OWN:
             super().__setattr__(name, value)
-        else:  # autocommit may commit
+        else:  # in a thread, because a change of ``autocommit`` may commit
             _in_thread(setattr, self.driver_connection, name, value)
 
     def cursor(self, kind: Any = None, **_: Any) -> Any:
@@ -156,7 +156,7 @@ class BedrockishDialectAsync(BedrockishDialect):
 
     @classmethod
     def get_pool_class(cls, url: URL) -> type[pool.Pool]:  # noqa: ARG003
-        """Return the pool."""
+        """Return the class of the pool."""
         return pool.AsyncAdaptedQueuePool
 
     def get_driver_connection(self, connection: Any) -> Any:

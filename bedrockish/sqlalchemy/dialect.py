@@ -72,7 +72,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
 
     @classmethod
     def get_pool_class(cls, url: URL) -> type[pool.Pool]:  # noqa: ARG003
-        """Return the pool: connections are costly enough to keep, and any thread may use them."""
+        """Return the class of the pool: connections are costly enough to keep, and any thread may use them."""
         return pool.QueuePool
 
     @classmethod

@@ -24,7 +24,7 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
     """
     wanted = getattr(statement, "_for_update_arg", None)
     if wanted is None or wanted.read or not isinstance(statement, Select) or not statement.get_final_froms():
-        return None  # a statement without a table selects no row to hold
+        return None  # a statement without a table selects no row to write
     table = _table(statement, wanted.of)
     keys: list[ColumnElement[Any]] = list(table.primary_key)
     if not keys:

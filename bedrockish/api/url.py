@@ -16,6 +16,7 @@ from bedrockish.errors import ConfigError
 
 SCHEME = "bedrockish"
 DEFAULT_PORT = 7373
+BARE = "a / in the user or password of a URL must be written %2F, and a ? %3F"
 URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
 FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
 SYSTEM = "system"
@@ -127,12 +128,23 @@ class Target:
 
 
 def hide_password(url: str) -> str:
-    """Return a URL with ``***`` in place of its password, for output."""
+    """Return a URL, even a mistyped one, with ``***`` in place of its password, for output."""
     scheme, separator, rest = url.strip().partition("://")
-    before, slash, after = rest.partition("/")
+    if not separator:
+        scheme, rest = "", scheme
+    before, mark, query = rest.partition("?")
+    if _is_login(before, query):
+        before, mark, query = rest, "", ""
     login, at, hosts = before.rpartition("@")
     user, colon, _ = login.partition(":")
-    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{hosts}{slash}{after}"
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{hosts}{mark}{query}"
+
+
+def _is_login(before: str, query: str) -> bool:
+    """Return whether a ``?`` stands in a password: no ``@`` is before it, and ``name:`` is, without a port."""
+    _, colon, port = before.rpartition(":")
+    is_address = not colon or before.startswith("[") or port.rstrip("/").isdecimal()
+    return "@" in query and "@" not in before and not is_address
 
 
 def parse_url(url: str) -> Target:
@@ -148,8 +160,8 @@ def parse_url(url: str) -> Target:
     before, _, query = rest.partition("?")
     hosts, slash, tail = before.partition("/")
     login, at, hosts = hosts.rpartition("@")
-    if "@" in tail:
-        raise ConfigError("a / in the user or password of a URL must be written %2F, and a ? %3F")
+    if "@" in tail or _is_login(before, query):
+        raise ConfigError(BARE)
     pairs = _pairs(shown, query)
     if tail and not hosts:  # a path as in SQLAlchemy: after three slashes a relative, after four an absolute one
         pairs, tail = [*pairs, (LOCAL, unquote(tail))], ""
@@ -189,6 +201,8 @@ def _pairs(url: str, query: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError as error:
+        if "@" in query:  # a part of a password, which no text shows
+            raise ConfigError(BARE) from None
         raise ConfigError(f"{url!r}: {query!r} is not a list of options; write read=session&timeout=10") from error
 
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bedrockish.api.url import Address, Target, check_path
+from bedrockish.api.url import SCHEME, Address, Target, check_path
 from bedrockish.common.linux import check_linux
 from bedrockish.errors import UnavailableError, UnsupportedError
 from bedrockish.local.page import socket_path
@@ -22,7 +22,9 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 def is_path(text: str) -> bool:
     """Return whether a text that names a database is a path; False for a URL, even a mistyped one."""
-    return "://" not in text and (os.sep in text or text.endswith(SUFFIXES) or os.path.isfile(text))
+    if "://" in text or text.lower().startswith(f"{SCHEME}:"):
+        return False
+    return os.sep in text or text.endswith(SUFFIXES) or os.path.isfile(text)
 
 
 def located(target: Target) -> Target:

@@ -61,10 +61,30 @@ def test_a_password_may_be_in_a_file() -> None:
 
 def test_url_errors_never_contain_the_password() -> None:
     assert hide_password("bedrockish://ann:secret@a:1/?read=x") == "bedrockish://ann:***@a:1/?read=x"
+    assert hide_password("bedrockish://[fe80::ab]/?ca=/a@b") == "bedrockish://[fe80::ab]/?ca=/a@b"
     for url in ("bedrokish://ann:secret@a", "bedrockish://ann:secret@a:x", "bedrockish://ann:secret@a/?x=1"):
         with pytest.raises(ConfigError) as caught:
             parse_url(url)
         assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("bedrockish:/ann:secret@a:1", "bedrockish:ann:secret@a/", "BEDROCKISH:/ann:secret@a", "ann:secret@a:1"),
+        *(
+            "http://ann:s/secret@a",
+            "bedrockish://ann:s?secret@a",
+            "http://ann:s?secret=1@a",
+            "bedrockish://ann:5?secret@a",
+        ),
+    ],
+)
+def test_error_of_a_mistyped_url_never_contains_the_password(url: str) -> None:
+    """With one slash it was taken for a path, which every text names."""
+    with pytest.raises(ConfigError) as caught:
+        bedrockish.connect(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +114,9 @@ def test_url_accepts_a_list_of_nodes_in_brackets(hosts: str, bare: str) -> None:
         ("bedrockish://a:", "is not a port"),
         ("bedrockish://@a", "has an @ but no user before it"),
         ("bedrockish://me:s/e@a", "must be written %2F"),
+        ("bedrockish://me:s?e@a", "must be written %2F"),
+        ("bedrockish://me:s?e=1@a", "must be written %2F"),
+        ("bedrockish://me:7?e@a", "must be written %2F"),
         ("bedrockish://a/?choice=near", "did you mean 'nearest'?"),
         ("bedrockish://a/?discover=1", "is neither yes nor no"),
         ("bedrockish://a/?cert=x", "a certificate needs ca, cert and key"),

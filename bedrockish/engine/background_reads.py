@@ -132,7 +132,7 @@ class BackgroundReads:
             yield partial(store.read, reader)
 
     def assemble(self, parts: tuple[Part, ...]) -> bytes:
-        """Return the bytes of parts whose pieces are in committed batches.
+        """Return the body of a transaction, given its parts; the pieces among these are in committed batches.
 
         Raises:
             DamagedError: a piece is missing; the node must stop.

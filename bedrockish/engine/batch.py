@@ -84,7 +84,7 @@ class Batch:
     # -- users of the connection -----------------------------------------------------------------------------------
 
     def hand_over(self, wait: Callable[[], None]) -> None:
-        """Give the connection to a thread until ``take_back``; ``wait`` blocks until then, but not in that thread.
+        """Give the connection to a thread until ``take_back``; ``wait`` blocks every other thread until then.
 
         Until then, another user waits for that thread, or tests ``is_away`` and tries again later.
         """

@@ -383,7 +383,7 @@ class Engine:
         self.publication.write(number, self.applied, self.applied_clock, self.schema_version)
 
     def _committed(self) -> None:
-        """Publish a committed batch and release what it used, before the next batch is open."""
+        """Publish a committed batch and release its resources, before the next batch is open."""
         self.publication.wrote(self.batch.number, self.schema_version, is_log_ending=self.batch.may_finish_log)
         if self.entries.staged.attached:
             self.entries.staged.detach()

@@ -18,7 +18,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction
 from bedrockish_journal.storage import store
 
-FEW_BYTES = 64 << 10  # changes below this size are decoded at once
+FEW_BYTES = 64 << 10  # changes up to this size are decoded as one list, and larger ones in pieces
 KEPT_BYTES = FEW_BYTES  # changes up to this size stay decoded from their execution or check to their application
 KEPT_MAX = 32  # transactions whose changes stay decoded
 
@@ -33,16 +33,16 @@ class EntryApplier:
         db: apsw.Connection,  # the writing connection
         batch: Batch,
         rows: RowApplier,  # writes rows into tables
-        capture: Capture,  # the capture of row changes, which is off while staged rows are written
+        capture: Capture,  # the capture of row changes; it is off while staged rows are written
         versions: Versions,
         learn_members: Callable[[], None],  # reads the membership again after it has changed
     ) -> None:
         self._db, self._batch, self._rows, self._capture = db, batch, rows, capture
         self._versions, self._learn_members = versions, learn_members
         self.staged = StagedStore(db)  # the unpacked changes of large transactions
-        # Transactions whose changes an operator had skipped, because they fit the tables of no node.
+        # Transactions whose changes are skipped by an operator's order, because they fit the tables of no node.
         self.void = set(system.void(db))
-        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, executed here or decoded
+        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded or as they were executed
 
     @staticmethod
     def is_long(entry: Entry) -> bool:
@@ -134,7 +134,7 @@ class EntryApplier:
         db.execute("RELEASE entry")
 
     def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
-        """Apply an entry of a few changes, as ``_apply_staged``; also return False if the batch is being redone."""
+        """Apply an entry of a few changes; return False, without effect, if that fails or the batch is being redone."""
         if self._batch.state is State.REDOING:
             return False
         fits = self._append_if(entry, applied_ms, lambda: self._rows.make_or_break(changes))

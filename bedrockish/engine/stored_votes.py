@@ -42,7 +42,7 @@ class StoredVotes:
         self._batch.write(system.drop_pieces, self._db, digests)
 
     def assemble(self, parts: tuple[Part, ...]) -> bytes:
-        """Return the bytes of parts whose pieces are saved.
+        """Return the body of a transaction, given its parts; the pieces among these are saved.
 
         Raises:
             DamagedError: a piece is missing; the node must stop.

@@ -56,7 +56,7 @@ class LocalTransactions:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
         self.pool.close_idle()
         if self._temporary is not None:
-            self._temporary.workspace.tell(given)
+            self._temporary.workspace.register(given)
         for one in list(self._open.values()):
             one.give(given)
 

@@ -87,7 +87,7 @@ class FileWorkspace:
         """Attach the session's files to the workspace's connections, before a transaction begins."""
         attached = self._pool.attached
         if self._attached != attached.version:
-            self.workspace.tell(attached.apply_to)
+            self.workspace.register(attached.apply_to)
             self._attached = attached.version
 
     def is_of(self, facts: Facts) -> bool:

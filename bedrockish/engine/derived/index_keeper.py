@@ -30,7 +30,7 @@ Rows = dict[int, Row]
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """An index, with the statements that change it."""
+    """An FTS5 index on the rows of a table, with the statements that change it."""
 
     name: str  # name of the index
     # Places of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
@@ -216,5 +216,5 @@ def _kept(table: Table, index: ContentIndex) -> _Index:
 
 
 def _differing(rows: Rows, others: Rows) -> list[tuple[Value, ...]]:
-    """Return the rows, each after its rowid, that ``others`` does not have in the same form."""
+    """Return the rows that ``others`` lacks or has with other values, each as its rowid and then its values."""
     return [(rowid, *row) for rowid, row in rows.items() if rowid not in others or not same_row(row, others[rowid])]

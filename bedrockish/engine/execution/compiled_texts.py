@@ -37,7 +37,7 @@ class CompiledTexts:
         self._db, self._guard, self._governor, self._access = db, guard, governor, access
         self._all: dict[str, tuple[Compiled, ...]] = {}
         self._limited: dict[str, tuple[Compiled, ...]] = {}  # texts compiled for users that may not read secrets
-        self._again: dict[str, Recipe | None] = {}  # see ``again``
+        self._again: dict[str, Recipe | None] = {}  # text -> the result of ``again``
         self._lookups, self._limited_lookups = Lookups(self._all), Lookups(self._limited)
         # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
@@ -75,7 +75,7 @@ class CompiledTexts:
         self._analysis.forget()
 
     def lengths(self, piece: Compiled) -> Lengths:
-        """Return the bounds of the lengths of a statement's values."""
+        """Return the allowed lengths of a statement's values."""
         if piece.setting:
             return OF_SCHEMA
         if piece.kind == SCHEMA:
@@ -161,7 +161,7 @@ class CompiledTexts:
         return piece, after
 
     def with_ids(self, piece: Compiled) -> Rewritten | None:
-        """Return the rewritten statement, which assigns ids, if SQLite's bytecode for it is the same otherwise."""
+        """Return the statement rewritten to assign ids; None if SQLite reports other effects or columns for it."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
             return None

@@ -66,7 +66,7 @@ class KnownSchema(NamedTuple):
 
 
 class Executor:
-    """An executor of requests, one at a time.
+    """Executes requests on one connection, one request at a time.
 
     Why so large: One connection serves all kinds of statements, and the parts that each execution uses live as long as
     the connection.
@@ -93,7 +93,7 @@ class Executor:
         capture.documents = lambda: self.analysis.documents
         self._most_bytes = limits.length_bytes
         self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
-        self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half a statement
+        self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half of their time
         self._unlimited_query = connection_query(db)
         # A faster connection, which shows the same rows as long as the request has changed none.
         self.reader: apsw.Connection | None = None

@@ -105,7 +105,7 @@ def _words(analysis: Analysis, access_set: AccessSet) -> dict[str, list[str]]:
 
 
 def _first_texts(texts: list[str]) -> list[str]:
-    """Return the first texts, and the number of the others."""
+    """Return the first ``ITEMS_MAX`` different texts, and a text with the number of the others."""
     unique = list(dict.fromkeys(texts))
     if len(unique) <= ITEMS_MAX:
         return unique

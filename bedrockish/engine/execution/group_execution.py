@@ -73,11 +73,11 @@ def execute(
         for request in requests:
             scope.begin(request.command, 0, base)
             result = _run_request(executor, request, gatherer)
-            if scope.named:  # the request names its transaction, which the journal finds only by its first command's id
+            if scope.named:  # it has used its command's id; the journal names a transaction by its first command only
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)
-        can_tell = not executor.capture.blind  # changes of tables without capture are known only at the end, merged
+        can_tell = not executor.capture.blind  # rows that the hook cannot show are known only for all requests together
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()

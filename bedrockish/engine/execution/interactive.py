@@ -195,7 +195,7 @@ class Interactive:
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
-        """Defer foreign keys to COMMIT or no longer, or answer whether they are deferred; they are always on."""
+        """Switch the deferral of foreign-key checks, or answer that it is on; foreign keys themselves are always on."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
@@ -259,7 +259,7 @@ class Interactive:
         if found is None and self._restore():
             return []
         changes, touched = capture.stop()
-        if found is None or touched:  # a net change must be that of one statement
+        if found is None or touched:  # the rows that the hook cannot show must be found after each single statement
             db.execute("ROLLBACK TO statement")
             db.execute("RELEASE statement")
             db.set_last_insert_rowid(work.lastrowid)
@@ -639,7 +639,7 @@ class Interactive:
         after = capture.read_rows(touched)
         work.unsure = work.unsure or self._broken_keys()
         self._db.execute("ROLLBACK TO statement")
-        # SQLite counts the keys again that were broken before the statement; ``redo`` does not change the count.
+        # The rollback has restored SQLite's earlier count of broken keys, and ``redo`` will not change the count.
         work.unsure = work.unsure or self._broken_keys()
         before = capture.read_rows(touched)
         changes += capture.net_changes(before, after)
@@ -678,7 +678,7 @@ class Interactive:
         if not isinstance(error, ConstraintError) or not capture.changed_temporary or is_of_keys:
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
-        # SQLite's own value is that of the row that was undone, which differs where the transaction runs again.
+        # SQLite still has the rowid of a row that was undone, which may be another where the transaction runs again.
         db.set_last_insert_rowid(work.lastrowid)
 
     def _restore(self) -> bool:

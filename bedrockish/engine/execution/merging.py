@@ -35,13 +35,13 @@ def merge(
     request, prepared = first
     moved = move_up(request.command, prepared)
     if moved is None:
-        return prepared  # its program gets the conflict
+        return prepared  # the program that sent the first request gets the conflict
     merger = _Merger(request, moved)
     for other, prepare in others:
         try:
             one = move_up(other.command, prepare())
         except BedrockishError:
-            continue  # its program gets the error when the transaction is led alone
+            continue  # the program that sent the request gets the error when its transaction is led alone
         if one is not None:
             merger.add(other, one)
     return merger.merged(join) if merger.is_several else prepared

@@ -185,7 +185,7 @@ class TransactionWork:
         mark = self.marks[place]
         del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
         self.size, self.searched = mark.size, mark.searched
-        # SQLite does not count the broken keys of rows that are written again, as those before the savepoint may be.
+        # The rows from before the savepoint may be written again, and SQLite then does not count their broken keys.
         self.unsure = self.unsure or mark.is_broken
         if self.sets is not None:
             self.sets.roll_back(place)

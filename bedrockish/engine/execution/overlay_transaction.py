@@ -83,7 +83,7 @@ class OverlayTransaction:
             self.workspace.leave_work()
             self.workspace.end()
             self.workspace.close()
-            self._writer = self._interactive = None  # both refer to this object, which has the rows
+            self._writer = self._interactive = None  # both refer back to this object: free its rows now
 
     # -- what its statements use -----------------------------------------------------------------------------------
 

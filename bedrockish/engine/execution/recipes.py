@@ -134,7 +134,7 @@ class Lookup(NamedTuple):
 
 
 class Lookups:
-    """The lookups among ``texts``, which have run before; ``clear`` is called when these are cleared."""
+    """The lookups among the compiled ``texts``; the owner of ``texts`` calls ``clear`` when it clears them."""
 
     def __init__(self, texts: Mapping[str, tuple[Compiled, ...]]) -> None:
         self._texts = texts

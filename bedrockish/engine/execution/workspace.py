@@ -273,11 +273,11 @@ class Workspace:
         writer.begin()
         return writer
 
-    def tell(self, told: Callable[[apsw.Connection], None]) -> None:
-        """Register functions on both connections, and forget compiled texts. No transaction may be open."""
-        told(self._reader)
+    def register(self, give: Callable[[apsw.Connection], None]) -> None:
+        """Register functions on both connections by ``give``, and forget compiled texts. No transaction may be open."""
+        give(self._reader)
         if self._writer is not None:
-            told(self._writer.db)
+            give(self._writer.db)
             self._writer.executor.texts.forget()
 
     def _reset(self, writer: "Writer") -> None:

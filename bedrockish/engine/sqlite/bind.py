@@ -77,7 +77,7 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
 
 
 def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
-    """Return values as SQLite stores them; in the text, ``before`` values precede them, which errors count."""
+    """Return values as SQLite stores them; errors number them after the ``before`` earlier values of the text."""
     for value in values:  # most values need no conversion, and a call for each would cost too much
         kind = type(value)
         if not (

@@ -150,7 +150,7 @@ class TakesLongError(Exception):
         self.sql = sql
 
 
-TRANSACTION_BYTES = 64 << 20  # as long as a frame
+TRANSACTION_BYTES = 64 << 20  # the longest message between nodes, in which a transaction is sent
 VALUE_BYTES_MAX = 1_000_000_000  # SQLite's own limit, as it is compiled
 
 

@@ -21,7 +21,7 @@ IDLE_S = 0.5  # after so many seconds without a statement, the thread sleeps unt
 
 
 class Interrupter:
-    """The interrupter of one user of connections, which runs one statement at a time.
+    """Interrupts the statements of one user of connections, which runs one statement at a time.
 
     Args:
         is_late: returns whether the running statement has run for too long; called in the watchdog's thread.

@@ -80,7 +80,7 @@ def give_functions(db: apsw.Connection, holder: Holder) -> None:
 
 
 class _Changes(ReadTable):
-    """The changes."""
+    """The table of row changes: each of its scans is a query on the journal."""
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
         """Choose the conditions that the query on the journal tests; return True."""

@@ -268,7 +268,7 @@ class Guard:
         """Compile the first statement of a text, without running it.
 
         Args:
-            ours: whether the statement may call the node's own function.
+            ours: whether the node has rewritten the statement, which may then call the node's own function for ids.
             is_limited: whether the user may not read secrets, and gets the tables of ``rights.opened`` instead.
             optimizes: whether PRAGMA optimize may gather statistics; otherwise it does nothing.
 

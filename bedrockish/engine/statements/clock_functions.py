@@ -65,7 +65,7 @@ class Scope:
         return locked
 
     def begin_in_worker(self, command: str, clock: int, tick: Callable[[], int]) -> None:
-        """Start a whole transaction in another thread."""
+        """Start a transaction whose statements all run in another thread; ``tick`` returns values of its clock."""
         self.begin(command, clock)
         self.tick = tick
 

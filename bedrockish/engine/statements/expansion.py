@@ -21,7 +21,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 LOOP_TOKENS = 5_000  # tokens that a statement may add in the loop: SQLite takes about 4 ms for them
 STATEMENT_TOKENS = 500_000  # tokens that a statement may add at all: SQLite takes half a second and some 100 MB
 DEFINITION_TOKENS = 50_000  # tokens that a definition may have: nodes describe all views when they start
-AGGREGATES = CONSTRAINTS = 2_000  # most in one statement, most in one table: SQLite compares each with all others
+AGGREGATES = CONSTRAINTS = 2_000  # limits for a statement and for a table: SQLite compares each with all others
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
@@ -259,7 +259,7 @@ class _Frame:
 
 
 def parse(sql: str) -> Parsed | None:
-    """Return the names of a statement; None if it cannot be cut into tokens."""
+    """Return the texts in a statement, with sizes and names; None if it cannot be cut into tokens."""
     try:
         return _Parser(walk(sql)).run()
     except NotTokensError:

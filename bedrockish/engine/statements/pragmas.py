@@ -232,5 +232,5 @@ def defer(db: apsw.Connection, *, on: bool) -> None:
 
 
 def numbers(db: apsw.Connection) -> tuple[object, ...]:
-    """Return numbers that change whenever a schema statement changes anything."""
+    """Return the file's counter of schema changes and its replicated settings, to detect a change of any of them."""
     return tuple(db.pragma(name) for name in ("schema_version", *REPLICATED))

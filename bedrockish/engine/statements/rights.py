@@ -137,7 +137,7 @@ class Access:
         # Users in the node's configuration, who are admins here until the cluster has a user of that name.
         self.bootstrap: Collection[str] = ()
         self.nodes: Collection[str] = ()  # the members, whose certificates may do everything
-        self.config = 0  # the version of the membership from which the users and members are
+        self.config = 0  # the version of the membership from which the users and members are taken
         self._known: dict[str, Rights] = {}
 
     def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str], config: int = 0) -> None:

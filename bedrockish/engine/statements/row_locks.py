@@ -63,7 +63,7 @@ class RowLocks:
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
         # The keys that each transaction has locked, by its command; usually empty.
         self.held: dict[str, list[bytes]] = {}
-        self._left: dict[bytes, float] = {}  # key -> seconds since when the row is left to other nodes; oldest first
+        self._left: dict[bytes, float] = {}  # key -> time from which the row is left to another node; oldest first
 
     def lock(self, command: str, base: Base | None, name: Value, values: tuple[Value, ...]) -> bytes | None:
         """Lock a row, and return its key; None if another transaction has the row.

@@ -64,7 +64,7 @@ def give_table(db: apsw.Connection, name: str, schema: str, table: "type[ReadTab
 
 
 class ReadTable:
-    """A table on one connection."""
+    """A read-only virtual table on one connection; a subclass yields its rows."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -130,7 +130,7 @@ class _Cursor:
 
 
 class _Users(ReadTable):
-    """The users."""
+    """The table of the cluster's users, by the membership that is applied in the snapshot."""
 
     def rows(self, chosen: str, values: Sequence[Any]) -> Generator[tuple[Value, ...]]:  # noqa: ARG002
         found: Any = self._db.execute("SELECT value FROM main.bedrockish_meta WHERE key = 'membership'").get

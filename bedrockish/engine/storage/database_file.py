@@ -52,7 +52,7 @@ class Founding:
 
 
 def _foreign(path: Path) -> str:
-    """Return the error for the first of a node's files that this user may not write; empty without one.
+    """Return the error's text for the first of a node's files that this user may not write; empty without one.
 
     A node that was once started by root leaves such files, and SQLite's own error does not name the user.
     """

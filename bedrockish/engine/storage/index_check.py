@@ -147,7 +147,7 @@ def _first_lacking(
 def _finds_at_once(
     db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
 ) -> bool | None:
-    """Return how SQLite would look an entry up.
+    """Return by which columns SQLite would look an entry up in an index.
 
     True: by the index's terms alone, as in a unique index; False: by the terms and the key of the row; None: by only
     some of the terms.

@@ -34,7 +34,7 @@ _UNNAMED = (
     | apsw.SQLITE_OPEN_EXCLUSIVE
     | apsw.SQLITE_OPEN_DELETEONCLOSE
 )
-_FAR = 0x9E3779B1  # an odd number: its multiples are all different, and far from each other
+_FAR = 0x9E3779B1  # odd, so that its multiples modulo 2**32 all differ; successive ones are far from each other
 MEMORY_BYTES = 32 << 20  # bytes of changed pages that stay in memory
 _numbers = itertools.count(1)
 _frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int], FramePages]" = weakref.WeakValueDictionary()
@@ -217,7 +217,7 @@ class OverlayFile(apsw.VFSFile):
         self._version = struct.pack(">I", (moment.version + 1 + _FAR * self._commits) & 0xFFFFFFFF)
 
     def note_commit(self) -> None:
-        """Count a COMMIT of the connection: it increments the version in page 1, which no later moment may have."""
+        """Count a COMMIT of the connection: it increments the version in page 1, and no later moment may have that."""
         self._commits += 1
 
     @property

@@ -362,7 +362,7 @@ class RowApplier:
         expected = found = None
         if table is not None and table.columns == change.columns:
             expected, found = _differences(table, change.before, self._found(table, change))
-            if change.op != INSERT and expected:  # the row has another value; if it has not, SQLite's error says why
+            if change.op != INSERT and expected:  # the rows differ, which says more than SQLite's error
                 why = (
                     "there is no such row" if found is None else f"expected {_listed(expected)}, found {_listed(found)}"
                 )

@@ -67,7 +67,7 @@ class Versions:
         return schema.standing(self._db, txid).failure
 
     def standing(self, txid: Txid) -> schema.Standing:
-        """Return the outcome of a change at this node."""
+        """Return whether a schema change is scheduled, active or failed at this node, and why it failed."""
         return schema.standing(self._db, txid)
 
     def _activate(self, txid: Any, build: Build | None) -> None:

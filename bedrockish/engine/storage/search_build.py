@@ -22,7 +22,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection
 
-TRIED = 256  # rows in the trial of a build
+TRIED = 256  # rows that are indexed in a trial, to estimate how long the whole build would take
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 _ENDS = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
 _SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"

@@ -174,12 +174,12 @@ def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
 
 
 def parts_of(packed: bytes) -> "tuple[Part, ...]":
-    """Return the parts of a body that is stored in parts."""
+    """Return the parts of a transaction's body from their stored form."""
     return tuple(part if isinstance(part, bytes) else (part[0], part[1]) for part in cbor2.loads(packed)[0])
 
 
 def assemble(db: apsw.Connection, parts: "Iterable[Part]") -> bytes:
-    """Return the bytes of parts, with the stored data of their pieces.
+    """Return a transaction's body, given its parts, with the stored data of the pieces among these.
 
     Raises:
         DamagedError: a piece is missing.

@@ -17,7 +17,7 @@ from bedrockish.engine.sqlite.errors import FULL, NO_ROOM
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from bedrockish_journal.storage.vector_modules import Connection
 
-PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
+PRIVATE = 0o600  # the mode of the files of a database: only the owner may read and write
 FRAME_BYTES = 24 + 4096
 WAL_HEADER_BYTES, SALTS_AT, SALTS_BYTES = 32, 16, 8
 COPY_PAGES = 2_048  # pages that are copied at a time, in some milliseconds

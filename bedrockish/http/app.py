@@ -226,18 +226,18 @@ class Handlers:
         statements, pairs = read_question(_pairs(request))
         objects, pairs = read_shape(pairs)
         asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
-        return _by(request, asked), objects
+        return _for_caller(request, asked), objects
 
     def _request(
         self, request: Request, statements: tuple[Statement, ...], pairs: list[tuple[str, str]], *, read_only: bool
     ) -> Command:
         key = request.headers.get(KEY)
         asked = read_request(statements, pairs, key, new_command(), self._cluster_id, read_only=read_only)
-        return _by(request, asked)
+        return _for_caller(request, asked)
 
 
-def _by(request: Request, command: Command) -> Command:
-    """Return a command with its settings and its user; at a node without logins, a command has no user."""
+def _for_caller(request: Request, command: Command) -> Command:
+    """Return a command with its settings and the caller's user; a request that only reads will end with its caller."""
     request.ends_with_caller = only_reads(command)
     statements = with_settings_of(command.statements, SessionValues())
     if request.user or statements is not command.statements:

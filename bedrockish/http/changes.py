@@ -210,15 +210,15 @@ class _Reader:
                     memory.hold(self, -len(line))
                     self._left -= 1
                     if not self._left:
-                        yield self._end(one.cursor)  # the rest of the page was not sent
+                        yield self._cursor_line(one.cursor)  # the rest of the page was not sent
                         return
                 if self._feed.is_last:
                     if not self._asked.follow and (found or trio.current_time() >= until):
-                        yield self._end()
+                        yield self._cursor_line()
                         return
                     await trio.sleep(POLL_S)
                     if trio.current_time() - self._told > ALIVE_S:
-                        yield self._end()
+                        yield self._cursor_line()
                 self._request.check_stay()
                 page = []
                 memory.hold(self, -memory.held(self))
@@ -234,8 +234,8 @@ class _Reader:
             return self._line(as_data(one), str(one.cursor))
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
-    def _end(self, sent: Cursor | None = None) -> bytes:
-        """Return a line with the reader's cursor: ``sent``, or the end of all read pages, filtered changes included."""
+    def _cursor_line(self, sent: Cursor | None = None) -> bytes:
+        """Return a line with the reader's cursor: ``sent``, or the end of all pages read, past omitted changes."""
         place = sent or self._feed.cursor
         cursor = str(place) if place.clock else ""
         return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")

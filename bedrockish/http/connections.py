@@ -30,8 +30,8 @@ from bedrockish_net.handshake import BROKEN, host_of
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
-IDLE_S = 75.0  # a caller's time for a whole head, for each part of a body, and for a short body
-BODY_BYTES_S = 16 << 10  # the least mean speed at which a long body must arrive
+IDLE_S = 75.0  # seconds that a caller has for a whole head, and for each part of a body
+BODY_BYTES_S = 16 << 10  # a body must arrive within IDLE_S, and one second more for each so many bytes
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
 SAFETY = {  # on every reply: other sites cannot embed or read it, and browsers do not guess its type
@@ -159,7 +159,7 @@ class Connection:
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
                 async with aclosing(pieces):
-                    # A generator that has not begun would not end the stream that it reads.
+                    # First of all begin the generator: closed before that, it would not end the stream that it reads.
                     piece = await anext(pieces, None)
                     head = head_of(reply, b"transfer-encoding: chunked\r\n" if is_chunked else b"", is_last=is_last)
                     self._is_answered = True
@@ -181,7 +181,7 @@ class Connection:
         self._is_last = is_last
 
     async def _watch(self, writing: trio.CancelScope) -> None:
-        """Cancel writing when the caller has gone. The parser stores the head of a further request."""
+        """Read until the caller has gone, then cancel writing. The parser keeps the head of a further request."""
         if self._request is not None and not self._request.is_whole:
             return  # the handler does not read the remaining body now, so it would fill the memory without a bound
         with suppress(*BROKEN):
@@ -216,7 +216,7 @@ class Connection:
             raise trio.BrokenResourceError from error
 
     async def _end(self) -> None:
-        """End the connection so that the caller reads the answer first: unread bytes would reset it."""
+        """End the connection; first read the caller's bytes, which would reset it before the caller has the answer."""
         is_read = self._request is not None and self._request.is_whole
         with trio.move_on_after(FAREWELL_S), suppress(*BROKEN):
             if self._stream is self._plain:
@@ -233,7 +233,7 @@ class Connection:
         """The time for which a write has been waiting for the caller, in seconds."""
         return max(0.0, trio.current_time() - self._waits_since)
 
-    def leave_if_alone(self) -> None:
+    def cancel_if_abandoned(self) -> None:
         """Cancel a long read, or a long call of libSQL, after its caller has gone."""
         request, fd = self._request, self._plain.socket.fileno()
         if request is None or self._is_answered or not (request.is_whole and request.ends_with_caller) or fd < 0:
@@ -322,7 +322,7 @@ async def serve_connections(
                 elif now > one.until:
                     one.cut()
                 else:
-                    one.leave_if_alone()
+                    one.cancel_if_abandoned()
 
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
     listeners = [plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)]

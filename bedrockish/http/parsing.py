@@ -69,7 +69,7 @@ class Parser:
         does.
 
         llhttp takes the bytes that follow for the other protocol, but here they are the body. So a new parser first
-        gets a made-up head with the same length.
+        gets a made-up head, which announces a body of the same length.
         """
         self._parser, self._is_past_upgrade = httptools.HttpRequestParser(self), True
         names = ("content-length", "transfer-encoding")

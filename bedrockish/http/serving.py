@@ -23,7 +23,7 @@ BACKLOG = 100
 class ServerCertificate:
     """The node's certificate for HTTP, which is read again whenever the certificate of its links is read again.
 
-    TLS calls ``_renew`` after the first message of each handshake, which then sets the new context.
+    TLS calls ``_renew`` after the first message of each handshake; ``_renew`` then sets the newest context.
 
     Args:
         credentials: counts how often certificates were read.

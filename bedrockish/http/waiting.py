@@ -27,7 +27,7 @@ async def serve_waiting(config: Config, credentials: Credentials, node: WaitingN
 
 
 def answer(path: str, node: WaitingNode) -> Reply:
-    """Return the answer at a path."""
+    """Return the reply to a request for a path."""
     told = node.status()
     if path == "/livez":
         return json_reply({"alive": True})

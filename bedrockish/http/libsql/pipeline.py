@@ -47,7 +47,7 @@ class Pipelines:
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, Kept] = {}
-        self._late: deque[tuple[float, str]] = deque()  # the expiry of each baton, in order
+        self._expiries: deque[tuple[float, str]] = deque()  # when each baton expires, in order
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """Return the endpoints by method and path, for versions 1 to 3."""
@@ -149,7 +149,7 @@ class Pipelines:
 
     def _take(self, request: Request, baton: object) -> Kept:
         """Remove and return the stream of a baton, or return a new stream; the call owns it until ``_keep``."""
-        self._close_late()
+        self._close_idle()
         credentials = sha256(request.headers.get("authorization", "").encode()).digest()
         if baton is None:
             caller = caller_of(Owner(request.address), request.user)
@@ -176,14 +176,14 @@ class Pipelines:
             return None
         baton = baton or secrets.token_urlsafe(24)
         self._kept[baton] = kept
-        self._late.append((trio.current_time() + IDLE_S, baton))
+        self._expiries.append((trio.current_time() + IDLE_S, baton))
         return baton
 
-    def _close_late(self) -> None:
+    def _close_idle(self) -> None:
         """Close the streams that were idle for too long. The first to expire are the first that were kept."""
         now = trio.current_time()
-        while self._late and self._late[0][0] <= now:
-            _, baton = self._late.popleft()
+        while self._expiries and self._expiries[0][0] <= now:
+            _, baton = self._expiries.popleft()
             late = self._kept.pop(baton, None)
             if late is not None:
                 late.session.close()
@@ -192,7 +192,7 @@ class Pipelines:
         """Close idle streams, until cancelled."""
         while True:
             await trio.sleep(IDLE_S / 4)
-            self._close_late()
+            self._close_idle()
 
 
 def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
@@ -203,7 +203,7 @@ def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
 
 
 async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return a stream's answer."""
+    """Return a stream's answer to one request; raise if it has an infinite number, which JSON lacks."""
     response = await session.answer(asked)
     result = response.get("result", {})
     if any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one):

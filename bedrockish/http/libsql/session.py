@@ -321,13 +321,13 @@ class Session:
             return Result((), [])
         if self._open is None:
             self._keys = on
-        elif on == self._unchecked:  # if they differ, the transaction has this setting already
+        elif on == self._unchecked:  # otherwise the transaction has this setting already
             await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
             self._unchecked, self._is_switched, self._changes_schema = not on, True, True
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return statements; with foreign keys off, statements that change the schema begin with the PRAGMA for it."""
+        """Return statements, with PRAGMA foreign_keys = OFF before schema changes if only the stream has it set."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
         if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
             return statements
@@ -557,7 +557,7 @@ def _succeeded(step: int) -> Json:
 
 
 def _means(condition: Json | None, wanted: Json) -> bool:
-    """Whether a condition is the wanted one (newer clients add: and that a transaction is open)."""
+    """Whether a condition is ``wanted``, alone or with the condition of newer clients that a transaction is open."""
     match condition:
         case {"type": "and", "conds": [*parts]}:
             rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]

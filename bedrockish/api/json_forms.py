@@ -308,7 +308,7 @@ def pack_token(token: Token, cluster_id: str) -> str:
 
 
 def pack_row(row: Sequence[Any]) -> list[Any]:
-    """Return a row as plain values."""
+    """Return a row as values of JSON; a blob or an infinite number is an object."""
     return [_value(value) for value in row]
 
 

@@ -186,7 +186,7 @@ class Request:
     longest_s: float = 0.0
     user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
     trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
-    # The digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
+    # The digest of the whole command of which this is a step; if empty, ``digest_of`` computes it.
     digest: bytes = b""
     # Name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the first of them;
     # empty if the session has none.

@@ -40,7 +40,7 @@ class Entry:
         if self.user is None:
             return {}
         password = self.password if self.password is not None else _read_password(self.password_file or "")
-        # A token has a field of its own: a release without tokens on links would count it as a wrong password.
+        # A token has a field of its own, because a node of an older release would count it as a wrong password.
         return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
     async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> "Link":

@@ -32,7 +32,7 @@ ALIVE_S = 2.0  # timeout of that ping
 
 @dataclass(slots=True, eq=False)
 class PooledSession:
-    """A session of the pool."""
+    """A session of the pool; setting ``over`` ends the task that keeps it open."""
 
     client: Client
     over: trio.Event

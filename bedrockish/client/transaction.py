@@ -34,7 +34,7 @@ Call = Callable[[What, float], Awaitable[Answered | Told]]
 
 CANCELLED = "its first statement was cancelled; the transaction did not happen: begin another transaction"
 BATCH = 1_000  # statements of ``executemany`` in one round trip
-CLEAN_UP_S = 2.0  # time limit of a rollback after a failure; without it, the node ends the transaction later
+CLEAN_UP_S = 2.0  # time limit of a rollback after a failure; if it is exceeded, the node itself ends the transaction
 
 
 def shielded() -> "trio.CancelScope":
@@ -317,7 +317,7 @@ class Transaction:
         elif _is_cancelled(error):
             if op == COMMIT:
                 self._is_open = False
-            if op == BEGIN:  # the node may have begun it; the client then rolls it back
+            if op == BEGIN:  # perhaps the node has begun it: the client's core then rolls it back
                 self._is_open, self._error = False, ClientClosedError(CANCELLED)
 
 

@@ -202,7 +202,7 @@ class Connection:
 
     @property
     def isolation_level(self) -> str | None:
-        """With sqlite3's legacy transaction control: None for no implicit transactions, any other value for them."""
+        """In sqlite3's legacy mode: None if only BEGIN opens a transaction; otherwise a write does, too."""
         return self._session.isolation_level
 
     @isolation_level.setter

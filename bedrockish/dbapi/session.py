@@ -102,7 +102,7 @@ class Session:
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
         self._here: LocalTransaction | None = None  # the open transaction, if its statements run in this process
-        self._is_lost = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
+        self._is_uncommitted = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._unchecked = False  # the open transaction has executed PRAGMA foreign_keys = OFF at the node
@@ -419,7 +419,7 @@ class Session:
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
-        self._here, self._is_lost = None, False
+        self._here, self._is_uncommitted = None, False
         self._is_switched = self._changes_schema = False
         self._replayed = []
         if self.replay:
@@ -438,7 +438,7 @@ class Session:
             return
         if not by_text:
             self._trace("COMMIT")
-        is_lost = True
+        is_uncommitted = True
         try:
             try:
                 self._open.commit(timeout=self.timeout_s)
@@ -446,10 +446,10 @@ class Session:
                 if self._open.is_open or not self._replay_after(error):
                     raise
                 self._open.commit(timeout=self.timeout_s)
-            is_lost = False
+            is_uncommitted = False
         finally:
             if not self._open.is_open:  # it stays open after a broken deferred constraint, which the program can repair
-                self._is_lost = is_lost
+                self._is_uncommitted = is_uncommitted
                 self._forget()
 
     def rollback(self, *, by_text: bool = False) -> None:
@@ -466,7 +466,7 @@ class Session:
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind
-        was_lost, self._is_lost = self._is_lost, False
+        was_uncommitted, self._is_uncommitted = self._is_uncommitted, False
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
@@ -475,7 +475,7 @@ class Session:
                 self._begin(implicit=False)
             self._implicit = False
         elif kind in (COMMIT, ROLLBACK):
-            if self._open is None and kind == ROLLBACK and was_lost:
+            if self._open is None and kind == ROLLBACK and was_uncommitted:
                 return NOTHING
             if self._open is None:
                 raise SqlError(f"cannot {kind.lower()} - no transaction is active", sql=sql)

@@ -174,7 +174,7 @@ def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def columns_of(run: Run, table: str, sql: str) -> list[str]:
-    """Return the columns of a table for an INSERT: all but generated ones, and the rowid of a virtual table."""
+    """Return the columns that an INSERT copies: all but generated ones; of some virtual tables, the rowid, too."""
     columns = [row[1] for row in run(f"PRAGMA table_info({quoted(table)})")]  # without generated ones
     return ["rowid", *columns] if is_virtual(sql) and parse_virtual(table, sql).names_rowid else columns
 

@@ -96,7 +96,7 @@ class Handlers:
         self._gets_only: set[Handler] = {getattr(self, name) for name in NOT_FOR_HEAD}
 
     async def answer(self, request: Request) -> Reply:
-        """Answer a request, with an error if it is wrong."""
+        """Answer a request; if the request is wrong, with the error."""
         try:
             handler = self._handlers.get((request.method, request.path)) or self._find(request)
             return await handler(request)

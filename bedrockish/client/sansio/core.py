@@ -59,9 +59,9 @@ from bedrockish_net.limits import Limits
 
 IN_FLIGHT_MAX = 64  # unanswered calls on one link; a node reads no further calls before it has answered these
 DIAL_TIMEOUT_S = 3.0
-ONLY_READ_MAX = 1_000  # number of last commands that are remembered to have only read
+ONLY_READ_MAX = 1_000  # how many of the latest commands that only read are remembered
 PATIENCE_S = 2.5  # time limit of a command's first attempt if there are other nodes; doubled with each attempt
-BROKEN_LINKS_MAX = 2  # after so many links broke under a call, it is not sent again: it may crash nodes
+BROKEN_LINKS_MAX = 2  # after so many links broke under a call, the call is not sent again: it may crash nodes
 INHERITED = (
     "the transaction or the result: it was opened before a fork and belongs to the parent process, where it continues; "
     "roll it back here, which ends nothing there, and open another"

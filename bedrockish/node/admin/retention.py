@@ -30,7 +30,7 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-CLOCK_KEY = "cluster_clock"  # key in the file: 1 or 0 if the operator has set it, which overrides the configuration
+CLOCK_KEY = "cluster_clock"  # key in bedrockish_meta: 1 or 0 if an operator has ordered whether to follow the wall
 LOOK_S = 10.0  # between two checks of the journal's length
 PACK_LOOK_S = 60.0  # between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
@@ -61,7 +61,7 @@ def start_core(
 ) -> Node:
     """Return the core of a node, with the state that its file has."""
     follows = follows_wall(engine, config)
-    # A clock that only counts does not show which entries are recent: only those above the settled clock are read.
+    # If the clock only counts, the age of entries is unknown: only the entries above settled time are read.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
     gc.disable()  # the objects read here stay, and repeated collections would take as long as reading
     try:
@@ -89,7 +89,7 @@ class Bound:
 
     clock: int  # the latest clock of an entry that may be removed
     held: dict[str, int] | None  # the last tick of each leader that may be removed; None: no such bound
-    why: list[str]  # reasons for keeping more, for people
+    why: list[str]  # reasons why later entries are kept, as texts
 
 
 class Upkeep:
@@ -218,7 +218,7 @@ class Upkeep:
             clock = needed
             why.append("other nodes may still request entries of the last minutes before safe time")
         scheduled = state.schema.scheduled
-        if scheduled is not None and scheduled.txid.clock <= clock:  # the change is run from the journal
+        if scheduled is not None and scheduled.txid.clock <= clock:  # the change will be run from its entry
             clock = scheduled.txid.clock - 1
             why.append("a change of the schema is not in force yet")
         if force:

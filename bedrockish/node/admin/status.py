@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
     from bedrockish_net.mesh import Mesh
 
-# The mode of a node whose file cannot be written; the beginning of its refusals.
+# The mode of a node whose file cannot be written, and the text with which its refusals begin.
 WAITING, IT_WAITS = "waiting", "it waits: "
 AWAY = "away"  # the mode of a silent member
 IN_DOUBT_MAX = 50
-CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first
+CONFLICTS_MAX = 100  # the most tables and indexes in a status, those with most conflicts first
 
 
 def describe_node(

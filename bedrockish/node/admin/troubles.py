@@ -491,7 +491,7 @@ CANNOT_WRITE = KINDS["cannot_write"]
 
 
 class Troubles:
-    """The present troubles of one node, each with its beginning."""
+    """The present troubles of one node, each with the time at which it began."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}

@@ -34,7 +34,7 @@ class Assembler:
         self._asked: deque[Assemble] = deque()
 
     def assemble(self, asked: Assemble) -> None:
-        """Step ``Assembled`` some time later."""
+        """Assemble a message from its pieces in a thread, and then post ``Assembled``."""
         self._asked.append(asked)
         if len(self._asked) == 1:
             self._start(self._run)
@@ -47,7 +47,7 @@ class Assembler:
                 self._post(Assembled(asked.peer, asked.parts, data, known))
                 del data, known  # free them now: the next message may be as large
                 self._asked.popleft()
-        except Exception as error:  # the core assumes that a saved piece can be read
+        except Exception as error:  # the node cannot go on: the core relies on its saved pieces
             self._stop(error)
 
     async def _read(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:

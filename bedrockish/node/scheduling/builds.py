@@ -21,9 +21,9 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-LEAST_MS = 500  # a build begins only if the change comes into force no sooner
+LEAST_MS = 500  # a build begins only if at least this time is left until the change comes into force
 PAUSE_S = 0.002  # between two slices, at least
-UNSYNCED_BYTES = 1 << 20  # bytes of slices between two waits for the disk: a busy disk takes longer than a slice
+UNSYNCED_BYTES = 1 << 20  # bytes that are written between two waits for the disk, which may be slower than the slices
 
 
 class Builds:
@@ -102,7 +102,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Measured as processor time: where that is scarce, a longer sleep here would not help other work.
+            # The sleep is as long as the slice's processor time: after waits for a processor, more would not help.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

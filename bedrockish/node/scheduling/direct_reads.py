@@ -77,9 +77,9 @@ class DirectReads:
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
         self.base: Vector = {}  # the state from which the last read was answered
-        self._until = self._ended = 0.0  # the end of the present turn of the reads, and of the last read
+        self._until = self._ended = 0.0  # when the present turn of the reads ends, and when the last read ended
         self._token = Token()  # the token of answers from the pinned snapshot
-        # The token of answers from the batch.
+        # The token of answers from the open batch, after the snapshot and the vector for which it was made.
         self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())
         self._is_in_use = False  # whether a read has used the snapshot
         self._is_learning = False  # whether a thread has the connection
@@ -94,7 +94,7 @@ class DirectReads:
         if request.change is not None:
             return False
         if request.statements and self._texts.get(request.statements[0].sql) is False:
-            return False  # the text is known to write; of a request of many rows, ``is_bulky`` would look at each
+            return False  # the text is known to write; ``is_bulky`` would first look at all values
         workers = self._node.workers
         # Long texts are sorted out first, because ``_may_be_read`` may remember a text.
         return not (workers.expects(*request.texts) or is_bulky(request)) and self._may_be_read(request)
@@ -123,11 +123,11 @@ class DirectReads:
             return None
         try:
             pin = self._pinned()
-            # Rights that were granted or revoked after the batch are not durable either.
+            # Rights that were changed after the snapshot are not durable yet; the core waits until they are.
             if pin is None or pin.flushed.members != engine.flushed.members:
                 return None
             token = self._token
-            # At the level ``stale`` no read waits for a disk.
+            # At the level ``stale`` the snapshot answers, so that no read waits for a disk.
             if request.read == STALE or engine.applied == pin.flushed.applied or self._is_own(pin):
                 self.base = pin.flushed.applied
                 results = self._reads.read_pinned(request, self._budget_s)

@@ -43,7 +43,7 @@ class Submit(Protocol):
         shares: bool = False,
         base: Vector | None = None,
     ) -> Awaitable[Answer]:
-        """Return the answer. ``base`` is the durable state of a strict read.
+        """Return the answer. ``base`` is the durable state that a strict read has seen.
 
         ``prepare`` executes the request: with ``once`` it returns the same result each time, and with ``shares`` this
         result can be merged with those of other requests.
@@ -52,7 +52,7 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """The waiter for a request, with the answer once it is there.
+    """A request that waits for its answer, or whose answer waits for the disk.
 
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
     ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
@@ -111,12 +111,12 @@ class FsyncThread:
         self._untold: BaseException | None = None  # the error of the last sync, until its caller gets it
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: ReadLoop | None = None
-        self._bell = -1  # an eventfd, read by the loop
+        self._bell = -1  # an eventfd with which the thread wakes the read loop; -1 without one
         self._over: deque[Synced] = deque()  # finished jobs whose callers have no answer yet
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
     def tell_by(self, loop: ReadLoop) -> None:
-        """Have a read loop call the callers' functions, in a pass with its links; call this before the thread starts.
+        """Have a read loop call each ``done``, in one pass with its links; call this before the thread starts.
 
         Without the read loop, a trio token wakes a trio task first, and that task wakes the node's loop.
         """

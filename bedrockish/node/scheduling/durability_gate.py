@@ -15,7 +15,7 @@ LINGER_S = 0.02  # how long a batch without waiters stays open, so that later wr
 
 
 class BatchStage(Enum):
-    """The stage of the batches."""
+    """The stages between two commits of a batch."""
 
     GATHERING = "the open batch takes writes, and no sync runs"
     LINGERING = "the open batch has writes on which no answer waits: a vote or an answer may come and share its sync"
@@ -24,7 +24,7 @@ class BatchStage(Enum):
 
 
 class Output(Protocol):
-    """The node behind the gate."""
+    """The parts of a node that the gate needs."""
 
     @property
     def stop(self) -> Callable[[BaseException], None]:
@@ -112,7 +112,7 @@ class DurabilityGate:
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.batch.is_dirty:  # otherwise an earlier action has written already
+        if self._boundary.actions and not engine.batch.is_dirty:  # a dirty batch: the file lacks applied entries
             self._boundary.reach()
         if wrote:
             self._sync(kept)
@@ -147,7 +147,7 @@ class DurabilityGate:
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         try:
             self._synced(kept, batches, error)
-        except Exception as fault:  # the node ends, in its own task, for which all others wait
+        except Exception as fault:  # the loop's task ends the node, because all other tasks wait for it
             self._node.stop(fault)
         self._node.ring()  # not at once: clients that were just answered may send requests that share a batch
 

@@ -24,14 +24,14 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
 SHORT_BYTES = 64 << 10  # for fewer bytes, a thread costs more than it saves
-SHORT_ENTRIES = 16  # entries of each timeline
+SHORT_ENTRIES = 16  # the most entries of each timeline that are read in the loop
 
 Packed = tuple[tuple[bytes, bytes, bytes], ...]
 ReadEntries = Callable[[str, int, int], list[Entry]]
 
 
 class Read(NamedTuple):
-    """The entries read for a peer, the cut if they are sent in pieces, and the damage found, by timeline."""
+    """The entries read for a peer, their pieces if they are sent in pieces, and the damage found, by timeline."""
 
     message: Entries
     cut: Cut | None
@@ -52,13 +52,13 @@ class EntrySender:
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start
         self._durable, self._stop = durable, stop
-        self._asked: dict[str, deque[SendEntries]] = {}  # by peer, the entries being read for it first
+        self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first is under way
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
-        """Send a peer the outcome of a transaction by the journal, with its place."""
+        """Send a peer a transaction's outcome, and its place if the journal has it; send nothing if that is unclear."""
         places = self._engine.journal.places(txid)
         leader, tick = places[0] if places else ("", 0)
-        if places or txid > self._engine.journal.horizon:  # otherwise its entry may have been removed
+        if places or txid > self._engine.journal.horizon:  # up to the horizon, its entry may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:

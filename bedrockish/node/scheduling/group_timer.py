@@ -5,8 +5,8 @@ expected.
 import time
 from collections.abc import Callable
 
-GATHER_S = 0.01  # the longest that a write waits for others
-GATHER_PART = 0.5  # and no longer than this part of a commit's time, so that the answer is hardly later
+GATHER_S = 0.01  # the longest time that a write waits for others
+GATHER_PART = 0.5  # the longest wait, too, as a part of a commit's time, so that the answer is hardly later
 
 
 class GroupTimer:

@@ -111,7 +111,7 @@ class ReadsBeside:
                 pending += self._asked.sift(self._may_be_read)
                 flushed = engine.flushed
                 if not pending or engine.has_new_members:
-                    return  # a right that was just granted or revoked is not durable yet
+                    return  # new members may come with changed rights, which are not durable yet
                 if not reads.knows(flushed.schema):
                     await trio.to_thread.run_sync(reads.learn)
                 elif time.monotonic() > until:

@@ -58,7 +58,7 @@ class RowComparison:
         self._limiter = trio.CapacityLimiter(1)  # one at a time, because each has a part of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
-        """Return why a transaction's rows differ from ours, or an empty text; None if ``Compared`` will tell later."""
+        """Return how a transaction's old rows differ from ours, empty if they are equal; None: ``Compared`` follows."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
             return engine.entries.why_rows_differ(transaction)

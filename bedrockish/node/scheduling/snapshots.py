@@ -30,7 +30,7 @@ class Boundary:
     def fail(self, error: BaseException) -> None:
         """Stop the node with an error at the next boundary, in its loop.
 
-        An error that is raised here would reach an unconcerned caller.
+        The error is not raised here, because the caller of this method has no part in it.
         """
 
         def stop() -> None:

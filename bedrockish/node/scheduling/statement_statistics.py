@@ -53,7 +53,7 @@ class Ran:
 
 
 class StatementStatistics:
-    """The statements of one node.
+    """The statistics of the statements at one node.
 
     Args:
         slow_log_s: seconds from which on requests are logged; 0: no request is logged.
@@ -64,7 +64,7 @@ class StatementStatistics:
         self._slow_log_s = slow_log_s or float("inf")
         self._clock = clock
         self._since = clock()
-        self._sent: dict[int, Statistics] = {}  # by hash: they may be long
+        self._sent: dict[int, Statistics] = {}  # by the hash of the texts as sent, which may be long
         self._found: dict[str, Statistics] = {}
         self.forgotten = 0  # texts whose statistics were dropped
 

@@ -34,7 +34,7 @@ PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to t
 
 
 class StrictRead(NamedTuple):
-    """A strict read."""
+    """A short strict read, which waits for a question to a majority."""
 
     request: Request
     done: Done
@@ -126,7 +126,7 @@ class StrictReads:
     def _result(self, read: StrictRead, prepare: MakePrepared) -> Answer | None:
         """Return the answer of a read that a program has executed; None if a newer commit is applied by now."""
         state = self._node.core.state
-        # Such a read would spoil the question for the others, because its state lacks that commit.
+        # Its state lacks that commit, so the question would fail for the other reads, too.
         if not self._is_newest(read.base):
             return None
         try:

@@ -102,7 +102,7 @@ class TurnLoop:
         self._is_waiting = False  # whether the task waits for work
         self._gathering = False  # whether links are being read, whose input is handled afterwards
         self._has_rung = False  # whether ``ring`` was called while links were read
-        # A turn that began in the reader of links, and its long action.
+        # A turn that began in the reader of links, and the long action with which the loop's task continues it.
         self._unfinished: tuple[Turn, Action] | None = None
         self._missed = False  # whether the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
@@ -128,10 +128,10 @@ class TurnLoop:
         self._gathering = True
 
     def act(self) -> bool:
-        """Handle the input of links, at once if the loop's task only waits for work; return whether no work is left.
+        """Handle the input of links: here if the loop's task is idle, else in that task; return whether no work remains.
 
-        The task runs a long action, and handles all input that arrives during the action. Reads that were answered by
-        the reading task leave neither work nor a deadline.
+        Long actions run only in the loop's task, which also handles the input that arrives during an action. Reads that
+        the reading task has answered leave neither work nor a deadline.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):
@@ -145,7 +145,7 @@ class TurnLoop:
                 action = next(turn, None)
                 if action is not None:
                     self._unfinished = turn, action
-        except BaseException as error:  # the node ends in the loop's own task, for which all others wait
+        except BaseException as error:  # the loop's task ends the node, because all other tasks wait for it
             self.stop(error)
             return False
         if self._unfinished is not None or self._has_work():
@@ -160,12 +160,12 @@ class TurnLoop:
             while self.failure is None:
                 await self._take_turn()
                 if self.failure is None:
-                    await self._next()
+                    await self._wait_for_work()
         finally:
-            # The core has emitted effects that need the rest of the turn; it takes no longer than its actions.
+            # The core counts on the effects in the rest of the turn, which takes no longer than its actions.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-            # Also after a cancellation at the same moment, because the node must not write then.
+            # A failure counts more than a cancellation at the same moment: after it, the node must not write.
             if self.failure is not None:
                 raise self.failure
 
@@ -181,7 +181,7 @@ class TurnLoop:
             while action is not None:
                 action = turn.send(await self.elsewhere(action))
 
-    async def _next(self) -> None:
+    async def _wait_for_work(self) -> None:
         """Wait for work; let other tasks run in any case."""
         if self._missed or self._has_work():
             self._missed = False

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that runs in a worker, once."""
+    """A single run of a request in a worker."""
 
     key: object  # the number of the request, or an object that no other job has
     request: Request
@@ -169,7 +169,7 @@ class WorkerPool:
         self.long_texts[sql].append(True)
 
     def was_short(self, *texts: str) -> None:
-        """Record that these texts were within the loop's budget; drop a text that always was."""
+        """Record that these texts were within the loop's budget; forget a text if all its last runs were."""
         for text in texts:
             times = self.long_texts.get(text)
             if times is not None:
@@ -183,7 +183,7 @@ class WorkerPool:
         self._add(Job(request_id, request, action, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
-        """Run an action in a place for the caller, outside the core's requests, and return its result."""
+        """Run an action in a place and return its result to the caller; the core has no request for it."""
         found: list[Any] = []
         over = trio.Event()
 
@@ -228,7 +228,7 @@ class WorkerPool:
             self._fill_soon()
 
     def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
-        """Stop the work that still runs for a request that was answered; return the answer to give."""
+        """Stop the job of a request that the core has answered; return the answer, with more facts after a timeout."""
         self.requests.discard(request_id)
         job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -296,7 +296,7 @@ class WorkerPool:
     def _has_memory(self) -> bool:
         """Return whether there is memory for the largest result of each running job and of one more job."""
         limits = self._engine.beside().limits
-        each = 2 * limits.result_bytes  # twice, as rows and encoded
+        each = 2 * limits.result_bytes  # a result is in memory twice: as rows, and encoded
         return limits.memory.taken + (len(self._running) + 1) * each <= limits.memory.max_bytes
 
     def _begin(self, job: Job) -> None:
@@ -308,7 +308,7 @@ class WorkerPool:
             self._deliver(job.key, None)
             return
         try:
-            engine.memory.check_large()  # jobs here may use much
+            engine.memory.check_large()  # a job in a worker may use much memory
             workspace = self._free.pop() if self._free else Workspace(engine.beside())
             workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone

@@ -24,7 +24,7 @@ class WriterThread:
     async def run(self, action: Callable[[], T]) -> T:
         """Run an action in a thread and return its result; a cancellation does not interrupt the action.
 
-        The core has emitted effects that depend on the action.
+        The core counts on the action, so it has to be completed.
         """
         job = _Job(self._engine, action)
         self._engine.batch.hand_over(job.wait)
@@ -44,7 +44,7 @@ class _Job(Generic[T]):
         self._over, self._thread = Event(), 0
         self._token = trio.lowlevel.current_trio_token()
         self.delivered = trio.Event()
-        self._found: Any = None  # an Outcome, of trio's
+        self._found: Any = None  # the ``Outcome`` that trio makes of the action's result or error
 
     def wait(self) -> None:
         """Return when the action is done; in the action's own thread, return at once."""

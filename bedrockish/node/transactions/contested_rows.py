@@ -16,7 +16,7 @@ class ContestedRows(Others):
         state = self._state
         if state.votes.pending.is_writing(key):
             return True
-        # Another thread, which has no base to give, may not read data that the loop changes at the same time.
+        # Only the loop gives a base: other threads may not read the window of commits, which the loop changes.
         return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:

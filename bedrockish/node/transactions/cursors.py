@@ -144,7 +144,7 @@ class Streams:
             if self._opener(name) is owner:
                 del self._opening[name]
             raise
-        if self._opener(name) is not owner:  # since then it was closed or opened again, or its client has gone
+        if self._opener(name) is not owner:  # during ``_begin`` it was closed or opened again, or its client has gone
             self._release(stream)
             raise UsageError("the stream was closed")
         del self._opening[name]
@@ -185,7 +185,7 @@ class Streams:
         return Stream(request.command, owner, caller, piece.columns, token, snapshot, batches, now, now)
 
     def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:
-        """Return a read of these keys that was made on a snapshot."""
+        """Return a transaction that has read these keys on the commits of ``base``, for the core to certify."""
         schema = self._interactive.engine.schema_version
         return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING)
 

@@ -23,7 +23,7 @@ GROWN_MAX = 8  # workspaces at a time; each keeps two connections and up to 48 M
 
 
 class GrownTransaction(OverlayTransaction):
-    """A transaction that has moved.
+    """A transaction that has moved to a workspace of its own.
 
     Args:
         caller: the user or the address to whose share it counts.
@@ -88,7 +88,7 @@ class GrownTransactions:
         self._put_off(work)
 
     def _put_off(self, work: TransactionWork) -> None:
-        """Leave a transaction on the engine's connection until it has twice as many rows, or as much text to index."""
+        """Leave a transaction on the engine's connection until it has twice as many rows or twice as much text."""
         work.moves_at = 2 * work.weight
 
     async def run(

@@ -357,7 +357,7 @@ class Transactions:
         begun = replace(request, statements=())
         tx = OpenTransaction(begun, owner, caller, work, now, now, access.of(request.user), access.config)
         self._open[request.command] = tx
-        if self._is_new(request):
+        if self._can_begin_at_once(request):
             return Answer(NOTHING, request.token)
         tx.busy += 1
         tx.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
@@ -381,7 +381,7 @@ class Transactions:
             raise error
         return answer
 
-    def _is_new(self, request: Request) -> bool:
+    def _can_begin_at_once(self, request: Request) -> bool:
         """Return whether a transaction can begin without waiting.
 
         It can if this node has all commits that its session has seen, and the journal shows that the command has not
@@ -720,7 +720,7 @@ class Transactions:
             return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, AccessSet(), changes, NOTHING)
 
         answer = await self._submit(replace(request, statements=(), read=SESSION, digest=SETTLED), empty, once=True)
-        if request.digest and answer.results != NOTHING:  # else the command was settled, now or earlier
+        if request.digest and answer.results != NOTHING:  # a settled command has no results
             entry = self._engine.journal.find_command(request.command)
             if entry is not None:
                 check_digest(entry.transaction.digest_of(request.command), request.command, request.digest)

@@ -112,7 +112,7 @@ def _kept_of(caller: str, everyone: Collection[OpenTransaction]) -> tuple[int, i
 
 
 def checked(access: Access, user: str, prepare: Callable[[], Prepared]) -> Callable[[], Prepared]:
-    """Return ``prepare`` with a check, each time, that the user still has the rights of this moment."""
+    """Return a function that calls ``prepare`` after a check that the user still has the rights that it has now."""
     before = access.of(user)
 
     def prepare_checked() -> Prepared:

@@ -92,7 +92,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
             was_up = was_up or up.is_set()
             again = why_restart(error)
             if again is not None:
-                # Kept for the restart: even if it is delayed, by a full disk, the node must report the damage then.
+                # Kept until a restart succeeds: the node has to report the damage, even after a wait for a full disk.
                 damage = again if isinstance(again, DamagedError) else None
                 logger.warning("restarting the node: %s", again)
                 if isinstance(again, RestartError) and again.copy is not None:
@@ -111,7 +111,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 continue
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
                 is_rebuilt = True
-                if len(config.peers) > 1:  # a comparison with the other nodes finds further damage
+                if len(config.peers) > 1:  # makes the node compare its tables with other nodes
                     damage = DamagedError("an index could not be read, and was rebuilt", table="", page=str(error))
                 continue
             why_not = _why_unusable(error)
@@ -260,7 +260,7 @@ async def _install(config: Config, copy: Path) -> None:
 
 
 async def _founding(config: Config, credentials: Credentials) -> Founding:
-    """Return the founding state of a new file; an existing file must have the same node's name."""
+    """Return the founding state for a new file; in an existing file, only the node's name is checked against it."""
     cluster_id, level, path = "", LEVEL, Path(config.database)
     if not is_node_file(path):
         check_alone(path, config.node, config.peers)

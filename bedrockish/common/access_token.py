@@ -64,7 +64,7 @@ def _parts(text: str) -> tuple[bytes, bytes] | None:
         parts = _bytes(payload), _bytes(mac)
     except (binascii.Error, ValueError):
         return None
-    # So that a token has only one valid text.
+    # Other encodings of the same bytes are refused, so that a token has only one valid text.
     return parts if dot and (payload, mac) == (_text(parts[0]), _text(parts[1])) else None
 
 

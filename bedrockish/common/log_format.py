@@ -28,7 +28,7 @@ class _WithNode(logging.Filter):
         return True
 
 
-class Sums(logging.Filter):
+class LineLimit(logging.Filter):
     """Limits the lines of one kind in each minute; a later line has the number of lines that were left out.
 
     Lines are of one kind if their texts, before values are put in, begin alike except for numbers. Without the limit, a
@@ -42,7 +42,7 @@ class Sums(logging.Filter):
     def __init__(self, lines: int = LINES_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._lines, self._now = lines, now
-        # Kind of line -> the begin of its minute, and the number of lines since.
+        # Kind of line -> the time at which its minute began, and the number of lines since then.
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -111,7 +111,7 @@ def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO
     handler.setFormatter(_JsonLines() if as_json else _Lines())
     handler.addFilter(_WithNode(node))
     if level != "debug":
-        handler.addFilter(Sums())
+        handler.addFilter(LineLimit())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -51,7 +51,7 @@ def hash_password(password: str, salt: bytes) -> PasswordHash:
 
 
 def read_hash(text: str) -> PasswordHash | None:
-    """Parse the text that ``str`` of a hash returns; None if the text is not one, or its cost is implausibly high."""
+    """Parse the text that ``str`` of a hash returns; None if the text has another form, or the cost is implausible."""
     match = _FORM.fullmatch(text)
     if match is None:
         return None

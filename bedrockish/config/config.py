@@ -71,9 +71,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The node's part of the cluster's clock."""
+    """How the node's clock uses the machine's wall clock."""
 
-    # Whether the clock follows the wall clock; False is the safety valve: it only counts.
+    # Whether the clock follows the wall clock. False, the safety valve against wrong wall clocks, lets it only count.
     enable_cluster_clock: bool = True
     # Added to the machine's wall clock, in milliseconds; to try out the effects of a wrong clock.
     wall_offset_ms: int = field(default=0, metadata={LEAST: -NUMBER_MAX})
@@ -81,7 +81,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The length of the journal."""
+    """How long the journal is kept, and how large it may become."""
 
     # Whether the node removes the beginning of its journal by itself, as far as no peer or reader needs it.
     journal_prune: bool = True
@@ -91,7 +91,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The detection of damaged tables, and the repair."""
+    """How a node finds damaged tables, and whether it repairs them by itself."""
 
     # How fast a node compares its tables with those of the other nodes in the background, and looks its rows up in
     # their indexes; 0: it does neither.
@@ -121,8 +121,8 @@ class Config:
     limits: Bounds = field(default_factory=Bounds)  # the limits of the node
     log: Log = field(default_factory=Log)  # the log
     security: Security = field(default_factory=Security)  # TLS and logins
-    clock: Clock = field(default_factory=Clock)  # the node's part of the cluster's clock
-    journal: Keeping = field(default_factory=Keeping)  # the length of the journal
+    clock: Clock = field(default_factory=Clock)  # how the clock uses the machine's wall clock
+    journal: Keeping = field(default_factory=Keeping)  # how long the journal is kept
     repair: Repair = field(default_factory=Repair)  # detection and repair of damaged tables
 
 
@@ -145,7 +145,7 @@ def keys() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value and where it was written."""
+    """The value of a key, and the place where it was given."""
 
     value: object
     where: str  # ready to begin an error text with
@@ -246,7 +246,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
     return found
 
 
-# The settings of earlier releases that have gone. A similar name would be a wrong suggestion.
+# Settings that only earlier releases had. For them, the suggestion of a similar name would be wrong.
 REMOVED = frozenset({"command_ms_max", "traces"})
 
 

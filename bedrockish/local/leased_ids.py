@@ -60,8 +60,8 @@ class LeasedIds(AutoIds):
                 leased += those  # in place: another thread may take an id at the same time
                 leased.sort(reverse=True)
 
-    def take_again(self) -> None:
-        """Put the ids of this thread's statement, which had no effect, back into the leases."""
+    def take_back_given(self) -> None:
+        """Put the ids of this thread's statement back into the leases, because the statement had no effect."""
         self.give_back(self.given.ids)
         self.given.ids.clear()
 

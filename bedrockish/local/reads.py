@@ -67,7 +67,7 @@ class LocalReads:
         # ``user``: the user whose rights are checked; empty: the program may read everything.
         self.database, self.user = database, user
         self.lock = threading.RLock()
-        # Called twice in ``IDLE_S``, by the thread that releases snapshots.
+        # Ends old open transactions; called twice in ``IDLE_S``, by the thread that releases idle snapshots.
         self.on_tick: Callable[[], None] = lambda: None
         self.given: list[Give] = []  # registrations of the program's functions
         self.attached = Attached()  # the files that the session has attached

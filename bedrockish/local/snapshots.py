@@ -120,7 +120,7 @@ class Reader:
         return piece
 
     def _has_like(self) -> bool:
-        """Return whether a definition may use LIKE; the node then decides whether the setting matters."""
+        """Return whether the schema may use LIKE; then only the node can tell whether a setting for LIKE matters."""
         return bool(self.db.execute(_WITH_LIKE).fetchall())
 
     def _views(self) -> list[str]:
@@ -317,7 +317,7 @@ class FileSnapshots:
         return first
 
     def pin(self, token: Token, level: str) -> bool:
-        """Hold the newest snapshot, or the one that is held, until ``unpin``; return whether there is one.
+        """Hold the newest snapshot, or that of an open block, until ``unpin``; return False if none can be held.
 
         The errors are those of ``newest``.
         """

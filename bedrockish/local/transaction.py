@@ -114,7 +114,7 @@ class LocalTransaction:
                 try:
                     result = self._run(statement)
                 except IdsNeededError:
-                    self._pool.ids.take_again()
+                    self._pool.ids.take_back_given()
                     raise
         except (NodeNeededError, ClockNeededError) as error:
             if self._why_not_movable:
@@ -162,7 +162,7 @@ class LocalTransaction:
                 result = self._running.run_again(sql, values, RESULT_BYTES)
                 if ids.given.ids:
                     if result is None:
-                        ids.take_again()
+                        ids.take_back_given()
                     else:
                         self.ids += ids.given.ids
         except UsageError as error:
@@ -187,7 +187,7 @@ class LocalTransaction:
             self._check_open()
             found, alone = self._running.run_alike(statements, first)
             if not found:
-                self._pool.ids.take_again()
+                self._pool.ids.take_back_given()
                 alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
         for statement, result in zip(statements[first:], found, strict=False):
             self._log_statement(Logged(statement, result))

@@ -12,7 +12,7 @@ from bedrockish_net.errors import Code, RemoteProtocolError
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
 SHORT_BYTES = 4 << 10  # up to this size, copying a payload twice is faster than a memoryview
-KEPT_BYTES = 1 << 20  # limit of returned bytes that are still in the buffer
+KEPT_BYTES = 1 << 20  # if the buffer has more bytes than this that were returned already, they are removed at once
 
 
 class Kind(IntEnum):
@@ -53,7 +53,7 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """Store more bytes without parsing them."""
-        if self._at:  # once per read instead of once per frame, so that many small frames cost one move of the rest
+        if self._at:  # removed once per read, not per frame: so many small frames cost one move of the unread bytes
             del self._buffer[: self._at]
             self._at = 0
         self._buffer += data

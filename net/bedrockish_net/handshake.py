@@ -65,7 +65,7 @@ async def dial(
     with trio.move_on_after(seconds):
         try:
             stream: trio.abc.Stream = await _open_stream(host, port)
-        except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no machine can have
             raise not_connected(host, port, error) from error
         if ssl_context is not None:
             stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)
@@ -105,7 +105,7 @@ async def dial_on(
         raise
     if isinstance(event, Goodbye):
         trust(stream)
-        if hello.role == "peer" and hello.to is not None:  # a peer's reason counts only with that peer's certificate
+        if hello.role == "peer" and hello.to is not None:  # a refusal counts only with the peer's certificate
             check_certificate(stream, hello.to)
         raise RefusedError(event.code, f"the other end refused: {event.message or event.code}", event.info)
     if not isinstance(event, Hello):

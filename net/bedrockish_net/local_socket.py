@@ -1,6 +1,6 @@
 """Unix sockets, by which programs reach the node on their machine. The permissions of the socket's file control access.
 
-A path may be too long for the system's socket address; then a descriptor stands for its folder.
+If a path is too long for a socket address, it is replaced by a path under /proc that names the folder by a descriptor.
 """
 
 import errno
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 PATH_BYTES_MAX = 100  # the address has 108 bytes, some of which the system may need
-NAME_BYTES_MAX = 80  # the rest is for the folder
+NAME_BYTES_MAX = 80  # of the file's name; the rest of PATH_BYTES_MAX is for the folder under /proc
 
 
 def is_path(host: str) -> bool:

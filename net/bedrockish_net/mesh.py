@@ -29,8 +29,8 @@ from bedrockish_net.tls import certificate_end
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
-REFUSED_SECONDS_MIN = 1.0  # how long a peer's links are refused after its second malformed message; doubled …
-REFUSED_SECONDS_MAX = 60.0  # … after each further one, up to this
+REFUSED_SECONDS_MIN = 1.0  # how long a peer's links are refused after its second malformed message
+REFUSED_SECONDS_MAX = 60.0  # the longest such time, which doubles after each further malformed message
 INFLOW_BYTES = 256 << 20  # limit of incomplete messages of all clients, unless the caller sets another one
 FORGIVEN_SECONDS = 600.0  # after this time without malformed messages, earlier ones no longer count
 
@@ -253,7 +253,7 @@ class Mesh:
 
         Args:
             least: the least size of the part.
-            silent_seconds: the time since its last bytes. A client for which others wait has less time.
+            silent_seconds: the least time since its last bytes; less for a client that makes others wait.
         """
         late = self.inflow.late()
         for link in [link for link in self._clients if link.closed is None]:

@@ -45,7 +45,7 @@ class Courtesy:
         self._resumes = 0.0
 
     def give_way(self, find: Callable[[], Ready]) -> Ready:
-        """Let processes run that wait for this processor; then return the result of ``find``; nothing in a pause."""
+        """Let processes run that wait for this processor, and return the result of ``find``; in a pause, return []."""
         began = self._clock()
         if began < self._resumes:
             return []

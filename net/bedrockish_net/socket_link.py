@@ -186,7 +186,7 @@ def dial(
         sock = connect(host, seconds) if is_path(host) else socket.create_connection((host, port), seconds)
     except TimeoutError as error:
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
-    except (OSError, UnicodeError) as error:  # the second for a name that no machine can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no machine can have
         raise not_connected(host, port, error) from error
     try:
         if is_path(host):
@@ -204,7 +204,7 @@ def dial(
     except TimeoutError as error:
         sock.close()
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
-    except OSError as error:  # an error of TLS, too
+    except OSError as error:  # includes errors of TLS
         sock.close()
         raise broken_off(where, error, hello, ssl_context) from error
     except BaseException:

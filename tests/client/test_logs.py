@@ -45,7 +45,7 @@ def test_repeated_log_lines_are_summed_up() -> None:
     now, lines = [0.0], []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    handler.addFilter(logs.Sums(lines=2, now=lambda: now[0]))
+    handler.addFilter(logs.LineLimit(lines=2, now=lambda: now[0]))
     logger = logging.Logger("a")
     logger.addHandler(handler)
     for number in range(50):

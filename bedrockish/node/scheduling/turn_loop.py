@@ -128,7 +128,7 @@ class TurnLoop:
         self._gathering = True
 
     def act(self) -> bool:
-        """Handle the input of links: here if the loop's task is idle, else in that task; return whether no work remains.
+        """Handle the links' input: here if the loop's task is idle, else in that task; return whether no work is left.
 
         Long actions run only in the loop's task, which also handles the input that arrives during an action. Reads that
         the reading task has answered leave neither work nor a deadline.

@@ -1,7 +1,7 @@
-"""Explores all possible histories of small clusters of real cores, and prints their numbers.
+"""Explores all possible histories of small clusters of real cores, and prints how many states they have.
 
-python -m tools.modelcheck                    all scopes, five minutes each at most
-python -m tools.modelcheck recover-3          this one
+python -m tools.modelcheck                    searches all scopes, each for five minutes at most
+python -m tools.modelcheck recover-3          searches one scope
 """
 
 import argparse

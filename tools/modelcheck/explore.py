@@ -1,8 +1,8 @@
 """A breadth-first search through all states of a scope.
 
-A state is a number for each node, a number for each link and the rest of each limit. The numbers stand for the contents
-of nodes and links, and equal contents have equal numbers. The laws are checked whenever the durable facts of a node
-have changed.
+A state is a number for each node, a number for each link, and how much of each limit is left. The numbers stand for the
+contents of nodes and links, and equal contents have equal numbers. The laws are checked whenever the durable facts of a
+node have changed.
 
 A fault that needs twenty events in one order is too deep for a search that begins with an empty cluster. So some scopes
 begin with a script, the prefix, up to a critical state. Each step of the script must be possible, with or without a
@@ -33,7 +33,7 @@ State = tuple[int, ...]
 class Report:
     """The result of a search."""
 
-    # ``states``, ``transitions`` and ``depth``: the size of the searched part.
+    # ``states``, ``transitions`` and ``depth``: how much was searched.
     states: int = 0
     transitions: int = 0
     depth: int = 0
@@ -56,7 +56,7 @@ class Explorer:
     def __init__(self, scope: Scope, *, reduced: bool = True) -> None:
         self.scope, self.nodes = scope, Nodes(scope)
         self.n = scope.voters
-        self.first = self.n + self.n * self.n  # index of the first limit; the link i -> j is at n + i * n + j
+        self.first = self.n + self.n * self.n  # a state's index of the first limit; link i -> j is at n + i * n + j
         self.at = {limit: self.first + index for index, limit in enumerate(LIMITS)}
         self.form = Struct(f"<{self.first}I{SUBJECTS}B")
         self.report = Report()
@@ -71,7 +71,7 @@ class Explorer:
         self.held = {self.n + index[pair[0]] * self.n + index[pair[1]] for pair in scope.held}
         self.may_die = [scope.allows("deaths", name) for name in scope.names]
         self.finals: list[State] = []
-        self.led: list[str] = []  # the begun steps of the prefix
+        self.begun: list[str] = []  # the steps of the prefix so far; the last of them may have broken a law
         self.at_fault, self.ending_began = 0, False
         self.receives: dict[tuple[int, int], int] = {}
 
@@ -222,7 +222,7 @@ class Explorer:
         scope, report, pack, unpack = self.scope, self.report, self.form.pack, self.form.unpack
         first = self.begin()
         for words in scope.prefix:
-            self.led.append(words)
+            self.begun.append(words)
             first = follow(self, first, words)
         self.order = [pack(*first)]
         visited = set(self.order)

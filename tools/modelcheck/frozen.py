@@ -38,7 +38,7 @@ LEFT_OUT = frozenset(
         "level",
         "heard_level",
     }
-    | {"_by_clock", "_order", "_unused"}  # another order of the same content
+    | {"_by_clock", "_order", "_unused"}  # contents of other attributes, in an order that does not matter
     | {"cutter", "_forget_at"}  # caches of recent cuts
 )
 SHARED = (Transaction, Entry, AccessSet, Membership, Settings)

@@ -1,8 +1,8 @@
 """Scopes that begin with a script up to a critical state, and are searched from there.
 
-A fault that needs twenty events of five nodes in one order is too deep for a search from the beginning. The prefix of
-such a scope is a script, and its held links leave out irrelevant messages. From the end of the prefix the search is
-exhaustive, and with all rules in place the scope breaks no law.
+A fault that needs twenty events of five nodes in one order is too deep for a search from the start. So each scope has a
+prefix, and held links, which leave out irrelevant messages. From the end of the prefix on, the search is
+exhaustive; with all rules in place it finds no broken law. P, Q and R are transactions, A to E are nodes.
 """
 
 from tools.modelcheck.scopes import ALONE, EARLY, MEET, SCOPES, TIMED, Limits, Scope, at
@@ -65,7 +65,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A restarts", "A submits", "C hears A A", "A hears C C"),
         held=("AD", "AE", "BC", "CA", "CB", "DA", "DB", "DE", "EA", "EB", "ED"),
     ),
-    # The same with four voters, where Q is begun before B's vote is durable. C cannot judge without A or B.
+    # As in forgotten-5, but with four voters Q is begun before B's vote is durable. C cannot judge without A or B.
     "forgotten-4": Scope(
         "two in conflict; B restarts without the writes that are not durable, while C recovers P",
         4,

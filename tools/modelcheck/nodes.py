@@ -37,8 +37,8 @@ class Known:
     """A state of one node."""
 
     node: int  # the index of the node
-    data: bytes  # the frozen place
-    facts: int  # the number of its facts
+    data: bytes  # the node and its disk (``Place``), frozen
+    facts: int  # the number that stands for its durable facts
     alive: bool  # whether the node runs
     choices: tuple[Choice, ...] | None = None  # its possible spontaneous events; None until they are computed
     # Event -> (number of the node's next state, messages sent), for events that were run.
@@ -61,7 +61,7 @@ class Numbered(Generic[T]):
         self._numbers = {value: number for number, value in enumerate(first)}
 
     def number(self, value: T) -> int:
-        """Return the number of a value, which is new if the value is."""
+        """Return the number of a value; a new value gets the next number."""
         found = self._numbers.setdefault(value, len(self.values))
         if found == len(self.values):
             self.values.append(value)

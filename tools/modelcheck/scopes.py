@@ -6,7 +6,7 @@ from bedrockish.api.requests import Request, Statement
 from bedrockish.core.state.settings import Settings
 
 NAMES = "ABCDEFG"
-STILL = Settings(clock_block_ms=0, fetch_after_ms=1, ask_rest_ms=0)  # every voter gets each BEGIN
+STILL = Settings(clock_block_ms=0, fetch_after_ms=1, ask_rest_ms=0)  # no ask_rest_ms: each BEGIN goes to all voters
 EARLY = replace(STILL, clock_block_ms=4)  # the ceiling is durable before a BEGIN needs it
 AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body is sent before the BEGIN, in a piece or two
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
@@ -30,7 +30,7 @@ LIMITS = tuple(field.name for field in fields(Limits))
 
 @dataclass(frozen=True)
 class Scope:
-    """A small world."""
+    """A small cluster to explore: its nodes, their requests, and how often each fault may happen."""
 
     about: str  # a short description
     voters: int  # the number of voters
@@ -40,7 +40,7 @@ class Scope:
     where: tuple[tuple[str, str], ...] = ()
     which: tuple[str, ...] = ()  # the commands whose transactions may be suspected or given up; empty for all
     # Whether writes are durable at once; else separate events make them durable. docs/model-check.md explains why both
-    # find the same.
+    # find the same faults.
     eager: bool = True
     together: str = ""  # nodes at which all requests come at once
     lazy: str = ""  # nodes whose writes become durable by separate events, even if ``eager`` is set

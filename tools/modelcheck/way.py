@@ -21,12 +21,12 @@ def search(scope: Scope, seconds: float) -> tuple[Report, tuple[str, ...]]:
 def way_to_fault(explorer: Explorer) -> list[str]:
     """Return the shortest sequence of events from the beginning to the state or event at which a law broke."""
     if not explorer.parents:
-        return list(explorer.led)  # the last of these steps broke the law
+        return list(explorer.begun)  # the last of these steps broke the law
     line = [explorer.at_fault]
     while explorer.parents[line[-1]] >= 0:
         line.append(explorer.parents[line[-1]])
     keys = [explorer.order[number] for number in reversed(line)]
-    told = [f"first, {words}" for words in explorer.led]
+    told = [f"first, {words}" for words in explorer.begun]
     for before, after in pairwise(keys):
         state = explorer.form.unpack(before)
         told.append(next(words for words, found in _named(explorer, state) if explorer.form.pack(*found) == after))

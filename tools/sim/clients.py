@@ -1,5 +1,5 @@
-"""Clients: each sends one command after the other, keeps a session token, and retries at another node without an
-answer.
+"""Clients: each sends one command after the other, keeps a session token, and retries at another node if no
+answer comes.
 
 A client records its answers in its history. The final laws use only the histories and the journals.
 """
@@ -100,7 +100,7 @@ class Client:
             self.world.after(self.luck.expovariate(1000 / options.think_ms), self._next)
             return
         isolation = SNAPSHOT if self.luck.random() < options.snapshots else SERIALIZABLE
-        # The node asks about the journal before a transaction reads it; here, all is read before the question.
+        # A node asks a majority before it reads the journal; the model's transactions read everything before they ask.
         if self.luck.random() < options.talks and statements[-1].sql != "journal":
             self.talks.add(command)
         if level == STALE and (isolation == SNAPSHOT or command in self.talks):

@@ -110,7 +110,7 @@ class Flips:
         """Check that a node that has applied an entry did not overwrite a damaged row without noticing it.
 
         Args:
-            damaged: the rows of the node that were damaged before.
+            damaged: the rows that were damaged at the node before it applied the entry.
         """
         if entry.transaction.kind != ROWS:
             return
@@ -164,10 +164,10 @@ class Care:
         self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
         self.doubts = 0
         self._is_check_due = False  # whether a comparison will begin soon
-        self._compared: dict[Txid, str | None] = {}  # the key of a row that differs; None during the comparison
+        self._compared: dict[Txid, str | None] = {}  # the key of a row that differs, or empty; None: not yet known
 
     def started(self) -> None:
-        """Begin with a started node: repair it if it knows that it is damaged, else compare tables now and then."""
+        """Repair a node that has just started and knows that it is damaged; else compare its tables now and then."""
         self.doubts, self._is_check_due = 0, False
         self._compared.clear()
         if is_damaged(self.machine):
@@ -219,7 +219,7 @@ class Care:
         return f"row {key} is another one here"
 
     def stepped(self) -> None:
-        """After a step of the core, check the tables if it has begun to doubt its own rows or a peer's."""
+        """Check the tables after a step in which the core has begun to doubt its own rows or a peer's."""
         assert self.machine.node is not None
         if self.machine.node.state.doubts > self.doubts:
             self.doubts = self.machine.node.state.doubts

@@ -30,7 +30,7 @@ from tools.sim.schemas import Cut, activate
 
 ALARM = f"alarm:{DAMAGED_TABLES}"
 OF_THE_DATA = ("safe",)
-GREATEST = ("clock_ceiling", "cut")  # promises of which the greater one implies the other
+GREATEST = ("clock_ceiling", "cut")  # promises whose greater value includes the promise of a smaller one
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Disk:
         self.note_at_once(Note(STARTS, add_start(self.seen.meta.get(STARTS), start, self.seen.batches)))
 
     def note_at_once(self, note: Note) -> None:
-        """Write a note durably, while no closed batch waits for a sync."""
+        """Make a note durable at once; no closed batch may wait for a sync now."""
         assert not self.closed
         for image in (self.seen, self.durable):
             image.write(note)

@@ -105,7 +105,7 @@ class Faults:
         self._forget(None)
 
     def _restore(self) -> None:
-        """Have a voter restart with an older state of its file, or at the first time only make the copy for it."""
+        """Have a voter restart with an older copy of its file; if there is no copy of its file yet, only make one."""
         machine = self._machine()
         if machine.name in self.backups:
             self._forget(self.backups[machine.name])

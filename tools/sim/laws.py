@@ -61,7 +61,7 @@ class Laws:
         self.last_clock = 0
         self.talked: set[str] = set()  # commands that were open transactions
         self.rolled_back: dict[Txid, str] = {}
-        self.beginnings: dict[Txid, float] = {}  # the time at which the BEGIN first left
+        self.beginnings: dict[Txid, float] = {}  # by transaction, the time at which its BEGIN first left
         self.held: set[Txid] = set()  # transactions for which a node's vote is durable, first the leader's
         self.said: set[Txid] = set()  # transactions whose BEGIN a leader has composed
         self.begun: dict[str, int] = {}  # the highest clock of each leader's transactions
@@ -73,8 +73,8 @@ class Laws:
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
         self.moving = Moving()
-        self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
-        self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
+        self.retired: dict[int, Collection[str]] = {0: ()}  # the retired timelines, by version of the membership
+        self.voters: dict[int, Collection[str]] = {}  # the voters, by version of the membership; not of the founders'
 
     def broken(self, law: str, story: str) -> None:
         """End the world because a law is broken."""

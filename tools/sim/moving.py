@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 IN_TIME_S = 4.5  # a voter waits at most 5 s for a comparison, or for a message that is being assembled
 GROWS_S = 3.0  # time within which a learner that lacks commits applies one
 SAFE_S = 6.0  # longest lag of safe time in a calm world: two rounds of gossip, and the longest wait of a transaction
-LATE_S = 0.1  # a machine that stood still ends a reservation in one of its next steps
-IDLE_S = 2.0  # after this time the clocks of a node show no more that its heartbeats were those of an idle node
+LATE_S = 0.1  # time in which a machine that stood still takes the steps that end a reservation
+IDLE_S = 2.0  # for this time after a node was idle, its times may lag by the long interval of idle heartbeats
 NEVER = 1 << 64
 
 
@@ -35,7 +35,7 @@ class _Hold:
 
     txid: Txid | None = None  # the reservation that it honours now
     since: float = 0.0  # the time since which it honours this one
-    over: float = 0.0  # the time of the first step after a reservation's longest time; 0 without such a step
+    over: float = 0.0  # the time of the first step after the reservation should have ended; 0 before such a step
     spent: float = 0.0  # seconds for which it has honoured reservations of others, each counted up to its longest time
 
 
@@ -50,7 +50,7 @@ class _Run:
     looked: float  # the time of the last check of closed and safe time
     clocks: deque[tuple[float, int]] = field(default_factory=deque)  # recent values of its clock, each with its time
     idle: float = -IDLE_S  # the last time at which its node was idle
-    # ``lowest`` and ``before``: the lowest open clock since that check, and in the period before it.
+    # ``lowest`` and ``before``: the lowest open clock since the last check, and in the period before it.
     lowest: int = NEVER
     before: int = NEVER
     in_time: dict[Txid, float] = field(default_factory=dict)  # the BEGINs that came in time, with their times

@@ -54,7 +54,7 @@ class Network:
         self.links: dict[frozenset[str], Link] = {}
         self.quiet_until: dict[tuple[str, str], float] = {}  # (node, peer) -> the earliest time of the next "up"
         self.blocked: set[tuple[str, str]] = set()
-        self.slow: dict[tuple[str, str], float] = {}  # factor
+        self.slow: dict[tuple[str, str], float] = {}  # (sender, receiver) -> factor on the delays
         self.faulty = True
         self.pace = 1.0  # factor on all delays, and on syncs
         self._decoded: dict[bytes, Message] = {}

@@ -50,7 +50,7 @@ class Shrinker:
         return self.options
 
     def _shorten(self) -> None:
-        """If the law was broken before the faults were healed, end the world shortly after that."""
+        """End the world shortly after the law was broken, if the faults were not healed yet."""
         load_s = round(self._ended + 0.001, 3)
         if load_s < self.options.load_s:
             self._breaks(self.options.with_(load_s=load_s, end_s=load_s + 0.5))

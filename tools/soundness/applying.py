@@ -49,8 +49,8 @@ from tools.soundness.case_search import Tally, find_failing
 NODES = "ABC"
 MEMBERSHIP = Membership(0, {node: Member(node, f"127.0.0.1:{place}") for place, node in enumerate(NODES, 1)})
 IN_FLIGHT_MAX = 3
-ROOM = 1 << 20  # bytes of results
-FEW = {"ROWS_MAX": 2, "POINTS_MAX": 6, "GROUP_MAX": 1}  # in place of a hundred thousand rows
+ROOM = 1 << 20  # the most bytes of results that a statement of an open transaction may have
+FEW = {"ROWS_MAX": 2, "POINTS_MAX": 6, "GROUP_MAX": 1}  # limits so low that a few rows already become ranges
 
 
 class NotAppliedError(AssertionError):
@@ -98,7 +98,7 @@ class Node:
         self.sessions: list[TransactionWork] = []
 
     def entry(self, prepared: Prepared, isolation: str) -> Entry:
-        """Return the entry that this becomes as the next of the node's timeline."""
+        """Return the next entry of the node's timeline, with the transaction that an execution becomes."""
         self.tick += 1
         self.world.clock += 1
         txid = Txid(self.world.clock, self.name)
@@ -112,7 +112,7 @@ class Node:
         return entry
 
     def close(self) -> None:
-        """Roll back the open transaction."""
+        """Roll back the open transactions, and close the engine."""
         for work in self.sessions:
             self.interactive.end(work)
         self.interactive.close()
@@ -120,7 +120,7 @@ class Node:
 
 
 class World:
-    """Three nodes, and all that was committed."""
+    """Three nodes, and all commits of a case."""
 
     def __init__(self, folder: Path, case: Case, tally: Tally) -> None:
         self.tally, self.case = tally, case
@@ -133,7 +133,7 @@ class World:
             self.nodes.append(Node(folder / f"{name}.db", name, self))
 
     def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
-        """Return the conflict that invalidates an open transaction, as the core answers ``Transactions``."""
+        """Return the conflict that invalidates an open transaction, as the core does for a node's ``Transactions``."""
         newer = self.commit_window.newer_than(base)
         if newer is None:
             return self.overtaken(sets.rests_on(), base)
@@ -200,7 +200,7 @@ class World:
         return [entry for entry in following if covers(applied, entry.after)]
 
     def deliver(self, node: Node, choose: Any) -> bool:
-        """Apply one entry at a node; return whether there was one."""
+        """Apply one entry at a node; return False if no entry can be applied there."""
         ready = self.ready(node)
         if not ready:
             return False
@@ -218,7 +218,7 @@ class World:
     # -- transactions ----------------------------------------------------------------------------------------------
 
     def run(self, node: Node, statements: list[Sql], isolation: str) -> None:
-        """Run a request; it is decided later."""
+        """Execute a request at a node; a later step decides whether it commits."""
         request = Request("c", tuple(Statement(*sql) for sql in statements), isolation=isolation)
         self.said.append(f"{node.name} runs {statements} at {isolation}")
         try:
@@ -273,10 +273,10 @@ class World:
             raise NotAppliedError(f"the tables differ: {digests}")
         for node in self.nodes:
             db = node.engine._db
-            broken_keys = _broken_keys(db)
+            orphans = _orphans(db)
             told = db.execute("PRAGMA integrity_check").fetchall()
-            if broken_keys or told != [("ok",)]:
-                raise NotAppliedError(f"constraints are broken at {node.name}: {broken_keys} {told}")
+            if orphans or told != [("ok",)]:
+                raise NotAppliedError(f"constraints are broken at {node.name}: {orphans} {told}")
         if seed is not None:
             target = folder / "replay.db"
             try:
@@ -295,11 +295,11 @@ class World:
             node.close()
 
 
-def _broken_keys(db: apsw.Connection) -> list[Any]:
-    """Return the rows without a parent.
+def _orphans(db: apsw.Connection) -> list[Any]:
+    """Return the rows that lack the parent that their foreign key requires.
 
-    Without keys whose columns have different types: for these SQLite finds other children at the delete of a parent
-    than parents at the insert of a child, so it leaves such rows on a single node as well.
+    Foreign keys whose columns have different types are left out: for these SQLite finds other children at the delete
+    of a parent than parents at the insert of a child, so it leaves such rows on a single node as well.
     """
     schema = read_schema(db)
     found: list[Any] = []
@@ -307,7 +307,7 @@ def _broken_keys(db: apsw.Connection) -> list[Any]:
         for foreign in table.foreign_keys:
             parent = schema.tables.get(foreign.parent or "")
             if parent is not None and finds_same_pairs(foreign, table, parent):
-                with contextlib.suppress(apsw.SQLError):  # a key to columns that are not unique, which no row has
+                with contextlib.suppress(apsw.SQLError):  # columns that are not unique: no row can refer to them
                     query = "SELECT * FROM pragma_foreign_key_check(?) WHERE parent = ?"
                     found += db.execute(query, (table.name, parent.name))
     return found
@@ -376,7 +376,7 @@ def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> s
     def failing(case: Case) -> str | None:
         tally.counts["examples"] += 1
         try:
-            with tempfile.TemporaryDirectory(prefix="applicable-", dir=_memory()) as folder:
+            with tempfile.TemporaryDirectory(prefix="applicable-", dir=_memory_folder()) as folder:
                 play(case, tally, Path(folder))
         except NotAppliedError as error:
             return str(error)
@@ -385,6 +385,6 @@ def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> s
     return find_failing(examples, start, make_case, failing, ("steps", "rows", "ddl"), shrink=shrink)
 
 
-def _memory() -> str | None:
-    """Return a folder without a disk behind it, if there is one."""
+def _memory_folder() -> str | None:
+    """Return a folder whose files are in memory, if there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -40,7 +40,7 @@ class Step:
 class Case:
     """A schema, its first rows and the steps; ``luck`` draws the order in which all commits are applied at the end.
 
-    Half of the steps run with the settings of a session.
+    Half of the steps run with ``settings``, the settings of a session.
     """
 
     ddl: list[str]
@@ -134,7 +134,7 @@ def _insert_x(source: Source, verb: str) -> Sql:
 
 
 def _several(source: Source) -> Sql:
-    """Change adjacent rows, far from the ids that single-row statements use."""
+    """Return a statement that changes adjacent rows, far from the ids that single-row statements use."""
     first, form = source.choice((100, 200)), source.below(4)
     if form < 1:
         k = source.choice(("?2", "?2", "?2 || i"))

@@ -23,7 +23,7 @@ class Tally:
     fallbacks: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
-        """Return the tally as text."""
+        """Return the counts, one line of text for each."""
         lines = [f"{count:9} {name}" for name, count in sorted(self.counts.items())]
         return lines + [f"{count:9} fallback: {name}" for name, count in self.fallbacks.most_common()]
 
@@ -47,7 +47,7 @@ def find_failing(
 
 
 def _reduced(case: C, check: Callable[[C], str | None], parts: tuple[str, ...]) -> C:
-    """Return the case without the items that it does not need to fail."""
+    """Return a failing case with only those items of its parts that it needs to fail."""
     smaller = True
     while smaller:
         smaller = False

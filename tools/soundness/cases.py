@@ -35,7 +35,7 @@ COLUMNS = ("c0", "c1", "c2")
 
 
 class Source:
-    """Choices, made by drawing small whole numbers."""
+    """The random choices of one case, each made by drawing a small whole number."""
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw

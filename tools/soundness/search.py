@@ -32,7 +32,7 @@ RawChange = tuple[str, int | None, int | None, tuple[Any, ...] | None, tuple[Any
 
 
 class UnsoundError(Exception):
-    """Raised for a change that was declared irrelevant and was not."""
+    """Raised for a change that alters the effects of a statement, although its keys do not meet the access set."""
 
 
 @dataclass
@@ -169,8 +169,8 @@ def _of(changes: list[RawChange], table: str) -> list[RawChange]:
 
 
 def _shown(change: RawChange, schema: Schema, fresh: Set[tuple[str, int | None]]) -> Any:
-    """Return a change without the id that SQLite chose for a new row, since that depends on the rows that others
-    inserted.
+    """Return a change without the id that SQLite chose for a new row, because the id depends on rows that other
+    statements inserted.
 
     ``fresh`` are the rows that the statement has inserted.
     """

@@ -105,7 +105,7 @@ class Faults:
         self._forget(None)
 
     def _restore(self) -> None:
-        """Have a voter restart with an older copy of its file; if there is no copy of its file yet, only make one."""
+        """Have a voter restart with an older copy of its file; if no copy of its file was made yet, only make one."""
         machine = self._machine()
         if machine.name in self.backups:
             self._forget(self.backups[machine.name])

@@ -22,11 +22,11 @@ import cbor2
 
 Row = tuple[Any, ...]
 
-ROWS_MIN = 64  # a result of fewer rows is sent by row
-ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that is made
+ROWS_MIN = 64  # a result of fewer rows is sent row by row
+ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that a node makes
 BLOCK_BYTES = 32 << 10  # rows that arrive one by one are collected until they take so many bytes
 LONG_BYTES = 256 << 10  # most characters and bytes of a block's texts and blobs together, except in a block of one row
-BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that is accepted
+BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that ``rows_of_blocks`` accepts
 
 _LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
 _HEAD = Struct(">BI")

@@ -1,4 +1,4 @@
-"""The blocking twin of ``Transaction``, which BEGIN, COMMIT and ROLLBACK on a connection use as well."""
+"""The blocking twin of ``Transaction``; a connection also uses it for the statements BEGIN, COMMIT and ROLLBACK."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

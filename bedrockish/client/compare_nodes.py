@@ -21,7 +21,7 @@ AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
 Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's order to a node, and returns the answer
 TRIES = 8  # how often a range is asked for while transactions write to it
 AGAIN_S = 0.25
-SHOWN_MAX = 100  # differences that are listed
+SHOWN_MAX = 100  # the most differences that are listed
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Report:
     tables: int = 0  # number of compared tables
     rows: int = 0  # number of compared rows
     differences: list[Difference] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
-    skipped: list[str] = field(default_factory=list)  # tables that could not be compared, and why
+    skipped: list[str] = field(default_factory=list)  # ranges of rows that could not be compared, and why
     open: int = 0  # number of rows not compared, because transactions wrote them during each try
 
 

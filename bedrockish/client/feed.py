@@ -74,7 +74,7 @@ class _Progress:
             self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
 
     def note_failure(self, error: BedrockishError) -> None:
-        """Record that no node has answered."""
+        """Record the error of a read or report that no node has answered."""
         self._error = error
 
     def is_node_silent(self) -> bool:

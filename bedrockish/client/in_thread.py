@@ -20,7 +20,7 @@ def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
 
 
 def blocking(twin: str, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return a blocking method that runs a coroutine method of the object's trio twin, its attribute ``twin``."""
+    """Return a blocking method that runs a coroutine method of the object in the attribute named ``twin``."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

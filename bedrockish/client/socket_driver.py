@@ -362,7 +362,7 @@ class SocketDriver(Calls):
             self._dials = deque(dial for dial in self._dials if dial.link != number)
 
     def _flush_later(self, number: int) -> None:
-        """Have the reading thread flush or report a link, because the core must not be entered from its own step."""
+        """Have the reading thread flush a link or report its end: no step of the core may begin inside another."""
         link = self._links[number]
         if number in self._polled and link.over is None:
             self._poll.register(link, select.POLLIN | select.POLLOUT)

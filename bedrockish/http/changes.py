@@ -43,7 +43,7 @@ LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
 WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy in between gives up earlier
-IN_THREAD_VALUES = 2_000  # pages with at least so many values take milliseconds to write, so a thread writes them
+IN_THREAD_VALUES = 2_000  # a transaction with at least so many values is written by a thread, as it takes milliseconds
 ALIVE_S = 10.0  # how often a waiting reader is sent its cursor, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
@@ -104,7 +104,7 @@ def read_asked(request: Request) -> Asked:
 
 
 async def changes(node: Runtime, request: Request) -> Reply:
-    """Return the response. An error that occurs after the response has begun is its last line.
+    """Return the feed as a reply. An error that occurs after the reply has begun is its last line.
 
     Raises:
         BedrockishError: the feed cannot be read after the cursor.

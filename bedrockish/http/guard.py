@@ -40,7 +40,7 @@ class Admission:
         self.gate, self.token = gate, token.encode()
 
     @property
-    def everybody(self) -> bool:
+    def needs_no_login(self) -> bool:
         """Return whether callers need no login."""
         return not self.token and not self.gate.users
 
@@ -53,7 +53,7 @@ class Admission:
         Raises:
             AuthenticationError: the token is not valid.
         """
-        if self.everybody:
+        if self.needs_no_login:
             return ""
         if self.token and hmac.compare_digest(given.encode(errors="replace"), self.token):
             return TOKEN
@@ -138,7 +138,7 @@ class Guard:
         if not is_open and is_foreign(headers):
             site = headers.get("origin", "another site")
             raise UsageError(f"a page of {site} may not use this database; type the address, or use a program")
-        if self._admission.everybody:
+        if self._admission.needs_no_login:
             host = headers.get("host", "")
             if is_near(host, self._hosts):
                 return ""
@@ -181,7 +181,7 @@ def is_foreign(headers: Headers) -> bool:
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:
-    """Whether no foreign name server can have led a caller here: the Host header is an IP address or a local name."""
+    """Whether the Host header is an IP address or a local name, to which no foreign name server can lead a caller."""
     return _is_near(host, known) if len(host) <= HOST_CHARACTERS_MAX else False
 
 

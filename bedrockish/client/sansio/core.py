@@ -503,7 +503,7 @@ class ClientCore:
         return effects
 
     def _send_calls(self, now: float, effects: list[Effect]) -> None:
-        """End late calls, send those that can be sent now, and dial a node if no link is open for them."""
+        """End late calls, send the calls that can be sent now, and dial a node if no link is open for these."""
         self._expire(now, effects)
         ready = self._ready(now, effects)
         for number in ready:

@@ -1,8 +1,8 @@
 """Decides when to retry a call, and the error for its caller when its time is over. Pure.
 
 The rule: an error proves only that *its own attempt* was not committed. If the answer of an earlier attempt of the same
-command was lost, a later error proves nothing about that attempt. Only an answer does, because a command id is applied
-at most once. Until then the outcome is unknown.
+command was lost, a later error proves nothing about that attempt. Only an answer proves its outcome, because a command
+id is applied at most once. Until then the outcome is unknown.
 """
 
 from collections.abc import Callable

@@ -189,7 +189,7 @@ class Changes:
             self._progress.note_failure(error)
             self._wait = True
             return
-        self._feed.belong(self._client.cluster_id)
+        self._feed.set_cluster(self._client.cluster_id)
         self._page.extend(_transactions_in(self._feed, rows))
         self._progress.note_page(self._feed)
         self._wait = self._feed.is_last

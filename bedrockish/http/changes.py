@@ -117,7 +117,7 @@ async def changes(node: Runtime, request: Request) -> Reply:
     cluster_id = node.core.state.roster.membership.cluster_id
     if feed.cluster:
         check_cluster("the cursor", feed.cluster, cluster_id)
-    feed.belong(cluster_id)
+    feed.set_cluster(cluster_id)
     user = request.user
     if asked.hold is not None:
         check_upkeep(node.engine.access, {"do": "hold"}, user)

@@ -183,7 +183,7 @@ class Feed:
         self._limit = 0
         self._tables = None if tables is None else {table.lower() for table in tables}
 
-    def belong(self, cluster: str) -> None:
+    def set_cluster(self, cluster: str) -> None:
         """Set the id of the cluster, which later cursors name."""
         if cluster != self.cluster:
             self.cluster, self.cursor = cluster, replace(self.cursor, cluster=cluster)
